@@ -6,18 +6,20 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
-from airflow_geneva.database import Database, connect
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.storage.location import read_storage_options, secret_values
 from airflow_geneva.storage.uri import is_local, normalize_uri
+
+if TYPE_CHECKING:
+    from airflow_geneva.database import Database
 
 
 class LanceHook(BaseHook):
@@ -78,6 +80,8 @@ class LanceHook(BaseHook):
         Args:
             database: another URI to use with the connection's storage options.
         """
+        from airflow_geneva.database import connect
+
         options = self.storage_options
         return connect(_absolute(database, "database") if database else self.uri, options)
 

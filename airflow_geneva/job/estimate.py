@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_geneva.display import counted
-from airflow_geneva.job.speed import PastJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from airflow_geneva.job.speed import PastJob
 
 SPARK_START = 6.0, 20.0
 """Seconds to start Spark for one shard, if no earlier job tells."""

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def remove_from_outbox(checkpoints: Storage, outbox: str, mark: OutboxEntry) -> 
 
 def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
     """Return the table versions after ``since`` that these jobs committed, without versions that were cleaned up."""
+    from airflow_geneva.lance_io.history import commits_newest_first
+
     wanted = set(job_ids)
     commits = commits_newest_first(dataset, int(dataset.version), since + 1)
     found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heapreplace, nlargest
 
-import numpy as np
-
 _MOST_PARTS = 8
 _LEAST_PARTS = 3
 _MOST_OF_A_PART = 2.0
@@ -28,6 +26,8 @@ def seconds_per_row(samples: Sequence[tuple[float, int]], rows_left: int) -> flo
     """
     if len(samples) < 2:
         return None
+    import numpy as np  # the dag processor imports this module
+
     seconds, rows = np.array(samples, dtype=float).T
     span = rows[-1] - rows[0]
     parts = min(len(samples) - 1, _MOST_PARTS)

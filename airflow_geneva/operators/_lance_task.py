@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
-from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
@@ -21,15 +20,16 @@ from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.lance_io.conflicts import max_retries
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.operators._airflow_internals import default_retry_policy
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.outages import with_patience
-from airflow_geneva.udf import UDF, load_udf
-from airflow_geneva.udf.expect import FAIL, WARN
+
+if TYPE_CHECKING:
+    from airflow_geneva.database import Database
+    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.udf import UDF
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
-ON_PARTIAL = (WARN, FAIL)
+ON_PARTIAL = WARN, FAIL = "warn", "fail"
 _PLAN = re.compile(r"(?P<table>[^/]+)\.lance/_checkpoints/jobs/(?P<job>[^/]+)/[^/]+")
 _TEMPLATE = re.compile(r"\{\{|\{%")
 _N = TypeVar("_N", int, float)
@@ -115,6 +115,8 @@ def check_import_path(udf: Any) -> str | None:
 
 def load_named_udf(path: Any) -> UDF:
     """Import the UDF that a column of an operator's argument names."""
+    from airflow_geneva.udf import load_udf
+
     return load_udf(required_text("udf", check_import_path(path)))
 
 
@@ -265,6 +267,9 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     Raises:
         InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
     """
+    from airflow_geneva.plan.saved_plan import load_plan
+    from airflow_geneva.run.pipeline import PlannedJob
+
     uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
     found = _PLAN.fullmatch(uri.removeprefix(f"{database.uri}/")) if uri.startswith(f"{database.uri}/") else None
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
@@ -13,12 +13,14 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.operators._airflow_internals import rendered_in_task
 from airflow_geneva.operators._lance_task import check_shard, failing_at_once, load_job, open_patiently
-from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, is_connect
 from airflow_geneva.spark.submit import APPLICATION, Resources, SparkMaster, session_settings
 from airflow_geneva.storage.location import secret_values
 from airflow_geneva.storage.uri import sha256
+
+if TYPE_CHECKING:
+    from airflow_geneva.run.pipeline import PlannedJob
 
 
 @dataclass(frozen=True)

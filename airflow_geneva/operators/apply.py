@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -16,7 +16,6 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseHook, Connection, Context
 
-from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
@@ -50,11 +49,6 @@ from airflow_geneva.operators._lance_task import (
     with_retry_policy,
 )
 from airflow_geneva.operators.application import identity_arguments, shard_arguments
-from airflow_geneva.plan.model import JobSpec
-from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.waiting import poll_interval
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
@@ -70,6 +64,11 @@ from airflow_geneva.spark.submit import (
     find_spark_submit,
     session_settings,
 )
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.model import JobSpec
+    from airflow_geneva.plan.shard import Shard
+    from airflow_geneva.run.pipeline import PlannedJob
 
 _ERROR_LINE = "airflow_geneva: "
 
@@ -131,6 +130,10 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        from airflow_geneva.apply.batch_api import StillWaiting
+        from airflow_geneva.run.prepare import Udfs
+        from airflow_geneva.run.waiting import poll_interval
+
         configured = Configuration.read()
         reference = check_shard(self.shard)
         job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
@@ -182,6 +185,8 @@ class ApplyOperator(SparkSubmitOperator):
             return "(its job is at a cap, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
+            from airflow_geneva.run.prepare import Udfs
+
             udfs = Udfs.planned(work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
             if udfs.have_planned_version():
@@ -212,6 +217,8 @@ class ApplyOperator(SparkSubmitOperator):
             job.apply_on(self._session, shard)
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
+        from airflow_geneva.run.waiting import poll_interval
+
         work = job.work
         self.application = str(APPLICATION)
         archives = [scratch.write(name, data) for name, data in _planned_archives(job).items()]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.cleanup import collect, find_garbage
-from airflow_geneva.cleanup.garbage import Garbage, add_up, parse_ttl
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
@@ -18,6 +16,9 @@ from airflow_geneva.operators._lance_task import (
     parse_bool,
     required_text,
 )
+
+if TYPE_CHECKING:
+    from airflow_geneva.cleanup.garbage import Garbage
 
 
 class CleanupCheckpointsOperator(LanceOperator):
@@ -58,6 +59,9 @@ class CleanupCheckpointsOperator(LanceOperator):
         self.only_tell = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_geneva.cleanup import collect, find_garbage
+        from airflow_geneva.cleanup.garbage import add_up, parse_ttl
+
         dry = parse_bool("dry_run", self.only_tell)
         with failing_at_once(InvalidInput):
             ttl = parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
-from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 
-_Spec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
+if TYPE_CHECKING:
+    from airflow_geneva.table import Table
+    from airflow_geneva.udf import UDF
+
+    _Spec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
 
 
 class AddColumnsOperator(LanceOperator):

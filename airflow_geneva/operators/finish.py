@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import Asset, AssetAlias, Context
@@ -21,6 +21,7 @@ from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.table_versions import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
+    FAIL,
     ON_PARTIAL,
     Configuration,
     LanceOperator,
@@ -30,13 +31,11 @@ from airflow_geneva.operators._lance_task import (
     optional_text,
     required_text,
 )
-from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
-from airflow_geneva.plan.model import RefreshSpec
-from airflow_geneva.run.choice import RunnerChoice
-from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf.expect import FAIL
+
+if TYPE_CHECKING:
+    from airflow_geneva.run.pipeline import PlannedJob
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
@@ -89,6 +88,9 @@ class FinishOperator(LanceOperator):
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_geneva.plan.model import RefreshSpec
+        from airflow_geneva.run.choice import RunnerChoice
+
         summary, plan_failed = self._summary(context)
         configured = Configuration.read()
         retries = conflict_retries(configured.version_conflict_max_retries)
@@ -140,6 +142,8 @@ class FinishOperator(LanceOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return lineage for OpenLineage, if its provider is installed."""
+        from airflow_geneva.operators._openlineage import lineage_of
+
         return None if self._finished is None else lineage_of(*self._finished)
 
     def _summary(self, context: Context) -> tuple[Mapping[str, Any], bool]:
@@ -169,6 +173,8 @@ class FinishOperator(LanceOperator):
 
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
+        from airflow_geneva.plan.model import RefreshSpec
+
         work = job.work
         column = None if isinstance(work, RefreshSpec) else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timezone
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
@@ -23,7 +23,6 @@ from airflow_geneva.job.heartbeat import APPROVAL
 from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.result import carried_counts
-from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
@@ -40,20 +39,16 @@ from airflow_geneva.operators._lance_task import (
     parse_bool,
     required_text,
 )
-from airflow_geneva.plan.model import BackfillSpec, Plan
-from airflow_geneva.plan.request import NOT_WHOLE, BackfillRequest, plan_request
-from airflow_geneva.plan.saved_plan import SavedPlan, shard_summaries
-from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
-from airflow_geneva.run.estimate import estimate_by_history
-from airflow_geneva.run.pipeline import PlannedJob, apply_and_commit
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.table import Table
-from airflow_geneva.udf import load_udf
-from airflow_geneva.udf.stored import udf_modules
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.model import Plan
+    from airflow_geneva.plan.saved_plan import SavedPlan
+    from airflow_geneva.plan.shard import Shard
+    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.run.prepare import Udfs
+    from airflow_geneva.table import Table
 
 LIMIT_ROWS = "limit_rows"
 """Field of a job's record: the rows that fractions of `Skip` refer to."""
@@ -128,8 +123,17 @@ class PlanOperator(LanceOperator, SkipMixin):
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
+        from airflow_geneva.plan.saved_plan import shard_summaries
+        from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
+        from airflow_geneva.run.estimate import estimate_by_history
+        from airflow_geneva.run.pipeline import PlannedJob
+        from airflow_geneva.run.prepare import Udfs
+        from airflow_geneva.run.record import record_plan
+
         began = time.monotonic()
         configured = Configuration.read()
+        from airflow_geneva.udf.stored import udf_modules
+
         table = self._open()
         job_id = _job_id_of(context, table.location.checkpoints)
         asked = {
@@ -209,6 +213,8 @@ class PlanOperator(LanceOperator, SkipMixin):
 
     def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""
+        from airflow_geneva.run.pipeline import apply_and_commit
+
         pace, watch = job.pace(shards), Stopwatch()
         with openai_connection(optional_text(self.openai_conn_id)):
             for shard in shards:
@@ -227,6 +233,8 @@ class PlanOperator(LanceOperator, SkipMixin):
         """
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
+        from airflow_geneva.plan.model import BackfillSpec
+
         work = saved.work
         return {
             "fingerprint": saved.fingerprint,
@@ -312,6 +320,9 @@ class PlanBackfillOperator(PlanOperator):
         return self.open_database().open_table(required_text("table", self.table))
 
     def _plan(self, table: Table, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+        from airflow_geneva.plan.request import BackfillRequest, plan_request
+        from airflow_geneva.udf import load_udf
+
         column = required_text("column", self.column)
         definition = table.definition(column)
         path = optional_text(self.udf)
@@ -333,6 +344,8 @@ class PlanBackfillOperator(PlanOperator):
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
+    from airflow_geneva.plan.request import NOT_WHOLE
+
     kinds = {size.name: optional_float if size.name in NOT_WHOLE else optional_int for size in fields(Sizing)}
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
@@ -368,6 +381,8 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
     ending = f"-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
     if ti.try_number > 1:
+        from airflow_geneva.job.status import job_ids
+
         for name in job_ids(checkpoints):
             if name.endswith(ending):
                 return name

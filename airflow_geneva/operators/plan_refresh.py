@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
@@ -12,12 +12,11 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._lance_task import optional_int, parse_json, required_text
 from airflow_geneva.operators.plan import PlanOperator
-from airflow_geneva.plan.model import Plan, RefreshSpec
-from airflow_geneva.plan.request import RefreshRequest, check_sizing
-from airflow_geneva.plan.saved_plan import SavedPlan
-from airflow_geneva.run.view import plan
-from airflow_geneva.view import View
-from airflow_geneva.views.sources import allow_databases
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.model import Plan
+    from airflow_geneva.plan.saved_plan import SavedPlan
+    from airflow_geneva.view import View
 
 
 class PlanRefreshOperator(PlanOperator):
@@ -64,6 +63,9 @@ class PlanRefreshOperator(PlanOperator):
         self.sources = sources
 
     def _open(self) -> View:
+        from airflow_geneva.view import View
+        from airflow_geneva.views.sources import allow_databases
+
         name = required_text("view", self.view)
         view = self.open_database().open_table(name)
         if not isinstance(view, View):
@@ -80,6 +82,9 @@ class PlanRefreshOperator(PlanOperator):
         return View(view.location, allow_databases(places))
 
     def _plan(self, table: View, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+        from airflow_geneva.plan.request import RefreshRequest, check_sizing
+        from airflow_geneva.run.view import plan
+
         definition = table.view_definition
         # Read before planning: the plan may already be based on a version that is written from here on. Also without
         # shards there is something to announce: rows may be removed from the view.
@@ -92,6 +97,8 @@ class PlanRefreshOperator(PlanOperator):
         return plan(table.location, definition, table.source().location, request), since
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
+        from airflow_geneva.plan.model import RefreshSpec
+
         work = saved.work
         assert isinstance(work, RefreshSpec)
         source = work.definition.source_table

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.database import Database
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
@@ -20,10 +19,10 @@ from airflow_geneva.operators._lance_task import (
     parse_json,
     required_text,
 )
-from airflow_geneva.query import ROWS_PER_FRAGMENT, Query
-from airflow_geneva.view import View
 
 if TYPE_CHECKING:
+    from airflow_geneva.database import Database
+    from airflow_geneva.query import Query
     from airflow_geneva.udf.expect import Expectation
     from airflow_geneva.views.resolve import QuerySpec
 
@@ -105,6 +104,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.expect = expect
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_geneva.view import View
+
         database, name = self.open_database(), required_text("view", self.view)
         made = self._create(database, name)
         if self.expect is not None:
@@ -112,6 +113,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         return made
 
     def _create(self, database: Database, name: str) -> dict[str, Any]:
+        from airflow_geneva.query import ROWS_PER_FRAGMENT
+
         query = self._query(database)
         rows = optional_int("max_rows_per_fragment", self.max_rows_per_fragment)
         rows = ROWS_PER_FRAGMENT if rows is None else rows
@@ -170,6 +173,8 @@ class CreateMaterializedViewOperator(LanceOperator):
 
     def _compare(self, database: Database, name: str, query: Query) -> list[str]:
         """Describe how the existing view differs from the requested one."""
+        from airflow_geneva.view import View
+
         there = database.open_table(name)
         if not isinstance(there, View):
             raise InvalidInput(f"{name!r} is a table and not a view, so it is not changed. Choose another name.")

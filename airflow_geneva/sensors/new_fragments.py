@@ -24,7 +24,6 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
 from airflow_geneva.watch.conditions import WaitCondition
-from airflow_geneva.watch.watcher import is_permanent, observe
 
 
 class NewFragmentsSensor(BaseSensorOperator):
@@ -117,6 +116,8 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
+        from airflow_geneva.watch.watcher import is_permanent, observe
+
         wanted = self._wanted()
         try:
             database = open_database(self.lance_conn_id, self.database)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.model import JobSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from airflow_geneva.plan.model import JobSpec
 
 _USUAL_PORT = 15002
 

@@ -11,10 +11,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.storage.location import secret_values
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.model import JobSpec
 
 APPLICATION = Path(__file__).parent / "application" / "main.py"
 """The program that spark-submit starts."""

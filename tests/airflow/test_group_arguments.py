@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +26,14 @@ from tests.support.driving import Driver, events
 pytestmark = pytest.mark.airflow
 
 SMALL = {"inline_below_rows": 10**9, "shard_size": 1}
+EXAMPLES = Path(__file__).parents[2] / "dags_examples"
+PARSE = """
+import runpy, sys
+
+for file in sys.argv[1:]:
+    runpy.run_path(file)
+print(*(name for name in ("lance", "pyarrow", "numpy", "pandas", "pyspark") if name in sys.modules))
+"""
 
 
 @pytest.fixture
@@ -37,6 +48,15 @@ def run_through(dag: DAG, conf: dict[str, Any] | None = None) -> Driver:
     run = Driver.trigger(dag, conf).go()
     assert run.state == "success", (run.states(), run.errors)
     return run
+
+
+def test_parsing_dag_files_imports_no_library_that_computes() -> None:
+    """The dag processor imports each file in a fresh process."""
+    texts = {str(file): file.read_text() for file in EXAMPLES.glob("*.py")}
+    files = [file for file, text in texts.items() if "Group(" in text and "import pyarrow" not in text]
+    assert len(files) > 5
+    told = subprocess.run([sys.executable, "-c", PARSE, *files], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == ""
 
 
 def test_every_argument_may_be_what_another_task_returns(due: Desk) -> None:

@@ -8,8 +8,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_geneva.job.status import job_ids, read_jobs
-from airflow_geneva.operators import plan
-from airflow_geneva.run import choice
+from airflow_geneva.run import choice, pipeline
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, make_view, texts
@@ -42,14 +41,14 @@ class Killed(BaseException):
 
 def kill_after_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next plan task die when it has committed its first shard."""
-    step = plan.apply_and_commit
+    step = pipeline.apply_and_commit
 
     def killed_after(*arguments: Any) -> None:
         step(*arguments)
-        monkeypatch.setattr(plan, "apply_and_commit", step)
+        monkeypatch.setattr(pipeline, "apply_and_commit", step)
         raise Killed
 
-    monkeypatch.setattr(plan, "apply_and_commit", killed_after)
+    monkeypatch.setattr(pipeline, "apply_and_commit", killed_after)
 
 
 def test_a_small_job_is_computed_committed_and_announced_without_a_shard(desk: Desk, dag: DAG) -> None:
