@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,6 +147,28 @@ def airflow_db(new_airflow_db: Path) -> Path:
     (home / "dags").mkdir(parents=True, exist_ok=True)
     shutil.copyfile(new_airflow_db, DATABASE)
     return home
+
+
+@pytest.fixture
+def store_connection(airflow_db: Path) -> Iterator[Callable[..., None]]:
+    """Store connections in Airflow's database, by id and fields, until the test ends."""
+    from airflow.models.connection import Connection
+    from airflow.utils.session import create_session
+
+    def store(conn_id: str, **fields: str) -> None:
+        remove(conn_id)
+        with create_session() as session:
+            session.add(Connection(conn_id=conn_id, **fields))
+        stored.append(conn_id)
+
+    def remove(conn_id: str) -> None:
+        with create_session() as session:
+            session.query(Connection).filter_by(conn_id=conn_id).delete()
+
+    stored: list[str] = []
+    yield store
+    for conn_id in stored:
+        remove(conn_id)
 
 
 @pytest.fixture(scope="session")

@@ -97,12 +97,14 @@ def open_database_argument(
     if conn_id:
         try:
             from airflow_geneva.hooks.lance import LanceHook
+            from airflow_geneva.operators._airflow_internals import as_command
         except ImportError as error:
             raise InvalidInput(
                 f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, "
                 f"and its credentials in {CREDENTIALS}."
             ) from error
-        database = LanceHook(conn_id).get_database(uri and normalize_uri(uri))
+        with as_command():
+            database = LanceHook(conn_id).get_database(uri and normalize_uri(uri))
     else:
         database = connect(uri or "", read_storage_options(os.environ.get(CREDENTIALS)))
     if is_local(database.uri) and not Path(database.uri).is_dir():

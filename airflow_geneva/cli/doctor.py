@@ -77,12 +77,14 @@ def run_airflow_checks() -> list[CheckResult]:
     if version_of("apache-airflow-core") is None:
         return []
     from airflow_geneva.hooks import _checks
+    from airflow_geneva.operators._airflow_internals import as_command
 
-    return [
-        CheckResult("Lance connection", *_checks.check_lance_connection()),
-        CheckResult("Spark connection", *_checks.check_spark_connection()),
-        CheckResult("Port", *_checks.check_port()),
-    ]
+    with as_command():
+        return [
+            CheckResult("Lance connection", *_checks.check_lance_connection()),
+            CheckResult("Spark connection", *_checks.check_spark_connection()),
+            CheckResult("Port", *_checks.check_port()),
+        ]
 
 
 def check_python(version: tuple[int, ...]) -> CheckResult:

@@ -34,14 +34,14 @@ def check_lance_connection(conn_id: str = "lance_default") -> Finding:
     try:
         uri = hook.uri
     except InvalidInput as error:
-        return f"{conn_id}: {str(error).partition('. ')[0]}.", _define(conn_id, _LANCE)
+        return f"{conn_id}: {str(error).partition('. ')[0]}.", _correct(conn_id, _LANCE)
     if is_local(uri) and not os.path.exists(uri):
         place = next(parent for parent in Path(uri).parents if parent.exists())
         if os.access(place, os.W_OK):
             return f"{conn_id}: {uri} (no database yet)", None
-        return f"{conn_id}: {uri} cannot be created in {place}", _define(conn_id, _LANCE)
+        return f"{conn_id}: {uri} cannot be created in {place}", _correct(conn_id, _LANCE)
     well, message = hook.test_connection()
-    return f"{conn_id}: {message}", None if well else _define(conn_id, _LANCE)
+    return f"{conn_id}: {message}", None if well else _correct(conn_id, _LANCE)
 
 
 def check_spark_connection(conn_id: str = "spark_default") -> Finding:
@@ -49,7 +49,7 @@ def check_spark_connection(conn_id: str = "spark_default") -> Finding:
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
-        return f"{conn_id}: Airflow connection {conn_id!r} does not exist.", _define(conn_id, _SPARK)
+        return f"{conn_id}: Airflow connection {conn_id!r} does not exist.", _correct(conn_id, _SPARK)
     host = (connection.host or "").removeprefix("sc://")
     if connection.conn_type == "spark_connect":
         if _listens(host, connection.port or 15002):
@@ -59,7 +59,7 @@ def check_spark_connection(conn_id: str = "spark_default") -> Finding:
     try:
         master = SparkMaster.parse(connection.host or str(connection.conn_type), f"Airflow connection {conn_id!r}")
     except InvalidInput as error:
-        return f"{conn_id}: {error}", _define(conn_id, _SPARK)
+        return f"{conn_id}: {error}", _correct(conn_id, _SPARK)
     return f"{conn_id}: {master.url}", None
 
 
@@ -88,8 +88,20 @@ def _listens(host: str, port: int) -> bool:
         return False
 
 
-def _define(conn_id: str, connection: str) -> str:
-    return f"export AIRFLOW_CONN_{conn_id.upper()}='{connection}'"
+def _correct(conn_id: str, connection: str) -> str:
+    """Return how to define a connection, or where to correct the stored one, which a variable would only hide."""
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    if variable not in os.environ and _exists(conn_id):
+        return f"correct {conn_id} where it is stored, in Airflow's UI or the secrets backend, as {connection}"
+    return f"export {variable}='{connection}'"
+
+
+def _exists(conn_id: str) -> bool:
+    try:
+        BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        return False
+    return True
 
 
 def _use_port(port: int) -> str:

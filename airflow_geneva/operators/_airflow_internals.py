@@ -6,6 +6,7 @@ is tested in `tests/airflow/test_airflow_internals.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
     from airflow.sdk import Asset
 
+_PROCESS = "_AIRFLOW_PROCESS_CONTEXT"
 _SOON = timedelta(seconds=30)
 _DRIVER_STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")
 
@@ -34,6 +36,22 @@ def _needed() -> Iterator[None]:
             f"Airflow {airflow.__version__} does not have what this package uses of Airflow 3.1 to 3.3: {error}. "
             "Install one of these versions, or a newer airflow-geneva."
         ) from error
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Look connections up as `airflow connections get` does: in Airflow's database, too.
+
+    A process that is neither a task nor one of Airflow's own looks only in the environment and the secrets backend.
+    """
+    before = os.environ.get(_PROCESS)
+    os.environ[_PROCESS] = "server"
+    try:
+        yield
+    finally:
+        os.environ.pop(_PROCESS)
+        if before is not None:
+            os.environ[_PROCESS] = before
 
 
 # Tasks and triggers

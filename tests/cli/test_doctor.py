@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,21 @@ def test_the_doctor_checks_what_airflow_is_configured_with(tmp_path: Path, monke
     assert (lance.ok, "a relative path" in lance.found) == (False, True)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spork://x"}')
     assert "which Spark does not know" in doctor.run_airflow_checks()[1].found
+
+
+@pytest.mark.airflow
+def test_the_doctor_sees_connections_in_airflows_database(
+    tmp_path: Path, store_connection: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_connection("lance_default", conn_type="lance", host=str(tmp_path / "db"))
+    store_connection("spark_default", conn_type="spark", host="spork://x")
+    monkeypatch.delenv("AIRFLOW_CONN_LANCE_DEFAULT", raising=False)
+    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT", raising=False)
+    lance, spark, _port = doctor.run_airflow_checks()
+    assert (lance.ok, lance.found) == (True, f"lance_default: {tmp_path / 'db'} (no database yet)")
+    # A variable would hide the connection that is stored.
+    assert spark.mend is not None
+    assert (spark.ok, "export" in spark.mend, "where it is stored" in spark.mend) == (False, False, True)
 
 
 def test_a_spark_server_at_no_port_is_refused() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,15 @@ def test_an_airflow_connection_names_the_database(table: Table, db: str, monkeyp
     assert [found["id"] for found in read("jobs", "--conn-id", "my_lance")] == [job.job_id]
     assert read("status", job.job_id, "--conn-id", "my_lance")["id"] == job.job_id
     assert read("status", db, job.job_id, "--conn-id", "my_lance")["id"] == job.job_id
+
+
+@pytest.mark.airflow
+def test_a_connection_in_airflows_database_names_the_database(
+    table: Table, db: str, store_connection: Callable[..., None]
+) -> None:
+    job = table.backfill("y", runner="inline")
+    store_connection("stored_lance", conn_type="lance", host=db)
+    assert [found["id"] for found in read("jobs", "--conn-id", "stored_lance")] == [job.job_id]
     assert "Airflow connection 'nobody' does not exist" in run("jobs", "--conn-id", "nobody", code=1)
 
 
