@@ -20,7 +20,7 @@ _OUTAGE = re.compile(
     r"|\b(?:408|429|500|502|503|504) [A-Z]"
 )
 # Error numbers: no permission (1, 13), no memory (11, 12), too many open files (23, 24).
-_REFUSED = re.compile(
+_UNAVAILABLE = re.compile(
     r"\(os error (?:1|11|12|13|23|24)\)|HTTP error|lacked (?:the necessary privileges|valid authentication)"
     r"|\b(?:401|403) [A-Z]"
 )
@@ -64,7 +64,7 @@ def is_engine_error(error: BaseException) -> bool:
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether the store is unavailable or refuses requests, so that pylance's exception says nothing about the file."""
-    return any(pattern.search(str(error)) for pattern in (_OUTAGE, _REFUSED))
+    return any(pattern.search(str(error)) for pattern in (_OUTAGE, _UNAVAILABLE))
 
 
 def is_outage(error: BaseException) -> bool:
