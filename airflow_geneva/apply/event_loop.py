@@ -136,9 +136,12 @@ async def call_within(function: Callable[..., Awaitable[Any]], timeout: float | 
     try:
         done, _ = await asyncio.wait([call], timeout=timeout)
     except asyncio.CancelledError:
-        call.cancel()
-        await asyncio.wait([call], timeout=GRACE_SECONDS)
-        raise
+        # A call that has just ended may have been paid for: its value is kept.
+        if not call.done():
+            call.cancel()
+            await asyncio.wait([call], timeout=GRACE_SECONDS)
+            raise
+        done = {call}
     if not done:
         call.cancel()
         ended, _ = await asyncio.wait([call], timeout=GRACE_SECONDS)

@@ -329,6 +329,26 @@ def test_rows_that_ended_beyond_a_failing_one_are_not_called_again(make_table: M
     assert table.to_arrow().column("y").to_pylist() == list(range(100))
 
 
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_call_that_ended_just_before_it_is_cancelled_keeps_its_value(timeout: float | None) -> None:
+    async def stop_when_it_ends() -> object:
+        answered = asyncio.Event()
+
+        async def ask(x: int) -> int:
+            await answered.wait()
+            return x
+
+        task = asyncio.create_task(event_loop.call_within(ask, timeout, 7))
+        await asyncio.sleep(0.01)
+        answered.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        return await task
+
+    assert event_loop.LOOP.current().start(stop_when_it_ends()).result(5) == 7
+
+
 def test_a_view_computes_async_columns_of_async_columns(make_table: MakeTable) -> None:
     first, second = scalar(on_error="skip"), array(name="second", on_error="skip", max_in_flight=2)
     table = make_table([1, 2, BAD, 4, None, 6], per_fragment=4)
