@@ -99,9 +99,7 @@ class Packs:
         name = f"{FOLDER}/{time.time_ns():020}.{uuid.uuid4().hex[:12]}{full}lance"
         keys = sorted(values)
         place = self.storage.path(name)
-        writer = FileWriter(
-            f"checkpoints {place}", place, lambda: self.storage.session.open_writer(name, schema=_SCHEMA)
-        )
+        writer = FileWriter(f"checkpoints {place}", place, lambda: self.storage.open_writer(name, _SCHEMA))
         writer.write(pa.record_batch([keys, [values[key] for key in keys]], schema=_SCHEMA))
         writer.close()
         self.names.insert(0, name)

@@ -48,9 +48,7 @@ class CheckpointStore:
         place = join(self.storage.root, path)
         value = with_checksums(value)
         fault_point("checkpoint.write")
-        writer = FileWriter(
-            f"checkpoint {place}", place, lambda: self.storage.session.open_writer(path, schema=value.schema)
-        )
+        writer = FileWriter(f"checkpoint {place}", place, lambda: self.storage.open_writer(path, value.schema))
         writer.write(value)
         writer.close()
         fault_point("checkpoint.written")

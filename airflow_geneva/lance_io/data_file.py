@@ -180,7 +180,7 @@ class LanceFile:
             return _unavailable(error) or self.broken(error)
 
         with engine_errors(convert):
-            reader = self.folder.session.open_reader(self.name, None if columns is None else list(columns))
+            reader = self.folder.open_reader(self.name, None if columns is None else list(columns))
             if rows is None:
                 return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
             return _at_positions(reader, rows, room)
@@ -189,7 +189,7 @@ class LanceFile:
         """Count the rows; None if the file is damaged or missing."""
         try:
             with engine_errors(lambda error: _unavailable(error) or to_engine_error(error)):
-                return int(self.folder.session.open_reader(self.name).num_rows())
+                return int(self.folder.open_reader(self.name).num_rows())
         except EngineError:
             return None
 

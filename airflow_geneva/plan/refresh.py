@@ -18,7 +18,8 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.filters import selected_offsets
+from airflow_geneva.lance_io.engine_errors import is_engine_error
+from airflow_geneva.lance_io.filters import check_where, selected_offsets
 from airflow_geneva.lance_io.fragments import (
     FragmentFiles,
     columns_of,
@@ -274,7 +275,12 @@ def choose_rows(
     """
     chosen = changes.changed
     if definition.where is not None and chosen:
-        selected = selected_offsets(dataset, [item.files.id for item in chosen], definition.where)
+        try:
+            selected = selected_offsets(dataset, [item.files.id for item in chosen], definition.where)
+        except BaseException as error:
+            if is_engine_error(error):
+                check_where(dataset, definition.where)  # was it the filter?
+            raise
         chosen = [replace(item, rows=item.rows & selected.get(item.files.id, Ranges.empty())) for item in chosen]
     if not definition.has_limit:
         return [item for item in chosen if item.rows], changes.gone, Ranges.empty()

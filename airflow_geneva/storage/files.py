@@ -23,7 +23,8 @@ from airflow_geneva.storage.outages import pylance_options, wait_out
 from airflow_geneva.storage.uri import is_local, join, normalize_uri
 
 if TYPE_CHECKING:
-    from lance.file import LanceFileSession
+    import pyarrow as pa
+    from lance.file import LanceFileReader, LanceFileSession, LanceFileWriter
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
@@ -143,6 +144,17 @@ class Storage:
             raise StorageError(
                 f"{path} is a symbolic link, or behind one: links in a table are not followed. Remove it."
             )
+
+    def open_reader(self, name: str, columns: list[str] | None = None) -> LanceFileReader:
+        """Open a Lance file; FileNotFoundError if a link leads to it."""
+        if self.is_linked(self.path(name)):
+            raise FileNotFoundError(self.path(name))
+        return self.session.open_reader(name, columns)
+
+    def open_writer(self, name: str, schema: pa.Schema) -> LanceFileWriter:
+        """Open a new Lance file; StorageError if a link leads to its folder."""
+        self._refuse_link(os.path.dirname(self.path(name)))
+        return self.session.open_writer(name, schema=schema)
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file atomically; `StorageError` if the store is unreachable, full or read-only."""

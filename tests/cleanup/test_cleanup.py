@@ -397,6 +397,8 @@ def test_upkeep_does_not_follow_a_link_to_the_jobs_of_another_table(table: Table
         folder.storage.delete("job.json")
     with pytest.raises(StorageError, match="symbolic link"):
         folder.write_record({})
+    with pytest.raises(StorageError, match="symbolic link"):
+        CheckpointStore(folder.storage)["key"] = pa.record_batch({"x": [1]})
     age(table)
     clean(table)
     assert files_of(other, "_checkpoints") == before
