@@ -1,5 +1,5 @@
-# Each has an environment of its own: AIRFLOW=3.1 or 3.2; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that makes
-# the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows;
+# Each has an environment of its own: AIRFLOW=3.1, 3.2 or 3.4; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that
+# makes the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows;
 # RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes.
 VERSION := $(filter 3.%,$(PYTHON))
 VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
@@ -10,6 +10,7 @@ STAMP := $(VENV)/.installed
 # One more than the cores of a small machine: tests that start an Airflow or a Spark of their own mostly wait for it.
 WORKERS ?= 3
 LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
+NEWEST_BETA := $(patsubst %,--upgrade-package %,apache-airflow apache-airflow-core apache-airflow-task-sdk)
 export QUERY
 
 .DEFAULT_GOAL := help
@@ -68,12 +69,13 @@ docs: install ## Build the documentation into site/, warnings are errors
 
 lock: install ## Resolve requirements/*.txt again, keeping what still fits (needs uv)
 	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
-	@for lock in dev airflow-3.1 airflow-3.2 lowest recipes; do \
-		held=requirements/$$lock.in; \
+	@for lock in dev airflow-3.1 airflow-3.2 airflow-3.4 lowest recipes; do \
+		held=requirements/$$lock.in python=3.10 newest=; \
+		test $$lock != airflow-3.4 || { python=3.11; newest="$(NEWEST_BETA)"; }; \
 		{ test $$lock != lowest || $(LOWEST_ALLOWED) pyproject.toml; } | \
-		uv pip compile pyproject.toml - $$(test $$lock != recipes || echo $$held) --all-extras --group dev --universal --python-version 3.10 \
+		uv pip compile pyproject.toml - $$(test $$lock != recipes || echo $$held) --all-extras --group dev --universal --python-version $$python \
 			$$(test ! -f $$held || echo --constraint $$held) \
-			--custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
+			$$newest --custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
 	done
 	@uv pip compile requirements/bench.in --universal --python-version 3.10 \
 		--custom-compile-command "make lock" --quiet --output-file requirements/bench.txt

@@ -33,7 +33,7 @@ def _needed() -> Iterator[None]:
         import airflow
 
         raise GenevaError(
-            f"Airflow {airflow.__version__} does not have what this package uses of Airflow 3.1 to 3.3: {error}. "
+            f"Airflow {airflow.__version__} does not have what this package uses of Airflow 3.1 to 3.4: {error}. "
             "Install one of these versions, or a newer airflow-geneva."
         ) from error
 

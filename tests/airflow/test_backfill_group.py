@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from airflow.models.taskmap import TaskMap
 from airflow.sdk import DAG, Param, task
 
 from airflow_geneva import udf
@@ -19,7 +18,7 @@ from airflow_geneva.operators import ApplyOperator, CommitOperator, PlanBackfill
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, texts
-from tests.support.driving import Driver, events
+from tests.support.driving import Driver, TaskExpansion, events
 from tests.support.operating_files import where_by_date
 
 pytestmark = pytest.mark.airflow
@@ -81,14 +80,14 @@ def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_sti
     Driver.trigger(dag).go()
     desk.calls()
     version = desk.table.version
-    expand, expanded = TaskMap.expand_mapped_task, list[str]()
+    expand, expanded = TaskExpansion.expand_mapped_task, list[str]()
 
     def watched(task: Any, *given: Any, **named: Any) -> Any:
         found = expand(task, *given, **named)  # raises NotMapped for the others
         expanded.append(task.task_id)
         return found
 
-    monkeypatch.setattr(TaskMap, "expand_mapped_task", watched)
+    monkeypatch.setattr(TaskExpansion, "expand_mapped_task", watched)
     run = Driver.trigger(dag).go()
     assert expanded == [], "the plan task skips what needs a shard; the scheduler takes a second for each such task"
     assert run.state == "success", run.errors

@@ -52,6 +52,7 @@ def test_a_version_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp
         ([], ".venv", "dev"),
         (["PYTHON=/usr/bin/python3.13"], ".venv", "dev"),
         (["PYTHON=3.13", "AIRFLOW=3.1"], ".venv-3.1-py3.13", "airflow-3.1"),
+        (["AIRFLOW=3.4"], ".venv-3.4", "airflow-3.4"),
         (["LOWEST=1"], ".venv-lowest", "lowest"),
         (["RECIPES=1"], ".venv-recipes", "recipes"),
         (["PYLANCE=latest", "PYTHON=3.12"], ".venv-pylance-latest-py3.12", "dev"),

@@ -33,7 +33,12 @@ except ImportError:  # before Airflow 3.2
     from airflow.serialization.serialized_objects import SerializedDAG
     from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
 
-__all__ = ["DagBag", "DagSerialization", "Driver", "events", "register"]
+try:
+    from airflow.models.taskmap import TaskMap as TaskExpansion
+except ImportError:  # from Airflow 3.4 on, task instances expand themselves
+    TaskExpansion = TaskInstance  # type: ignore[assignment,misc]
+
+__all__ = ["DagBag", "DagSerialization", "Driver", "TaskExpansion", "events", "register"]
 BUNDLE = "dags-folder"
 
 if not hasattr(supervisor.in_process_api_server, "cache_info"):
@@ -99,7 +104,8 @@ class Driver:
                 session.expire_all()
                 ready, _ = run.update_state(session=session)
                 for ti in ready:
-                    ti.try_number += 1
+                    # From Airflow 3.4 on, a retry and a cleared task are task instances of their own, counted already.
+                    ti.try_number = max(ti.try_number, 1) if TaskExpansion is TaskInstance else ti.try_number + 1
                     ti.state = TaskInstanceState.SCHEDULED
                 session.commit()
                 waiting = [ti for ti in run.get_task_instances(session=session) if ti.state == "scheduled"]

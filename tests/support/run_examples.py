@@ -28,7 +28,8 @@ def run_examples(database: Path, spark: Mapping[str, Any], *names: str) -> dict[
     command = [sys.executable, "-m", "tests.support.run_examples", str(database), *names]
     done = subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    # Airflow 3.4 logs to stdout when the process ends.
+    return dict(json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))))
 
 
 def main(database: str, names: list[str]) -> None:
