@@ -132,6 +132,7 @@ def jobs() -> Any:
         assert [shard.pop(name) for name in ("spark_ui", "since", "start_seconds")] == [None] * 3
         assert shard.pop("samples") == ()
         assert shard.pop("rows_submitted") == 0
+        assert shard.pop("last") is False
     assert [job.pop("time_left") for job in whole] == [None] * len(whole)
     assert [job.pop("checked") for job in whole] == [()] * len(whole)
     assert [job.pop("unindexed_rows") for job in whole] == [0] * len(whole)
