@@ -152,7 +152,7 @@ def live(seed: int, folder: Path) -> int:
         world.marks[:] = [world.table.version]
         world.checked = world.table.version
         bad = sum(is_bad(row["x"]) for row in world.rows()) if job.fails else 0
-        due, before, killed, more = due_rows(world, job), len(world.trace), 0, 0
+        due, before, killed, more, runs = due_rows(world, job), len(world.trace), 0, 0, 1
         if dice.random() < 0.5:
             world.next_id += 10_000
             arguments = {
@@ -162,7 +162,7 @@ def live(seed: int, folder: Path) -> int:
             where = "tests.promises.test_changes_within_runs:run_change_and_die"
             code = forge().run(where, arguments, world.environment)
             assert code in (0, -signal.SIGKILL)
-            killed = code != 0
+            killed, runs = code != 0, 2
             assert_durable(world, job, whole=False)
             now = due_rows(world, job)
             more = len(now.keys() - due.keys())
@@ -177,7 +177,7 @@ def live(seed: int, folder: Path) -> int:
         kills += killed
         if moves:
             interval = CHECKPOINT + (4 * IN_FLIGHT if job.kind == "async" else 0)
-            ran, most = len(world.trace) - before, len(due) + more + bad * (1 + killed) + interval * killed
+            ran, most = len(world.trace) - before, len(due) + more + bad * runs + interval * killed
             assert ran <= most, f"{ran} rows ran, and {len(due)} were due, and {more} others"
     assert run_call(world.table, job).state == "DONE"
     assert_durable(world, job, whole=False)
