@@ -15,6 +15,9 @@ from airflow_geneva.limits.rate_limit import Usage
 
 logger = logging.getLogger("airflow_geneva.progress")
 
+NO_EXECUTOR = "no_executor"
+"""Field of a progress document: Spark has no executor that could compute."""
+
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 _GROWTH = 0.1
@@ -129,6 +132,7 @@ class ProgressReporter:
     usage: Callable[[], Usage] = Usage
     used_before: Usage = field(default_factory=Usage)
     spark_ui: str | None = None
+    has_executor: bool = True
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
     _last_line: float = 0.0
@@ -187,6 +191,8 @@ class ProgressReporter:
         progress = self.now()
         shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
         kept = {"at": time.time(), "skipped": self.skipped(), "rows_per_second": progress.rows_per_second}
+        if not self.has_executor:
+            kept[NO_EXECUTOR] = True
         kept["usage"] = asdict(self.used_before + self.usage())
         return {**asdict(progress), **kept, **shown}
 

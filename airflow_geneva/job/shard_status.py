@@ -18,13 +18,14 @@ from airflow_geneva.job.folder import (
     plan_name,
     shard_name,
 )
-from airflow_geneva.job.progress import read_progress
+from airflow_geneva.job.progress import NO_EXECUTOR, read_progress
 from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.storage.files import in_threads
 
 _READERS = 16
 
 WAITING, STARTING, FAILED, LEFT = "waiting", "starting", "failed", "left"
+QUEUED = "waiting for an executor"
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -36,9 +37,10 @@ class ShardStatus:
 
     Args:
         index: its position in the plan.
-        stage: ``waiting``, ``starting`` (a task has begun, and computes nothing yet), ``applying``, ``applied``,
-            ``committing`` or ``committed``; for a view also ``verified``; ``failed`` if its last try failed, ``left``
-            if the job ended or died before the shard was done.
+        stage: ``waiting``, ``starting`` (a task has begun, and computes nothing yet), ``waiting for an executor``
+            (Spark has none that could compute), ``applying``, ``applied``, ``committing`` or ``committed``; for a view
+            also ``verified``; ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was
+            done.
         rows: due rows.
         rows_checkpointed: due rows that are computed and checkpointed, without those that failed.
         rows_ready: those of them in a finished data file.
@@ -93,7 +95,7 @@ class ShardStatus:
         """Speed with which all of it was computed; 0 if it is not, or nothing had to be."""
         spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
         rows = self.rows_computed + self.rows_failed
-        return rows / spent if spent > 0 and self.stage not in (WAITING, STARTING, "applying") else 0.0
+        return rows / spent if spent > 0 and self.stage not in (WAITING, STARTING, QUEUED, "applying") else 0.0
 
     def __str__(self) -> str:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
@@ -110,7 +112,7 @@ class ShardStatus:
         """Return the shard after its job has ended or died; the swap of a view makes all shards visible at once."""
         ended = replace(self, rows_per_second=0.0, seconds_left=None)
         if not swapped:
-            worked_on = self.stage in (STARTING, "applying", "committing")
+            worked_on = self.stage in (STARTING, QUEUED, "applying", "committing")
             if worked_on or self.stage == WAITING:
                 return replace(ended, stage=FAILED if worked_on and failed else LEFT)
             return ended
@@ -225,7 +227,7 @@ def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardSt
     if not document:
         return status
     since = float(document["at"])
-    if status.stage == WAITING or (status.stage == "applying" and (status.seen or 0.0) < since):
+    if status.stage == WAITING or (status.stage in (QUEUED, "applying") and (status.seen or 0.0) < since):
         return replace(status, stage=STARTING, since=since, rows_per_second=0.0, seconds_left=None)
     if status.stage == "applying" and status.seen is not None:
         spent = tuple((name, status.seen - since if name == "apply" else value) for name, value in status.seconds)
@@ -240,11 +242,12 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     # Fragments that were staged when the shard was planned are not applied again.
     rows_ready = status.rows_ready + progress.rows_ready
     done = rows_ready + progress.rows_failed >= status.rows
+    stage = QUEUED if document.get(NO_EXECUTOR) else "applied" if done else "applying"
     address = str(document.get("spark_ui") or "")
     began = float(document.get("at", 0.0)) - progress.seconds
     return replace(
         status,
-        stage="applied" if done else "applying",
+        stage=stage,
         rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
         rows_ready=rows_ready,
         fragments_ready=status.fragments_ready + progress.ready,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.display import counted
-from airflow_geneva.job.shard_status import FAILED, STARTING, WAITING, ShardStatus
+from airflow_geneva.job.shard_status import FAILED, QUEUED, STARTING, WAITING, ShardStatus
 from airflow_geneva.job.trend import rest_of
 
 SPARK_START = 10.0
@@ -62,7 +62,7 @@ def estimate_time_left(
     speed = _mean([speed for speed in speeds if speed > 0]) or before
     at_work, queued, unmeasured = [0.0], 0.0, 0
     for shard in shards:
-        if shard.stage not in (WAITING, STARTING, FAILED, "applying"):
+        if shard.stage not in (WAITING, STARTING, QUEUED, FAILED, "applying"):
             continue
         rows = max(shard.rows - shard.rows_checkpointed - shard.rows_failed, 0)
         own, seconds = shard.seconds_left, rows / speed if speed else 0.0
@@ -76,15 +76,17 @@ def estimate_time_left(
                 seconds = rest_of(seconds, max(now - shard.seen, 0.0))
         if rows and own is None and not speed:
             unmeasured += rows
-        if shard.stage in (STARTING, "applying"):
+        if shard.stage in (STARTING, QUEUED, "applying"):
             at_work.append(seconds)
         else:
             queued += seconds
     width = max(len(at_work) - 1, 1)
     unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
+    if any(shard.stage == QUEUED for shard in shards):
+        unknown = "Spark's wait for an executor, which nobody can estimate"
     if submitted := sum(shard.rows_submitted for shard in shards):
         unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
-    works = [shard for shard in shards if shard.stage in (STARTING, "applying", "committing")]
+    works = [shard for shard in shards if shard.stage in (STARTING, QUEUED, "applying", "committing")]
     waits = bool(submitted) and all(shard.rows_submitted for shard in works)
     return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown, waits)
 

@@ -92,8 +92,8 @@ def state_store(trigger: Any) -> Any:
     return getattr(trigger, "asset_state_store", None)
 
 
-def rendered_in_task(value: Any, compute: Callable[[Any], Any], description: str) -> Any:
-    """Return what a task computes of a value when it renders its fields; the value may be a task's output.
+def rendered_in_task(value: Any, compute: Callable[[Any, Any], Any], description: str) -> Any:
+    """Return what a task computes of a value and its context when it renders its fields; the value may be an output.
 
     The description stands for it in the DAG that Airflow stores.
     """
@@ -105,7 +105,7 @@ def rendered_in_task(value: Any, compute: Callable[[Any], Any], description: str
             return value.iter_references() if isinstance(value, ResolveMixin) else ()
 
         def resolve(self, context: Any) -> Any:
-            return compute(value.resolve(context) if isinstance(value, ResolveMixin) else value)
+            return compute(value.resolve(context) if isinstance(value, ResolveMixin) else value, context)
 
         def __repr__(self) -> str:
             return description

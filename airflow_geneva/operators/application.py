@@ -82,32 +82,33 @@ def spark_application(
     """
     chosen = SparkMaster.parse(master, "spark_application")
 
-    def arguments(job: PlannedJob, index: int) -> list[str]:
+    def arguments(job: PlannedJob, index: int, dag_id: str) -> list[str]:
         instead = "use ApplyOperator in deploy mode 'client', or compute_shard in a @task.pyspark"
-        return shard_arguments(job, index, identity_arguments(lance_conn_id, job, instead))
+        more = ["--name", application_name(dag_id, job, index), *identity_arguments(lance_conn_id, job, instead)]
+        return shard_arguments(job, index, more)
 
-    def application(job: PlannedJob, index: int) -> str:
+    def application(job: PlannedJob, *_: Any) -> str:
         program = Path(APPLICATION).read_bytes()
         [uri] = store(job, {f"apply-{sha256(program)[:16]}.py": program})
         return uri
 
-    def archives(job: PlannedJob, index: int) -> list[str]:
+    def archives(job: PlannedJob, *_: Any) -> list[str]:
         return store(job, planned_archives(job.work, job.folder.storage))
 
-    def settings(job: PlannedJob, index: int) -> dict[str, str]:
+    def settings(job: PlannedJob, *_: Any) -> dict[str, str]:
         return {
             **session_settings(driver_here=chosen.kind == "local"),
             **Resources.of(job.work).settings(chosen),
             **(conf or {}),
         }
 
-    def submit_parameters(job: PlannedJob, index: int) -> str:
-        pairs = (f"--conf {name}={value}" for name, value in settings(job, index).items())
-        return " ".join([f"--py-files {','.join(archives(job, index))}", *pairs])
+    def submit_parameters(job: PlannedJob, *_: Any) -> str:
+        pairs = (f"--conf {name}={value}" for name, value in settings(job).items())
+        return " ".join([f"--py-files {','.join(archives(job))}", *pairs])
 
-    def arguments_with_archives(job: PlannedJob, index: int) -> list[str]:
-        added = [part for uri in archives(job, index) for part in ("--archive", uri)]
-        return [*arguments(job, index), *added]
+    def arguments_with_archives(job: PlannedJob, index: int, dag_id: str) -> list[str]:
+        added = [part for uri in archives(job) for part in ("--archive", uri)]
+        return [*arguments(job, index, dag_id), *added]
 
     def store(job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
         folder, place = job.folder.storage, job.location.database_uri
@@ -116,11 +117,12 @@ def spark_application(
                 folder.write_bytes(name, data)
         return [(spark_uri or place).rstrip("/") + folder.path(name).removeprefix(place) for name in files]
 
-    def part(name: str, compute: Callable[[PlannedJob, int], Any]) -> Any:
-        def in_task(rendered: Any) -> Any:
+    def part(name: str, compute: Callable[[PlannedJob, int, str], Any]) -> Any:
+        def in_task(rendered: Any, context: Any) -> Any:
             reference = check_shard(rendered)
             with failing_at_once(InvalidInput):
-                return compute(load_job(open_patiently(lance_conn_id, database), reference), reference["shard"])
+                job = load_job(open_patiently(lance_conn_id, database), reference)
+                return compute(job, reference["shard"], context["ti"].dag_id)
 
         return rendered_in_task(shard, in_task, f"<{name} of the shard>")
 
@@ -128,7 +130,7 @@ def spark_application(
         application=part("application", application),
         arguments=part("arguments", arguments),
         archives=part("archives", archives),
-        py_files=part("py_files", lambda job, index: ",".join(archives(job, index))),
+        py_files=part("py_files", lambda job, *_: ",".join(archives(job))),
         conf=part("conf", settings),
         submit_parameters=part("submit_parameters", submit_parameters),
         arguments_with_archives=part("arguments_with_archives", arguments_with_archives),
@@ -166,6 +168,11 @@ def compute_shard(
     ):
         send_archives(session, planned_archives(job.work, job.folder.storage))
         return job.apply_on(session, job.saved.load_shard(job.folder.storage, index))
+
+
+def application_name(dag_id: str, job: PlannedJob, index: int) -> str:
+    """Return the name under which Spark and its cluster list the application of a shard."""
+    return f"{dag_id}: {job.work.target}, shard {index}"
 
 
 def shard_arguments(job: PlannedJob, index: int, more: list[str]) -> list[str]:

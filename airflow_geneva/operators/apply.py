@@ -48,7 +48,7 @@ from airflow_geneva.operators._lance_task import (
     stop_task,
     with_retry_policy,
 )
-from airflow_geneva.operators.application import identity_arguments, shard_arguments
+from airflow_geneva.operators.application import application_name, identity_arguments, shard_arguments
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
@@ -117,7 +117,7 @@ class ApplyOperator(SparkSubmitOperator):
         retry_policy: Any = None,
         **kwargs: Any,
     ) -> None:
-        given = with_retry_policy(retry_policy, {"name": "airflow_geneva", "map_index_template": SHARD_TITLE, **kwargs})
+        given = with_retry_policy(retry_policy, {"name": "", "map_index_template": SHARD_TITLE, **kwargs})
         super().__init__(conn_id=spark_conn_id, **given)
         self.shard = shard
         self.lance_conn_id = lance_conn_id
@@ -221,6 +221,7 @@ class ApplyOperator(SparkSubmitOperator):
 
         work = job.work
         self.application = str(APPLICATION)
+        self.name = self.name or application_name(context["ti"].dag_id, job, shard.index)
         archives = [scratch.write(name, data) for name, data in _planned_archives(job).items()]
         self.py_files = ",".join([*([self.py_files] if self.py_files else []), *archives])
         given = self.render_template(self.env_vars, context) or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,11 +23,14 @@ from airflow_geneva.spark.signs import DriverSigns
 if TYPE_CHECKING:
     from airflow_geneva.spark.tasks import TaskSpec
 
+logger = logging.getLogger("airflow_geneva.spark")
+
 TASK = "task-"
 FAILURE, ENDED = "failure", "ended"
 _TASK_REPORT_SECONDS = 2.0
 _WATCHED_SECONDS = 0.5
 _ASK_SECONDS = 0.1
+_USUAL_WAIT = 10.0
 
 
 def report_seconds(work: JobSpec) -> float:
@@ -107,7 +111,11 @@ class Allowance:
 
 @dataclass
 class ProgressCollector:
-    """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
+    """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows.
+
+    Args:
+        has_executor: whether something could compute a task.
+    """
 
     task_spec: TaskSpec
     signs: DriverSigns
@@ -116,9 +124,12 @@ class ProgressCollector:
     caps: Caps
     done_before: int
     sizes: Sequence[int]
+    has_executor: Callable[[], bool]
     failure: GenevaError | CapReached | None = None
     allowances: Allowances = field(default_factory=Allowances)
     _next: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _told: bool = False
 
     def look(self, now: bool = False) -> None:
         if time.monotonic() < self._next and not now:
@@ -159,6 +170,7 @@ class ProgressCollector:
         busy = max(slots, sum(left > 0 for left in begun.values()))
         self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, busy)
         self.reporter.usage = lambda: usage
+        self._look_for_executor(bool(begun))
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
         try:
@@ -168,6 +180,21 @@ class ProgressCollector:
                 self._allow(spent, running, min(slots, len(running) + len(waiting)), usage.paid)
         except (UdfError, CapReached) as stop:
             self._stop(stop)
+
+    def _look_for_executor(self, begun: bool) -> None:
+        """Keep in the shard's status that it waits for an executor, and log it once if it waits for long."""
+        there = begun or self.has_executor()
+        if there != self.reporter.has_executor:
+            self.reporter.has_executor = there
+            self.reporter.keep()
+        if not there and not self._told and time.monotonic() - self._began >= _USUAL_WAIT:
+            self._told = True
+            logger.warning(
+                "Shard %s waits for an executor: Spark asked the cluster for one %.0f s ago and has none yet. The "
+                "cluster is full, or no machine of it has the cores, memory or GPUs that one executor needs: see the "
+                "cluster's own page, or ask for less with the UDF's num_cpus, num_gpus and memory, or with conf.",
+                *(self.task_spec.shard, time.monotonic() - self._began),
+            )
 
     def _allow(self, spent: Mapping[int, float], running: Collection[int], tasks: int, reported: float) -> None:
         """Tell the tasks how long they may go on, and what they may spend, once calls report what they cost."""

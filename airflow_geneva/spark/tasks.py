@@ -155,6 +155,15 @@ def _slots(session: SparkSession, work: JobSpec) -> int:
     return asked if is_connect(session) else min(asked, session.sparkContext.defaultParallelism)
 
 
+def _has_executor(session: SparkSession) -> bool:
+    """Whether something can compute; a server does not say."""
+    if is_connect(session):
+        return True
+    context = session.sparkContext._jsc.sc()
+    # The driver is in the map, too.
+    return bool(context.isLocal() or context.getExecutorMemoryStatus().size() > 1)
+
+
 def _run_stage(
     session: SparkSession,
     runner: _GroupRunner,
@@ -190,7 +199,8 @@ def _run_stage(
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
-    watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, sizes)
+    asked = partial(_has_executor, session)
+    watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, sizes, asked)
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)

@@ -81,7 +81,8 @@ def test_another_operator_computes_the_shards_and_is_given_what_spark_submit_is_
     shard = run.xcom("backfill.plan")[1]
     job = Path(shard["plan_uri"]).parent
     given = run.xcom("backfill.shards.apply", map_index=1)
-    assert given["arguments"] == ["--job", str(job), "--fingerprint", shard["fingerprint"], "--shard", "1"]
+    named = ["--name", f"{run.dag.dag_id}: {desk.table.name}.n, shard 1"]
+    assert given["arguments"] == ["--job", str(job), "--fingerprint", shard["fingerprint"], "--shard", "1", *named]
     assert Path(given["application"]).read_text() == APPLICATION.read_text()
     assert [Path(path).parent for path in (given["application"], *given["archives"])] == [job] * 3
     assert all(Path(path).is_file() for path in given["archives"])
@@ -137,7 +138,7 @@ def test_harmless_options_go_along_and_credentials_are_refused(desk: Desk, monke
     connect_lance(monkeypatch, desk, aws_region="eu-west-1", client_max_retries="3")
     run = go(desk, submitter(run=False))
     given = run.xcom("backfill.shards.apply", map_index=0)["arguments"]
-    assert given[6:] == ["--storage-option", "aws_region=eu-west-1", "--storage-option", "client_max_retries=3"]
+    assert given[8:] == ["--storage-option", "aws_region=eu-west-1", "--storage-option", "client_max_retries=3"]
     connect_lance(monkeypatch, desk, aws_secret_access_key="the-key")
     run.clear(("backfill.shards.apply", 0)).go()
     error = run.error("backfill.shards.apply", 0)

@@ -138,10 +138,10 @@ def test_a_local_master_gets_the_slots_asked_for(
     desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect_spark(monkeypatch, host="local[*]")
-    go(desk, "costly", concurrency=1)
+    run = go(desk, "costly", concurrency=1)
     submitted = recorder.read()
     assert submitted.option("--master") == "local[1,4]"
-    assert submitted.option("--name") == "airflow_geneva"
+    assert submitted.option("--name") == f"{run.dag.dag_id}: {desk.table.name}.n, shard 0"
     assert submitted.conf["spark.log.level"] == "WARN"
     assert (submitted.conf["spark.ui.port"], submitted.conf["spark.ui.killEnabled"]) == ("0", "false")
     assert submitted.environment["SPARK_LOCAL_IP"] == "127.0.0.1"

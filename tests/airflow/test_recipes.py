@@ -46,7 +46,9 @@ def ran(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def arguments_of(shard: dict[str, Any]) -> list[str]:
     job = shard["plan_uri"].rpartition("/")[0]
-    return ["--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0"]
+    table = Path(job.partition(".lance/")[0]).name
+    named = ["--name", f"dag_{table}: {table}.n, shard 0"]
+    return ["--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0", *named]
 
 
 def check_files(program: str, archives: list[str]) -> None:
@@ -58,7 +60,7 @@ def test_databricks_takes_one_run_with_one_task(ran: Any) -> None:
     operator, shard, context = ran("on_databricks")
     [task] = operator._prepare_submit_json(context)["tasks"]
     program = task["spark_python_task"]
-    given, added = program["parameters"][:6], program["parameters"][6:]
+    given, added = program["parameters"][:8], program["parameters"][8:]
     assert given == arguments_of(shard)
     assert added[::2] == ["--archive", "--archive"]
     check_files(program["python_file"], added[1::2])

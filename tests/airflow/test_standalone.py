@@ -11,6 +11,7 @@ import sysconfig
 import time
 import venv
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,10 +20,11 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva.plan.request import BackfillRequest, plan_request
-from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark.code import package_zip
+from airflow_geneva.storage.files import Storage
 from tests.spark.spark_udfs import surroundings
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -93,13 +95,36 @@ def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFa
         process.wait()
 
 
-def submit(master: str, python: str, folder: Path, saved: object, job: str, code: Path) -> dict[str, object]:
+@dataclass(frozen=True)
+class Planned:
+    """A column of a table whose backfill is planned as one shard."""
+
+    table: airflow_geneva.Table
+    saved: SavedPlan
+    job: Storage
+    folder: Path
+
+    @staticmethod
+    def of(folder: Path, rows: int) -> Planned:
+        log = str(folder / "log")
+        data = pa.table({"x": pa.array(range(rows)), "log": pa.array([log] * rows)})
+        table = airflow_geneva.connect(folder / "db").create_table("numbers", data, max_rows_per_file=250)
+        table.add_columns({"y": surroundings})
+        plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
+        saved = record_plan(plan, table.location, store_code=True)
+        job = table.location.checkpoints.folder("jobs", plan.work.job_id)
+        return Planned(table, load_plan(job, saved.fingerprint), job, folder)
+
+
+def submit(master: str, python: str, planned: Planned, memory: str = "512m") -> subprocess.Popen[str]:
+    folder, code = planned.folder, planned.folder / "code.zip"
+    code.write_bytes(planned.job.read_bytes(planned.saved.work.codes[0].zip))
     package = folder / "airflow_geneva.zip"
     package.write_bytes(package_zip())
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "512m",
+        "spark.executor.memory": memory,
         "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.executor.resource.gpu.amount": "1",
         "spark.task.resource.gpu.amount": "1",
@@ -110,33 +135,27 @@ def submit(master: str, python: str, folder: Path, saved: object, job: str, code
     command = [str(SPARK / "bin" / "spark-submit"), "--master", master, "--py-files", f"{package},{code}"]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
-    command += [str(APPLICATION), "--job", job, "--fingerprint", saved.fingerprint, "--shard", "0"]  # type: ignore[attr-defined]
+    command += [str(APPLICATION), "--job", planned.job.root, "--fingerprint", planned.saved.fingerprint, "--shard", "0"]
     command += ["--progress-seconds", "0.5"]
     kept = ("PATH", "JAVA_HOME", "SPARK_SUBMIT_OPTS")
     environment = {**{name: os.environ[name] for name in kept}, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
-    [status] = Path(job).glob("status-*.json")
-    outcome: dict[str, object] = json.loads(status.read_text())["applied"]
     # spark-submit passes what its Python driver writes, to either stream, on to its own output.
-    return {**outcome, "log": done.stdout + done.stderr}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, env=environment, cwd=folder, **output)
 
 
 def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     master: str, bare_python: str, tmp_path: Path
 ) -> None:
-    log = str(tmp_path / "log")
-    data = pa.table({"x": pa.array(range(2_000)), "log": pa.array([log] * 2_000)})
-    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
-    table.add_columns({"y": surroundings})
-    plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
-    saved = record_plan(plan, table.location, store_code=True)
-    job = table.location.checkpoints.folder("jobs", plan.work.job_id)
-    code = tmp_path / "code.zip"
-    code.write_bytes(job.read_bytes(saved.work.codes[0].zip))
-    outcome = submit(master, bare_python, tmp_path, load_plan(job, saved.fingerprint), job.root, code)
+    planned = Planned.of(tmp_path, 2_000)
+    table, saved, job = planned.table, planned.saved, planned.job
+    driver = submit(master, bare_python, planned)
+    told, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, told[-4_000:]
+    [status] = Path(job.root).glob("status-*.json")
+    outcome = json.loads(status.read_text())["applied"]
     assert (outcome["rows_run"], outcome["fragments_staged"]) == (2_000, 8)
-    shares = [int(share) for share in re.findall(r"\((\d+) %\)", str(outcome["log"]))]
+    shares = [int(share) for share in re.findall(r"\((\d+) %\)", told)]
     assert shares == sorted(shares), "progress never goes back"
     assert len(shares) > 1, "progress shows while Spark works"
     assert shares[-1] == 100
@@ -149,4 +168,20 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     assert [value["double"] for value in values] == [2 * x for x in range(2_000)]
     seen = {(value["installed"], value["gpus"]) for value in values}
     assert seen == {(False, gpu) for gpu in GPUS}, "workers used what was shipped, and each its own GPU"
-    assert sorted(int(line) for line in Path(log).read_text().split()) == list(range(2_000))
+    ran = (tmp_path / "log").read_text().split()
+    assert sorted(map(int, ran)) == list(range(2_000))
+
+
+def test_a_shard_for_which_no_worker_has_room_says_that_it_waits_for_an_executor(
+    master: str, bare_python: str, tmp_path: Path
+) -> None:
+    driver = submit(master, bare_python, Planned.of(tmp_path, 10), memory="3g")
+    assert driver.stdout is not None
+    try:
+        told = next(line for line in driver.stdout if "waits for an executor" in line)
+        [job] = airflow_geneva.connect(tmp_path / "db").jobs()
+    finally:
+        driver.kill()
+        driver.communicate()
+    assert told.startswith("Shard 0 waits for an executor: ")
+    assert [shard.stage for shard in job.shards] == ["waiting for an executor"]

@@ -156,6 +156,12 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     folder.update_shard(PRINT, 0, started={"at": started + 10})
     job = read(folder, now=started + 13)
     assert (job.shards[0].stage, job.seconds_left, job.state) == ("starting", 41.0, "RUNNING")
+    folder.update_shard(
+        PRINT, 0, applying={**ProgressReporter(180, 2, has_executor=False).document(), "at": started + 14}
+    )
+    job = read(folder, now=started + 15)
+    assert (job.shards[0].stage, job.seconds_left) == ("waiting for an executor", None)
+    assert str(job.time_left).endswith("left, then Spark's wait for an executor, which nobody can estimate")
 
     advance(folder, 0, rows_done=30, at=started + 24)
     beat(folder, started + 24, "apply")

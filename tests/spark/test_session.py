@@ -23,6 +23,7 @@ from airflow_geneva import expect
 from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.status import Job
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.pipeline import PlannedJob
@@ -54,6 +55,31 @@ def make_table(tmp_path: Path, rows: int, per_fragment: int) -> tuple[airflow_ge
 def assert_doubled(table: airflow_geneva.Table, column: str = "y") -> None:
     values = table.to_arrow()
     assert values.column(column).to_pylist() == [2 * x for x in values.column("x").to_pylist()]
+
+
+def test_a_shard_without_an_executor_says_that_it_waits_for_one(
+    spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert spark_session._has_executor(spark)  # type: ignore[arg-type]
+    table, _log = make_table(tmp_path, 10, 10)
+    table.add_columns({"y": double})
+    asked: list[str] = []
+
+    def has_none(_session: object) -> bool:
+        asked.extend(shard.stage for job in table_jobs(tmp_path) for shard in job.shards)
+        return False
+
+    monkeypatch.setattr(spark_session, "_has_executor", has_none)
+    monkeypatch.setattr(progress, "_USUAL_WAIT", 0.0)
+    monkeypatch.setattr(progress, "_TASK_REPORT_SECONDS", 0.0)
+    table.backfill("y", runner="spark")
+    assert_doubled(table)
+    assert asked[-1] == "waiting for an executor"
+    assert [record for record in caplog.messages if "waits for an executor" in record] == caplog.messages[:1]
+
+
+def table_jobs(tmp_path: Path) -> list[Job]:
+    return list(airflow_geneva.connect(tmp_path / "db").jobs())
 
 
 def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: object, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--storage-option", action="append", default=[], help="NAME=VALUE; no secret")
     parser.add_argument("--archive", action="append", default=[], help="URI of a zip that Spark was not given")
     parser.add_argument("--leave-waiting", action="store_true", help="end while the service of a batch API works")
+    parser.add_argument("--name", default=None, help="name of the application, if the one who submits it gives none")
     parser.add_argument("--progress-seconds", type=float, default=None, help="seconds between progress lines")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> int:
     # Create the session first: lance is not fork-safe and must not be loaded before the JVM is started.
     from pyspark.sql import SparkSession
 
-    session = SparkSession.builder.appName("airflow_geneva").getOrCreate()
+    builder = SparkSession.builder if options.name is None else SparkSession.builder.appName(options.name)
+    session = builder.getOrCreate()
     for archive in options.archive:
         session.sparkContext.addPyFile(archive)
     from airflow_geneva.apply.batch_api import StillWaiting
