@@ -311,12 +311,12 @@ class ApplyOperator(SparkSubmitOperator):
         if self._session is not None:
             with suppress(Exception):  # the next try ends what goes on
                 self._session.interruptAll()
-        if self._session is not None or not has_driver(self._hook):
-            stop_task()
-            return
-        super().on_kill()
-        if self._scratch is not None:
-            self._scratch.remove()
+        if has_driver(self._hook):
+            super().on_kill()
+            if self._scratch is not None:
+                self._scratch.remove()
+        # Otherwise the base class would report that spark-submit failed, with all of its command line.
+        stop_task()
 
 
 def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import zipfile
@@ -342,6 +343,20 @@ def test_code_that_is_not_what_was_planned_is_not_run(desk: Desk, recorder: Reco
     run.clear(("backfill.shards.apply", 0)).go()
     assert "was removed, or is not the planned code" in error(run)
     assert not recorder.seen
+
+
+def test_a_task_that_airflow_stops_does_not_report_its_command_line(desk: Desk, recorder: Recorder) -> None:
+    program = recorder.file.parent / "bin" / "spark-submit"
+    program.write_text("#!/bin/sh\nsleep 0.3\nkill -TERM $PPID\nexec sleep 60\n")
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        run = go(desk)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert error(run).startswith("Airflow stopped the task.")
+    [job] = desk.database.jobs()
+    assert not any(shard.error for shard in job.shards)
+    assert left_in_scratch() == []
 
 
 def test_spark_that_ends_well_without_a_result_is_an_error(desk: Desk, recorder: Recorder) -> None:
