@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from airflow.sdk import Asset, AssetWatcher
 
-from airflow_geneva.operators._airflow_internals import asset_events
+from airflow_geneva.operators._airflow_internals import asset_events, batching_schedule
 from airflow_geneva.storage.uri import check_name
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.asset import BaseAsset
 
 logger = logging.getLogger("airflow_geneva.lineage")
 
@@ -33,7 +36,7 @@ def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
 
     Example:
         ```python
-        @dag(schedule=lance_asset("docs"))
+        @dag(schedule=one_run_per_batch(lance_asset("docs")))
         ```
     """
     name = f"{lance_conn_id}/{check_name(table, 'table')}"
@@ -75,7 +78,7 @@ def watched_lance_asset(
 
     Example:
         ```python
-        @dag(schedule=[watched_lance_asset("docs", since="view:long_docs")])
+        @dag(schedule=one_run_per_batch(watched_lance_asset("docs", since="view:long_docs")))
         ```
     """
     from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
@@ -94,6 +97,26 @@ def watched_lance_asset(
     pause = seconds(poll_interval) or 0.0
     trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, poll_interval=pause, **wanted)
     return Asset(name=name, uri=f"lance://{name}", watchers=[AssetWatcher(name="new_fragments", trigger=trigger)])
+
+
+def one_run_per_batch(assets: BaseAsset | Collection[BaseAsset]) -> Any:
+    """Return the schedule of a DAG that runs once for all asset events that arrived since its last run.
+
+    A refresh or backfill computes everything that is due, so one run is enough for any number of events. Airflow 3.4
+    starts one run for each event unless the schedule or `[scheduler] batch_asset_events` asks for batches: this
+    returns `AssetTriggeredTimetable(assets, batch_asset_events=True)`. Airflow 3.1 to 3.3 always batch events: this
+    returns `assets`.
+
+    Args:
+        assets: as for `DAG(schedule=...)`: an asset, a condition such as `a | b`, or a list of assets, all of which
+            must have an event.
+
+    Example:
+        ```python
+        @dag(schedule=one_run_per_batch(lance_asset("docs") | watched_lance_asset("docs")), max_active_runs=1)
+        ```
+    """
+    return batching_schedule(assets)
 
 
 def seconds(period: timedelta | float | None) -> float | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 # --8<-- [start:example]
 from airflow.sdk import DAG
 
-from airflow_geneva.assets import lance_asset
+from airflow_geneva.assets import lance_asset, one_run_per_batch
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
 with DAG(
     dag_id="refresh_long_verses",
-    schedule=[lance_asset("verses")],
+    schedule=one_run_per_batch(lance_asset("verses")),
     max_active_runs=1,
     default_args={"retries": 2},
     tags=["geneva"],
@@ -21,7 +21,7 @@ with DAG(
 
 with DAG(
     dag_id="refresh_verses_of_light",
-    schedule=[lance_asset("long_verses")],
+    schedule=one_run_per_batch(lance_asset("long_verses")),
     max_active_runs=1,
     default_args={"retries": 2},
     tags=["geneva"],

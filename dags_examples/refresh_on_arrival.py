@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_geneva.assets import new_fragments, watched_lance_asset
+from airflow_geneva.assets import new_fragments, one_run_per_batch, watched_lance_asset
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
@@ -17,7 +17,7 @@ on_code_change = Param("error", type="string", enum=["error", "recompute", "new_
 
 with DAG(
     dag_id="refresh_on_arrival",
-    schedule=[new_verses],
+    schedule=one_run_per_batch(new_verses),
     max_active_runs=1,
     default_args={"retries": 2},
     params={"on_code_change": on_code_change},

@@ -13,7 +13,7 @@ import pytest
 from airflow.models.connection import Connection
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Asset
+from airflow.sdk import DAG, Asset
 from airflow.sdk.log import mask_secret
 from airflow.triggers.base import BaseEventTrigger
 from airflow.utils.session import create_session
@@ -63,6 +63,16 @@ def test_without_retry_policies_airflow_counts_retries(monkeypatch: pytest.Monke
     """What the policy does is in test_retries.py."""
     monkeypatch.setitem(sys.modules, "airflow.sdk", SimpleNamespace())
     assert internals.default_retry_policy() is None
+
+
+def test_a_schedule_that_batches_is_what_it_was_given_before_airflow_3_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a burst of events starts is in test_refresh_examples.py."""
+    first, second = Asset("first"), Asset("second")
+    for given in (first, [first], first | second, first & second, [first, second]):
+        with DAG("batching", schedule=internals.batching_schedule(given)) as dag:
+            assert dag.timetable.asset_condition == DAG("given", schedule=given).timetable.asset_condition  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "airflow.sdk", SimpleNamespace())
+    assert internals.batching_schedule(first) is first
 
 
 def test_events_of_an_asset_that_is_no_inlet_are_read_newest_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +147,10 @@ def test_airflows_database_is_asked_for_connections_assets_and_xcoms(desk: Desk)
     assert (f"lance://{desk.asset}", f"dag_{desk.table.name}") in found
     [(_, task_id, map_index, summary)] = internals.xcoms(f"dag_{desk.table.name}", "summary", run.run_id)
     assert (task_id, map_index, summary["table"]) == ("backfill.plan", -1, desk.table.name)
+    desk.append("b")
+    run.clear("backfill.plan").go()
+    [(_, _, _, newest)] = internals.xcoms(f"dag_{desk.table.name}", "summary", run.run_id)
+    assert newest["plan_uri"] != summary["plan_uri"], "only what the newest try of a task pushed counts"
 
 
 @pytest.fixture

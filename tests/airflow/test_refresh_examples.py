@@ -6,13 +6,15 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.models.asset import AssetDagRunQueue
+from airflow import sdk
+from airflow.models.asset import AssetDagRunQueue, AssetEvent
 from airflow.models.dag import DagModel
-from airflow.sdk import DAG
+from airflow.sdk import DAG, timezone
 from airflow.timetables.base import DataInterval, TimeRestriction
 from airflow.utils.session import create_session
 from sqlalchemy import delete, select
@@ -87,6 +89,21 @@ def test_the_hourly_refresh_follows_the_table_for_three_hours(desk: Desk, verses
     assert desk.database.open_table("long_verses").version == version
 
 
+@pytest.mark.parametrize(
+    "names",
+    [["refresh_on_arrival"], ["refresh_wordy_verses"], ["chained_views", "refresh_long_verses"],
+     ["chained_views", "refresh_verses_of_light"]],
+)  # fmt: skip
+def test_a_burst_of_events_starts_one_run(desk: Desk, verses: Table, names: list[str]) -> None:
+    timetable = register(example(*names)).timetable
+    assert type(timetable).__name__ == "AssetTriggeredTimetable"
+    if not hasattr(timetable, "group_asset_events"):
+        return  # Airflow before 3.4 has nothing but batches
+    burst = [AssetEvent(timestamp=timezone.datetime(2026, 1, 1, hour=hour)) for hour in range(5)]
+    [(_, of_one_run)] = timetable.group_asset_events(burst, timezone.utcnow())
+    assert of_one_run == burst
+
+
 def test_a_refresh_waits_for_new_data(desk: Desk, verses: Table) -> None:
     go(example("hourly_refresh"))
     dag = example("refresh_on_new_data")
@@ -131,6 +148,37 @@ def test_the_scheduler_finds_a_second_run_after_the_first(airflow_db: Path, name
     first = dag.timetable.next_dagrun_info(last_automated_data_interval=None, restriction=restriction)
     second = dag.timetable.next_dagrun_info(last_automated_data_interval=first.data_interval, restriction=restriction)
     assert second.logical_date > first.logical_date
+
+
+@pytest.mark.skipif(not hasattr(sdk, "AssetAndTimeSchedule"), reason="came with Airflow 3.4")
+def test_an_hourly_refresh_that_waits_for_an_event_is_due_when_both_are_there(airflow_db: Path) -> None:
+    dag = DagBag(EXAMPLES.parent / "docs/snippets/hourly_if_new_dag.py").dags["hourly_if_new"]
+    register(dag)
+
+    def due() -> bool:
+        found, _ = DagModel.dags_needing_dagruns(session)
+        return dag.dag_id in [model.dag_id for model in found]
+
+    with create_session() as session:
+        session.get_one(DagModel, dag.dag_id).is_paused = False
+    register(dag)  # Airflow watches for DAGs that are on
+    with create_session() as session:
+        model = session.get_one(DagModel, dag.dag_id)
+        model.next_dagrun_create_after = timezone.utcnow() - timedelta(minutes=1)
+        session.flush()
+        assert not due(), "an hour without an event starts nothing"
+        [asset] = model.schedule_assets
+        assert [watcher.name for watcher in asset.watchers] == ["new_fragments"]
+        event = AssetEvent(asset_id=asset.id)
+        session.add(event)
+        session.flush()
+        session.add(AssetDagRunQueue(asset_id=asset.id, target_dag_id=dag.dag_id, asset_event_id=event.id))
+        session.flush()
+        assert due()
+        model.next_dagrun_create_after = timezone.utcnow() + timedelta(minutes=30)
+        session.flush()
+        assert not due(), "an event waits for the hour"
+        session.rollback()
 
 
 def test_hours_that_were_missed_are_made_up_for_by_one_run(airflow_db: Path) -> None:

@@ -1,12 +1,18 @@
 from airflow.sdk import DAG
 
-from airflow_geneva.assets import watched_lance_asset
+from airflow_geneva.assets import one_run_per_batch, watched_lance_asset
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
 new_docs = watched_lance_asset("docs", since="view:long_docs", changed_rows=True, poll_interval=10)
 
-with DAG(dag_id="follow_docs", schedule=[new_docs], max_active_runs=1, default_args={"retries": 2}, tags=["geneva"]):
+with DAG(
+    dag_id="follow_docs",
+    schedule=one_run_per_batch(new_docs),
+    max_active_runs=1,
+    default_args={"retries": 2},
+    tags=["geneva"],
+):
     define = CreateMaterializedViewOperator(
         task_id="define",
         view="long_docs",
