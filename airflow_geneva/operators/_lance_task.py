@@ -46,8 +46,8 @@ def optional_text(value: Any) -> str | None:
 
 
 def is_last_try(ti: Any) -> bool:
-    """Whether Airflow does not run a task again if this try fails."""
-    return int(ti.try_number) > int(getattr(ti, "max_tries", ti.try_number))
+    """Whether Airflow does not run a task again if this try fails; without a task instance, the caller says so."""
+    return ti is not None and int(ti.try_number) > int(getattr(ti, "max_tries", ti.try_number))
 
 
 def required_text(name: str, value: Any) -> str:

@@ -145,7 +145,7 @@ class ApplyOperator(SparkSubmitOperator):
             suppress(StillWaiting),
             cause_first(self.log),
             writing_heartbeats(job.folder.storage, "apply"),
-            job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context["ti"])),
+            job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context.get("ti"))),
             openai_connection(optional_text(self.openai_conn_id)),
         ):
             waiting.look(Udfs.planned(job.work))

@@ -61,7 +61,7 @@ class CommitOperator(LanceOperator):
                 "folder: a table on a local disk needs all of Spark on that machine. Then clear the apply task with "
                 "its downstream tasks."
             )
-        failure = job.folder.recording_failure(*place, is_last_try(context["ti"]))
+        failure = job.folder.recording_failure(*place, is_last_try(context.get("ti")))
         retries = conflict_retries(configured.version_conflict_max_retries)
         at_once = failing_at_once(ExpectationFailed)
         with at_once, writing_heartbeats(job.folder.storage, "commit"), failure, retries:

@@ -23,6 +23,7 @@ from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, Checked, Sh
 from airflow_geneva.job.shard_status import computed_rows_of
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
+from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
@@ -247,7 +248,8 @@ class ColumnPublisher:
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             work.written.look(self.location.options)
         if result.commits:
-            append_ledger(checkpoints, work.field_id, work.job_id, [seen(result.version)])
+            known = {result.version, _before_others_moved_rows(self.location.open(), work, result.commits)}
+            append_ledger(checkpoints, work.field_id, work.job_id, [seen(version) for version in sorted(known)])
         return result, fold_ledgers(checkpoints, work.field_id)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
@@ -281,6 +283,24 @@ class ColumnPublisher:
         return ShardResult(
             shard, self.saved.fingerprint, computed, visible - computed, rows_left=max(rows - visible, 0)
         )
+
+
+def _before_others_moved_rows(dataset: lance.LanceDataset, work: BackfillSpec, commits: Sequence[int]) -> int:
+    """Return the last commit of a job before an update of others could move a row that it had committed.
+
+    At later versions there is no fact about such a row.
+    """
+    import lance
+
+    last = commits[0]
+    if commits[-1] - commits[0] + 1 == len(commits):
+        return commits[-1]
+    for commit in reversed(list(commits_newest_first(dataset, commits[-1], commits[0]))):
+        if commit.version in commits:
+            last = commit.version
+        elif commit.gone or isinstance(commit.operation, lance.LanceOperation.Update):
+            break
+    return last
 
 
 def _computed_part(target: ColumnTarget, fragment: FragmentWork) -> FragmentWork:

@@ -432,7 +432,7 @@ def test_what_is_handed_to_the_triggerer_is_plain_and_holds_no_credential(
         "poll_interval": 7,
         "once": True,
     }
-    with pytest.raises(AirflowFailException, match="holds a user, a password or a query"):
+    with pytest.raises(AirflowFailException, match="holds a user, a password, a query or a fragment"):
         deferred(desk, database="s3://user:planted@bucket/db", table="docs")
 
 

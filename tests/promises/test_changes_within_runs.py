@@ -177,7 +177,7 @@ def live(seed: int, folder: Path) -> int:
         kills += killed
         if moves:
             interval = CHECKPOINT + (4 * IN_FLIGHT if job.kind == "async" else 0)
-            ran, most = len(world.trace) - before, len(due) + more + bad * runs + interval * killed
+            ran, most = len(world.trace) - before, len(due) + more + bad * runs + interval * (1 + killed)
             assert ran <= most, f"{ran} rows ran, and {len(due)} were due, and {more} others"
     assert run_call(world.table, job).state == "DONE"
     assert_durable(world, job, whole=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.table import Table
 from tests.support.counting import Trace
 
@@ -67,7 +68,7 @@ def assert_honest(result: BackfillResult, table: Table, rows_run: int | None = N
 
 def job_of(table: Table, version: int) -> str | None:
     """The job that wrote a table version."""
-    transaction = table.lance.read_transaction(version)
+    transaction = read_transaction(table.lance, version)
     found: str | None = ((transaction.transaction_properties if transaction else None) or {}).get("geneva.job_id")
     return found
 
