@@ -158,6 +158,8 @@ class ColumnPublisher:
             staged = staged_or_restaged(target, fragment, index)
             if staged is not None:
                 candidates.append(Candidate(fragment, staged, target.source))
+                if target.written is not None:
+                    target.written[str(self.work.key(fragment))] = staged
             elif capped:
                 part = _computed_part(target, fragment)
                 candidates.extend([_stage_part(target, part)] if part.rows else ())

@@ -215,6 +215,9 @@ class PlannedJob:
     def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
         """Compute what the commit of a shard did not find: others removed its files, or moved rows with blobs."""
         found = self.publisher.uncomputed
+        if written := self.publisher.target.written:
+            # Spark's tasks write some of these checkpoints again.
+            written.clear()
         for version in sorted({int(dataset.version) for dataset, _ in found}):
             source = next(dataset for dataset, _ in found if dataset.version == version)
             works = Works(work for dataset, work in found if dataset.version == version)

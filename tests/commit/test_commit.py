@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lance
@@ -22,6 +22,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column import ColumnTarget
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
@@ -84,6 +85,12 @@ def fails_on_sevens(x: int) -> int:
 def expecting_triple(x: int | None) -> int | None:
     leave_trace([x])
     return tripled(x)
+
+
+@udf(data_type=lance.blob_field("b").type)
+def drawn(x: int) -> bytes:
+    leave_trace([x])
+    return b"a" * x
 
 
 @pytest.fixture
@@ -362,6 +369,27 @@ def test_several_shards_find_their_rows_in_one_compacted_fragment(table: Table, 
     assert_exact(trace, range(100))
     assert_right(table, "y", tripled)
     assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_moved_rows_with_blobs_are_computed_again_by_other_processes_and_become_visible(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blobs cannot be read back from a staged file. What this process wrote of checkpoints is not the newest then."""
+    table = make_table(100)
+    table.add_columns({"y": drawn})
+    job = Stations.begin(table, drawn)
+    job.apply()
+    compact(table)
+    here, (shard,) = PlannedJob(table.location, job.saved), job.plan.shards
+    assert here.commit(shard).rows_left == 100
+
+    def apply(shard: Shard, udfs: Udfs, on_rows: Callable[[int], None], target: ColumnTarget) -> None:
+        PlannedJob(table.location, job.saved).apply(shard, udfs, on_rows, replace(target, written=None))
+
+    monkeypatch.setattr(here, "apply", apply)
+    here.apply_uncomputed(shard, Udfs({"y": drawn}), lambda rows: None)
+    result = here.finish([here.commit(shard)])
+    assert (result.state, result.rows_computed, len(trace)) == ("DONE", 100, 200)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
