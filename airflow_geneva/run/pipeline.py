@@ -235,13 +235,14 @@ class PlannedJob:
 
         Args:
             on_rows: called with the number of rows after every step of an inline computation; may raise StopComputing.
-            target: what is computed, if it is not the planned version.
+            target: what is computed again, if it is not the planned version.
 
         Raises:
             UdfError: a UDF failed; rows computed before are checkpointed.
             TableRemade: a table was dropped and created again.
         """
 
+        status = {} if target is None else self.folder.read_shard(self.saved.fingerprint, shard.index)
         target = target or self.publisher.target
 
         def compute(caps: Caps) -> list[UnitReport]:
@@ -258,7 +259,7 @@ class PlannedJob:
             more = (plan, target, wait, Meter(lambda: caps.most_reported, lambda: caps.add(0)))
             return apply_inline(self.location, target.work, shard, udfs, both, *more)
 
-        self._apply(shard, compute)
+        self._apply(shard, compute, UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed")))
 
     def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
         """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
@@ -279,8 +280,10 @@ class PlannedJob:
         """Note that a task has begun to work on a shard, before Spark is started for it."""
         self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
 
-    def _apply(self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]]) -> dict[str, Any]:
-        """Compute a shard until the job reaches a cap, and write the result."""
+    def _apply(
+        self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]], before: UdfSpeed | None = None
+    ) -> dict[str, Any]:
+        """Compute a shard until the job reaches a cap, and write the result, with how fast it was computed `before`."""
         began, stopped, caps = time.monotonic(), None, self._caps(shard)
 
         with reporting_remade(self.work.tables, self.location.options):
@@ -293,6 +296,7 @@ class PlannedJob:
                 logger.warning("%s %s.", self.work.target, stopped)
             finally:
                 caps.keep(caps.own)
+            reports = reports if before is None else [*reports, UnitReport(True, speed=before)]
             return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
 
     def _caps(self, shard: Shard) -> Caps:

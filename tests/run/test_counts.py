@@ -100,6 +100,27 @@ def test_rows_run_of_all_tries_of_a_shard_add_up(make_table: MakeTable, trace: T
     assert job.finish([job.commit(plan.shards[0])]).rows_run == tried + 100
 
 
+def test_calls_that_dedup_saved_count_also_if_rows_are_computed_again_within_a_run(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    @udf(data_type=pa.int64(), dedup=True, deterministic=True)
+    def once(digit: int) -> int:
+        leave_trace([digit])
+        return tripled(digit)
+
+    table = make_table(100, per_fragment=50)
+    table.lance.add_columns({"digit": "x % 10"})
+    table.add_columns({"y": once})
+    plan = table.plan_backfill("y", udf=once)
+    job, (shard,) = PlannedJob(table.location, record_plan(plan, table.location)), plan.shards
+    job.apply(shard, Udfs({"y": once}))
+    max(Path(table.uri, "data").iterdir(), key=lambda path: path.stat().st_mtime_ns).unlink()
+    assert job.commit(shard).rows_left == 50
+    job.apply_uncomputed(shard, Udfs({"y": once}), lambda rows: None)
+    result = job.finish([job.commit(shard)])
+    assert (result.rows_computed, result.rows_run) == (100, len(trace))
+
+
 def test_rows_run_of_a_view_are_those_of_all_its_functions(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(20, per_fragment=10)
     database = connect(table.location.database_uri)
