@@ -244,6 +244,9 @@ class ShardCommitter:
             if not self._lost and not self._removed:
                 break
             again = [*self._rebuild(), *self._follow(self.location.open())]
+            if at_once:
+                # The values are judged all together, those that are visible by now included.
+                again, self._done = [*self._done, *again], []
             self._commit_groups(again, shard, on_group, check, at_once)
         for lost in self._lost:
             self._leave(lost.work.id, len(lost.rows), lost.why)

@@ -211,7 +211,8 @@ class ColumnPublisher:
             elif new:
                 folder.update_shard(plan, shard.index, checked=[asdict(one) for one in found])
             if verdict.fitting:
-                stop_if_not_met(new, "The column" if work.at_once else "This part of the column")
+                whole = work.at_once and not verdict.done
+                stop_if_not_met(new, "The column" if whole else "This part of the column")
             return bool(new)
 
         committer = ShardCommitter(self.location, self.saved, work, target.source, self._restage)

@@ -13,6 +13,7 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lance.file import LanceFileReader
 
 from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.errors import CommitConflict, StorageError
@@ -91,6 +92,12 @@ def expecting_triple(x: int | None) -> int | None:
 def drawn(x: int) -> bytes:
     leave_trace([x])
     return b"a" * x
+
+
+@udf(data_type=pa.int64(), expect=[expect.max_null_fraction(0.6)])
+def empty_at_first(x: int) -> int | None:
+    leave_trace([x])
+    return None if x < 25 else tripled(x)
 
 
 @pytest.fixture
@@ -420,6 +427,31 @@ def test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again(
     trace.clear()
     finish_the_rest(table, trace, result)
     assert len(trace) == 100 - done
+
+
+def test_a_data_file_that_is_written_again_is_judged_with_the_whole_column(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(100)
+    table.add_columns({"y": empty_at_first})
+    job = Stations.begin(table, empty_at_first)
+    job.apply_without_staging()
+    before = set(Path(table.uri, "data").iterdir())
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            patched.undo()
+            for file in staged_files(table, before):
+                if LanceFileReader(str(file)).read_all().to_table().column(0).null_count:
+                    file.unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", meanwhile)
+        result = job.commit()
+    assert (result.state, result.rows_computed) == ("DONE", 100)
+    assert [(one.rows, one.wrong) for one in result.checked] == [(100, 25)]
+    assert table.to_arrow()["y"].null_count == 25
 
 
 def test_values_that_others_wrote_into_moved_rows_stay(table: Table, trace: Trace) -> None:
