@@ -210,7 +210,9 @@ class ShardCommitter:
     _removed: list[Candidate] = field(default_factory=list)
     _left: list[tuple[int, int, str]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
+    _earlier: int = 0
     _by_others: int = 0
+    _failed: int = 0
     _deleted: int = 0
     _warned: int = 0
 
@@ -252,16 +254,16 @@ class ShardCommitter:
             self._leave(lost.work.id, len(lost.rows), lost.why)
         if self._warned > _MOST_WARNED:
             logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
-        ours = sum(self._rows_of_this_job(candidate) for candidate in self._done)
+        ours = sum(min(self._computed_by_this_job(done.staged), len(done.rows)) for done in self._done)
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(candidate.rows) for candidate in self._done)
         failed = sum(len(candidate.failed) for candidate in self._done)
         return ShardResult(
             shard=shard.index,
             fingerprint=self.saved.fingerprint,
-            rows_computed=ours - failed,
+            rows_computed=ours - failed + self._earlier,
             rows_reused=everyone - ours + self._by_others,
-            rows_failed=failed,
+            rows_failed=failed + self._failed,
             rows_taken=sum(len(rows) for c in self._done for _, rows in c.staged.taken),
             rows_left=sum(count for _, count, _ in self._left),
             rows_deleted=self._deleted,
@@ -270,9 +272,8 @@ class ShardCommitter:
             left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
         )
 
-    def _rows_of_this_job(self, candidate: Candidate) -> int:
-        ours = sum(rows for job, rows in candidate.staged.by_job if job == self.work.job_id)
-        return min(ours, len(candidate.rows))
+    def _computed_by_this_job(self, staged: StagedFragment) -> int:
+        return sum(rows for job, rows in staged.by_job if job == self.work.job_id)
 
     def _commit_groups(
         self,
@@ -312,8 +313,9 @@ class ShardCommitter:
         lost, self._lost = self._lost, []
         state = column_state(dataset, self.location.checkpoints, self.columns)
         found = find_moved_rows(dataset, self.columns, self.work, state, lost)
-        for files, there in found.computed:
-            self._add_committed(files, there)
+        for files, there, of in found.computed:
+            self._add_committed(files, there, of)
+        self._failed += found.failed
         self._deleted += found.deleted
         for fragment, rows, why in found.left:
             self._leave(fragment, rows, why)
@@ -325,15 +327,20 @@ class ShardCommitter:
             self._leave(work.id, work.rows - candidate.work.rows, _NOT_HELD)
         return candidates
 
-    def _add_committed(self, files: FragmentFiles, rows: Ranges) -> None:
-        """Count rows that are visible already: an earlier try has committed its file, or another job has."""
+    def _add_committed(self, files: FragmentFiles, rows: Ranges, of: LostRows) -> None:
+        """Count rows that are visible already: an earlier try has committed its file, or another job has.
+
+        Another shard may have written the fragment since, with their values in it.
+        """
         key = FragmentKey(self.work.prefix, files.srcfiles, files.id)
         staged = read_staged(CheckpointStore(self.location.checkpoints), str(key))
-        if staged is None or files.output != ((self.work.field_id, -1, staged.file),):
-            self._by_others += len(rows)
-            return
-        work = FragmentWork(files, MOVED, rows, Ranges.empty(), len(rows))
-        self._done.append(Candidate(work, staged, self.planned))
+        if staged is not None and files.output == ((self.work.field_id, -1, staged.file),):
+            work = FragmentWork(files, MOVED, rows, Ranges.empty(), len(rows))
+            self._done.append(Candidate(work, staged, self.planned))
+            rows = rows - staged.computed
+        ours = min(self._computed_by_this_job(of.staged), len(rows))
+        self._earlier += ours
+        self._by_others += len(rows) - ours
 
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
@@ -342,7 +349,8 @@ class ShardCommitter:
             self._fact(c.work.files, c.work.files.signature, p.what, rows, self.work.version)
             for c in repeated
             for p, rows in c.outcome(self.work.udf_version).items()
-            if rows and p.failures and rows & c.staged.failures.all
+            # Once a fact is about a fragment, its ancestors are not asked any more.
+            if rows and (c.work.reason == MOVED or (p.failures and rows & c.staged.failures.all))
         ]
         self._learn(facts)
         self._done.extend(repeated)

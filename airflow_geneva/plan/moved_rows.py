@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.facts import ColumnState
-from airflow_geneva.checkpoint.provenance import rows_that
+from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance, add_rows, prior_failures_of, rows_that
 from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.checkpoint.reuse import Ancestor
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, live_offsets
 from airflow_geneva.lance_io.history import History, Tracer, among
-from airflow_geneva.lance_io.row_ranges import Ranges, RowIds
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import version_exists
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.model import BackfillSpec
@@ -52,8 +52,12 @@ class LostRows:
 
     @property
     def row_ids(self) -> RowIds:
+        return self.ids_of(self.rows)
+
+    def ids_of(self, rows: Ranges) -> RowIds:
+        """Return the row ids of computed rows, given by their offsets in the fragment."""
         offsets, ids = decode_runs(self.staged.runs)
-        return ids[self.rows.mask(offsets)]
+        return ids[rows.mask(offsets)]
 
 
 @dataclass
@@ -62,13 +66,16 @@ class FoundRows:
 
     Args:
         works: the fragments of the newest version that hold unchanged ones; only these rows are due.
-        computed: fragments in which the column holds values of this UDF version for lost rows, with these rows.
+        computed: fragments in which the column holds values of this UDF version for lost rows, with these rows, and
+            where they were lost.
+        failed: number of rows of which an earlier try has committed that they failed in this run.
         deleted: number of rows that the table no longer has.
         left: planned fragments, the number of rows that cannot be committed, and why.
     """
 
     works: dict[int, FragmentWork] = field(default_factory=dict)
-    computed: list[tuple[FragmentFiles, Ranges]] = field(default_factory=list)
+    computed: list[tuple[FragmentFiles, Ranges, LostRows]] = field(default_factory=list)
+    failed: int = 0
     deleted: int = 0
     left: list[tuple[int, int, str]] = field(default_factory=list)
 
@@ -77,7 +84,10 @@ class FoundRows:
         known = self.works.get(work.id)
         if known is not None:
             due = known.due | work.due
-            work = replace(work, due=due, rows=len(due), ancestors=(*known.ancestors, *work.ancestors))
+            kept = {provenance: rows - known.due for provenance, rows in work.kept}
+            add_rows(kept, ((provenance, rows & known.due) for provenance, rows in known.kept))
+            ancestors = (*known.ancestors, *work.ancestors)
+            work = replace(work, due=due, rows=len(due), ancestors=ancestors, kept=tuple(kept.items()))
         self.works[work.id] = work
 
 
@@ -237,19 +247,45 @@ class _Search:
         known = self.computed.resolve(files, live_offsets(self.newest, files), settled=same)
         version, taken = self.work.udf_version, (self.work.udf_version, *self.work.continue_from)
         done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
+        tried, failed = dict[int, Ranges](), Ranges.empty()
         ancestors = list[Ancestor]()
         for there, part in zip(rows, parts, strict=True):
             rest = there - done
             if there & done:
-                self.found.computed.append((files, there & done))
+                self.found.computed.append((files, there & done, part.of))
             if not part.same and rest:
                 comparable = ReferenceVersion.at(self.source, self.columns) is not None
                 self._left[part.of.work.id, CHANGED if comparable else NOT_COMPARABLE] += len(rest)
-            elif rest and part.of.work.place != (files.srcfiles, files.id):
-                ancestors.append(Ancestor(part.of.work.place, rest))
-        if due := same - done:
-            kept = tuple(known.items())
-            self.found.add(FragmentWork(files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=kept))
+            elif rest:
+                failed = failed | _failed_already(
+                    known, version, _here(part.of.staged.failures.rows, part, offsets, ids)
+                )
+                before = prior_failures_of(part.of.work.known, version)
+                add_rows(tried, _here(before, part, offsets, ids))
+                if part.of.work.place != (files.srcfiles, files.id):
+                    ancestors.append(Ancestor(part.of.work.place, rest))
+        self.found.failed += len(failed)
+        if due := same - done - failed:
+            # Facts may count this run already, or know nothing of rows that an update moved.
+            kept = {p: there - due if p.failures and p.version == version else there for p, there in known.items()}
+            add_rows(kept, ((Provenance(version, failures=runs), there & due) for runs, there in tried.items()))
+            work = FragmentWork(files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()))
+            self.found.add(work)
+
+
+def _here(failures: PriorFailures, part: _Moved, offsets: Offsets, ids: RowIds) -> PriorFailures:
+    """Return which of moved rows failed, by their offsets in the fragment that holds them, whose rows these are."""
+    if not failures:
+        return ()
+    wanted = among(ids, part.row_ids)
+    here = ((runs, wanted & among(ids, part.of.ids_of(rows))) for runs, rows in failures)
+    return tuple((runs, Ranges.from_offsets(offsets[mask])) for runs, mask in here)
+
+
+def _failed_already(known: Mapping[Provenance, Ranges], version: str, failures: PriorFailures) -> Ranges:
+    """Return the rows of which facts say that they failed in so many runs, or more."""
+    said = [(p.failures, rows) for p, rows in known.items() if p.version == version]
+    return Ranges.union(there & rows for runs, there in failures for number, rows in said if number >= runs)
 
 
 def _has_inputs(files: FragmentFiles, planned: FragmentFiles) -> bool:

@@ -94,6 +94,11 @@ def drawn(x: int) -> bytes:
     return b"a" * x
 
 
+@udf(data_type=pa.int64(), on_error="skip")
+def fails_on_sevens_with_blob(x: int, b: bytes) -> int:
+    return 3 * x if x % 7 else 1 // 0
+
+
 @udf(data_type=pa.int64(), expect=[expect.max_null_fraction(0.6)])
 def empty_at_first(x: int) -> int | None:
     leave_trace([x])
@@ -367,6 +372,55 @@ def test_failed_rows_that_a_compaction_moves_count_once(make_table: MakeTable, t
     assert len(table.get_errors(job_id=result.job_id)) == 15
 
 
+def update_sevens(table: Table) -> None:
+    table.lance.update({"other": "other + 1"}, where="id % 7 = 0")
+
+
+@pytest.mark.parametrize("meanwhile", [compact, update_sevens])
+def test_a_second_try_runs_and_counts_moved_rows_that_failed_as_the_first_did(
+    table: Table, meanwhile: Callable[[Table], None]
+) -> None:
+    job = Stations.begin(table, fails_on_sevens, on_code_change="recompute")
+    job.apply()
+    meanwhile(table)
+    first, version = job.commit(), table.version
+    again = job.commit()
+    for result in (first, again):
+        assert (result.state, result.rows_computed, result.rows_failed, result.rows_left) == ("DONE", 85, 15, 0)
+    assert table.version == version
+    assert table.plan_backfill("y", udf=fails_on_sevens).rows_pending == 15
+
+
+@pytest.mark.parametrize("meanwhile", [compact, update_sevens, upsert_other_column])
+def test_rows_that_move_while_they_fail_are_given_up_after_three_runs(
+    table: Table, meanwhile: Callable[[Table], None]
+) -> None:
+    for run in range(3):
+        job = Stations.begin(table, fails_on_sevens, where=f"id % 3 = {run} OR id % 7 = 0")
+        job.apply()
+        if run == 2:
+            meanwhile(table)
+        result = job.commit()
+        assert (result.state, result.rows_failed, result.rows_left) == ("DONE", 15, 0)
+        assert_honest(result, table)
+    assert table.plan_backfill("y", udf=fails_on_sevens).rows_pending == 0
+
+
+def test_rows_beside_moved_ones_that_fail_again_stay_known(make_table: MakeTable) -> None:
+    """Values of blobs are not compared, so that a row without a fact would be computed again."""
+    table = make_table(100)
+    table.add_columns({"b": drawn, "y": (fails_on_sevens_with_blob, ["x", "b"])})
+    table.backfill("b", runner="inline")
+    table.backfill("y", where="id NOT IN (8, 58)", runner="inline")
+    job = Stations.begin(table, fails_on_sevens_with_blob)
+    job.apply()
+    table.lance.delete("id IN (8, 58)")
+    compact(table)
+    result = job.commit()
+    assert (result.state, result.rows_failed) == ("DONE", 15)
+    assert table.plan_backfill("y").rows_pending == 15
+
+
 def test_several_shards_find_their_rows_in_one_compacted_fragment(table: Table, trace: Trace) -> None:
     job = Stations.begin(table, shard_size=1)
     job.apply()
@@ -376,6 +430,8 @@ def test_several_shards_find_their_rows_in_one_compacted_fragment(table: Table, 
     assert_exact(trace, range(100))
     assert_right(table, "y", tripled)
     assert_nothing_to_do_is_free(table, "y", trace)
+    again = job.commit()
+    assert (again.state, again.rows_computed, len(again.commits)) == ("DONE", 100, 4)
 
 
 def test_moved_rows_with_blobs_are_computed_again_by_other_processes_and_become_visible(
