@@ -190,9 +190,13 @@ class Budget:
         lead = max(self.start - self.clock, 0.0)
         return max(LATENESS / max(len(self.present), 1), LATENESS / 2 - lead)
 
-    def reserve(self, requests: float, tokens: float) -> tuple[Budget, Span, Span]:
-        """Reserve so many seconds of the requests and of the tokens; both begin together."""
-        start = self.start
+    def reserve(self, requests: float, tokens: float, later: float = 0.0) -> tuple[Budget, Span, Span]:
+        """Reserve so many seconds of the requests and of the tokens; both begin together.
+
+        Args:
+            later: seconds until the process can begin to use them, because its write takes so long.
+        """
+        start = max(self.start, self.clock - PAST + later)
         of_requests = (start, start + requests)
         of_tokens = (start, start + tokens)
         after = replace(

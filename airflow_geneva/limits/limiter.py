@@ -88,6 +88,8 @@ class Limiter:
         # When the table was read, which version it had, and when that was first seen.
         self._read_at: float | None = None
         self._version, self._changed_at = 0, 0.0
+        # Seconds that the last two writes took: both are long on a slow store, and one of them after a pause.
+        self._write_seconds = deque([0.0, 0.0], maxlen=2)
         # How many calls to reserve for, how many passed since, and how many tokens each takes.
         self._calls, self._passed, self._tokens = 1.0, 0, 0.0
         # What ended calls used beyond what they had, until it is written; tokens that they left are below 0.
@@ -187,11 +189,13 @@ class Limiter:
 
         def more(budget: Budget) -> Budget:
             calls = max(min(self._calls, budget.room / each), 1.0)
-            held = self._held.usable(budget.clock)
+            # Pieces that are over when this is written would be reserved again without end.
+            later = min(self._write_seconds)
+            held = self._held.usable(budget.clock + later)
             of_requests, of_tokens = held.seconds
             wanted = max(calls * self._request_seconds, requests) - of_requests
             wanted_tokens = max(calls * self._tokens * self._token_seconds, tokens) - of_tokens
-            after, *pieces = budget.reserve(max(wanted, 0.0), max(wanted_tokens, 0.0))
+            after, *pieces = budget.reserve(max(wanted, 0.0), max(wanted_tokens, 0.0), later)
             self._reserved = replace(held, lost=0.0).add(*pieces)
             return after
 
@@ -271,13 +275,14 @@ class Limiter:
         """Write what a function makes of the newest budget; with fewer tries it need not succeed."""
         after = Budget()
         for number in range(tries):
-            found = self._look()
+            found, began = self._look(), self.clock.own()
             owed, requests, tokens = self._owed, self._debt_requests, max(self._debt_tokens, 0.0)
             after = change(found.budget.at(self.clock.now(), self.name, self.limit).owe(*owed))
             if self.table.write(after, found):
                 self._debt_requests -= requests
                 self._debt_tokens -= tokens
                 self._version, self._changed_at = found.version + 1, self.clock.own()
+                self._write_seconds.append(self._changed_at - began)
                 self._warn_of_other_limits(found.budget, after)
                 self._paused = max(self._paused, after.paused)
                 return after

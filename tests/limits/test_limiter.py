@@ -24,11 +24,17 @@ MINUTE = 60.0
 
 @dataclass
 class World:
-    """Simulated time, one budget, and what was called when: (time, tokens)."""
+    """Simulated time, one budget, and what was called when: (time, tokens).
+
+    Args:
+        delay: seconds that a write takes at most.
+        least: seconds that it takes at least.
+    """
 
     limit: RateLimit
     random: random.Random
     delay: float = 0.0
+    least: float = 0.0
     now: float = 0.0
     text: str = field(default_factory=lambda: Budget().to_json())
     version: int = 1
@@ -54,10 +60,11 @@ class World:
         return Found(Budget.from_json(self.text), self.version, self.now)
 
     def write(self, budget: Budget, found: Found) -> bool:
+        assert self.now < 60 * MINUTE, "reserved again and again"
         if self.depth < 3:
             # Others act while the commit is under way.
             self.depth += 1
-            self.run(self.now + self.random.uniform(0, self.delay))
+            self.run(self.now + self.random.uniform(self.least, max(self.least, self.delay)))
             self.depth -= 1
         if self.version != found.version:
             return False
@@ -194,6 +201,22 @@ def test_processes_that_need_more_get_what_others_leave() -> None:
         Process(world, busy=0.02 if number else 2.0, mortal=0.0)
     world.run(60)
     assert len([when for when, _ in world.calls if when >= 10]) / 50 * 60 >= 0.9 * 6000
+
+
+@pytest.mark.parametrize("per_minute", [10, 600, 60_000])
+@pytest.mark.parametrize("seconds", [0.5, 1.1, 1.6, 3.0, 10.0])
+def test_calls_begin_however_long_a_write_takes(per_minute: int, seconds: float) -> None:
+    world = World(RateLimit("k", requests_per_minute=per_minute), random.Random(6), least=seconds)
+    limiter = Limiter(world, world.limit, TableClock(lambda: world.now))  # type: ignore[arg-type]
+    for _ in range(6):
+        call = Pass(0.0)
+        while (pause := limiter.step(call)) > 0:
+            world.now += pause
+        world.calls.append((world.now, 0.0))
+        limiter.done(call)
+    assert world.most_in_a_minute() <= per_minute
+    assert world.writes <= 10
+    assert world.now <= 6 * (60 / per_minute + 2 * seconds) + 2 * seconds
 
 
 @pytest.mark.parametrize("seats", [2, 5])
