@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -63,6 +62,7 @@ def begun(site: Site) -> dict[str, str]:
     site.reach("lost")
     kill(worker_of(site, "lost"))
     site.open("lost")
+    site.lose("lost", runs["lost"], APPLY)
     return runs
 
 
@@ -232,19 +232,14 @@ def test_an_apply_that_is_marked_as_failed_ends_spark_and_goes_on_from_its_check
 
 
 def test_a_plan_that_is_marked_as_failed_ends_at_once(site: Site) -> None:
-    reached = site.folder / "importing"
     run = site.stack.trigger("plan_failed")
-    wait_for(reached.exists, RUN_SECONDS, "the plan task")
+    wait_for(lambda: any(site.folder.glob("importing.*")), RUN_SECONDS, "the plan task")
+    [reached] = site.folder.glob("importing.*")
     path = f"/dags/plan_failed/dagRuns/{run}/taskInstances/backfill.plan"
     site.stack.call("PATCH", path, {"new_state": "failed"})
     site.fails("plan_failed", run)
-
-    def quiet() -> bool:
-        reached.unlink(missing_ok=True)
-        time.sleep(1)
-        return not reached.exists()
-
-    wait_for(quiet, START_SECONDS, "the end of the plan task")
+    task = int(reached.suffix[1:])
+    wait_for(lambda: not psutil.pid_exists(task), START_SECONDS, "the end of the plan task")
     assert site.database.jobs(table="plan_failed") == []
 
 
@@ -312,7 +307,7 @@ def restarted(site: Site) -> dict[str, str]:
     runs = {table: site.stack.trigger(table) for table in tables}
     for table in tables:
         site.reach(table)
-    site.stack.kill("scheduler")
+    site.kill_scheduler()
     kill(worker_of(site, "host"))
     for table in ("ended", "host"):
         site.open(table)

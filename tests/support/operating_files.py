@@ -34,11 +34,12 @@ def gated(text: str) -> int:
 '''
 
 ENDLESS = """
+import os
 import time
 from pathlib import Path
 
+(Path({folder!r}) / f"importing.{{os.getpid()}}").touch()
 while True:
-    (Path({folder!r}) / "importing").touch()
     time.sleep(0.1)
 """
 

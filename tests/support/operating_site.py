@@ -35,12 +35,9 @@ TABLES = [
 SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": "24",
     "AIRFLOW__GENEVA__INLINE_BELOW_SECONDS": "0",  # each stage in a task of its own
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     # How soon a task notices that it should not run any more, and how soon others notice that nobody runs it.
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "1",
 }
 
@@ -89,6 +86,22 @@ class Site:
 
     def start_scheduler(self) -> None:
         self.stack.start("scheduler")
+
+    def kill_scheduler(self) -> None:
+        self.stack.kill("scheduler")
+        self.stack.declare_dead("job.latest_heartbeat", "job_type = 'SchedulerJob'")
+
+    def lose(self, dag_id: str, run: str, task_id: str) -> None:
+        """Wait until Airflow has noticed that nobody runs the first try of a task, whose processes were killed."""
+
+        def noticed() -> bool:
+            where = "dag_id = ? AND task_id = ? AND try_number = 1 AND state = 'running'"
+            # Again and again: what the processes sent last may still arrive.
+            self.stack.declare_dead("task_instance.last_heartbeat_at", where, dag_id, task_id)
+            task = self.task(dag_id, run, task_id)
+            return task["try_number"] > 1 or task["state"] != "running"
+
+        wait_for(noticed, RUN_SECONDS, f"the loss of {task_id} of {dag_id}")
 
     def connect_remote(self) -> None:
         """Tell Airflow how to reach the bucket: in its database, so that no process has the key in its environment."""
