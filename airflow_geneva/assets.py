@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.lineage")
 
 PRODUCER = "airflow_geneva"
+_GROUP = "lance"  # Airflow 3.4 shows the plugin's tab on the assets of this group
 _NEWEST_EVENTS = 100
 _CLOCKS_DIFFER = timedelta(hours=1)
 
@@ -40,7 +41,7 @@ def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
         ```
     """
     name = f"{lance_conn_id}/{check_name(table, 'table')}"
-    return Asset(name=name, uri=f"lance://{name}")
+    return Asset(name=name, uri=f"lance://{name}", group=_GROUP)
 
 
 def watched_lance_asset(
@@ -96,7 +97,8 @@ def watched_lance_asset(
     name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(sorted(ways.items()), safe=':')}"
     pause = seconds(poll_interval) or 0.0
     trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, poll_interval=pause, **wanted)
-    return Asset(name=name, uri=f"lance://{name}", watchers=[AssetWatcher(name="new_fragments", trigger=trigger)])
+    watcher = AssetWatcher(name="new_fragments", trigger=trigger)
+    return Asset(name=name, uri=f"lance://{name}", group=_GROUP, watchers=[watcher])
 
 
 def one_run_per_batch(assets: BaseAsset | Collection[BaseAsset]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 from airflow_geneva.links.job import PAGES, pages_root
+from airflow_geneva.operators._airflow_internals import has_asset_pages
 
 _App = Callable[..., Awaitable[None]]
 
@@ -43,7 +44,13 @@ _ADDRESSES = (
     ("Geneva jobs", "dag", "geneva_dag", "/dag?dag_id={DAG_ID}"),
     ("Geneva jobs", "dag_run", "geneva_run", f"/run?{_RUN}"),
     ("Geneva job", "task_instance", "geneva_job", f"/task?{_TASK}"),
+    *([("Lance table", "asset", "geneva_asset", "/asset?uri={ASSET_URI}")] if has_asset_pages() else []),
 )
+# Which assets and tasks get a tab. No field of a DAG or a run says whether it has tasks of this package.
+_APPLIES_TO = {
+    "asset": {"group": ["lance"]},
+    "task_instance": {"task.template_fields": ["lance_conn_id", "plan_task_id"]},
+}
 _VIEWS = [
     {
         "name": name,
@@ -52,13 +59,14 @@ _VIEWS = [
         "url_route": route,
         "icon": f"{pages_root()}/static/icon.svg",
         **({"category": "browse"} if destination == "nav" else {}),
+        **({"applies_to": _APPLIES_TO[destination]} if has_asset_pages() and destination in _APPLIES_TO else {}),
     }
     for name, destination, route, address in _ADDRESSES
 ]
 
 
 class GenevaPlugin(AirflowPlugin):
-    """Pages about jobs, tables and views, in Airflow's menu and in the tabs of DAGs, runs and task instances."""
+    """Pages about jobs, tables and views, in Airflow's menu and in tabs of DAGs, runs, task instances and assets."""
 
     name = "geneva"
     fastapi_apps = _APPS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from airflow_geneva.errors import CodeChanged, CommitConflict, GenevaError, InvalidInput
 
@@ -174,6 +174,15 @@ def own_settings(operator: SparkSubmitOperator) -> dict[str, Any]:
 
 
 # The API server
+
+
+def has_asset_pages() -> bool:
+    """Whether plugins can add tabs to the pages of assets, and limit tabs with `applies_to`; from Airflow 3.4 on."""
+    try:
+        from airflow._shared.plugins_manager.plugins_manager import BaseDestinationLiteral  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return False
+    return "asset" in get_args(BaseDestinationLiteral)
 
 
 def redact() -> Callable[[str], Any]:

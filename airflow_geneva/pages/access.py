@@ -77,10 +77,17 @@ def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
     """Query Airflow's database; `moment` is the cache key."""
     found: dict[tuple[str, str], set[str]] = {}
     for uri, dag_id in dags_of_assets(_SCHEME):
-        # The URI of a watched asset has a query string after the table.
-        conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
-        found.setdefault((conn_id, table), set()).add(dag_id)
+        found.setdefault(table_of_asset(uri), set()).add(dag_id)
     return found
+
+
+def table_of_asset(uri: str) -> tuple[str, str]:
+    """Return the connection and the table that the URI of an asset names; both are empty if it names none."""
+    if not uri.startswith(_SCHEME):
+        return "", ""
+    # The URI of a watched asset has a query string after the table.
+    conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
+    return conn_id, table
 
 
 @lru_cache(maxsize=32)

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
@@ -26,6 +26,7 @@ from airflow_geneva.pages.access import (
     VisibleDatabase,
     list_databases,
     open_database,
+    table_of_asset,
 )
 from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph, read_database
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
@@ -228,6 +229,15 @@ def _read_database(
         raise HTTPException(404)
     opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
     return opened, read_database(opened, filters, _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS)
+
+
+@app.get("/asset")
+def show_asset(uri: str) -> Response:
+    """Lead from an asset to the page of its table, which checks what the viewer may see."""
+    conn_id, table = (quote(part, safe="") for part in table_of_asset(uri))
+    if not (conn_id and table):
+        raise HTTPException(404)
+    return RedirectResponse(f"databases/{conn_id}/tables/{table}", 303, HEADERS)
 
 
 @app.get("/databases/{conn_id}/tables/{table}")

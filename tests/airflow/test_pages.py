@@ -13,6 +13,7 @@ from functools import partial
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pyarrow as pa
 import pytest
@@ -20,18 +21,21 @@ from airflow import plugins_manager
 from airflow.api_fastapi.app import create_auth_manager
 from airflow.models.dag import DagModel
 from airflow.models.log import Log
-from airflow.sdk import DAG
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import DAG, Asset
 from airflow.utils.session import create_session
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from airflow_geneva import Database, Table, connect, udf
+from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.display import format_time
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.lance_io.table_versions import written_at
+from airflow_geneva.operators import _airflow_internals as internals
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.graph import Key, Node, lay_out
 from airflow_geneva.pages.tables import CountCache
@@ -50,14 +54,14 @@ pytestmark = pytest.mark.airflow
 
 
 def filled(route: APIRoute) -> str:
-    query = "?dag_id=d&run_id=r&task_id=t"
+    query = "?dag_id=d&run_id=r&task_id=t&uri=lance://shelf/docs"
     return re.sub(r"\{[a-z_]+\}", "pages.css", route.path) + query
 
 
 def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert {type(route) for route in app.routes} == {APIRoute}
     paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
-    assert len(paths) == 17
+    assert len(paths) == 18
     client = TestClient(app)
     for path in paths:
         for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
@@ -79,12 +83,16 @@ def test_airflow_loads_the_plugin_and_serves_its_pages_to_users_only(
     browse: Get, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow.api_fastapi.app import create_app
+    from airflow.api_fastapi.core_api.datamodels.plugins import ExternalViewResponse
 
     (plugin,) = (found for found in plugins_manager.get_plugin_info(["external_views"]) if found["name"] == "geneva")
     routes = {view["url_route"]: view["destination"] for view in plugin["external_views"]}
     assert routes == {
         "geneva": "nav", "geneva_dag": "dag", "geneva_run": "dag_run", "geneva_job": "task_instance",
+        **({"geneva_asset": "asset"} if internals.has_asset_pages() else {}),
     }  # fmt: skip
+    for view in plugin["external_views"]:
+        ExternalViewResponse.model_validate(view)  # Airflow leaves out a plugin with a view that is not valid
     assert {view["icon"] for view in plugin["external_views"]} == {"/geneva/static/icon.svg"}
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS", "False")
     Rights.give("reader", connections=["shelf"])
@@ -104,6 +112,32 @@ def test_loading_the_plugin_loads_neither_the_pages_nor_lance() -> None:
     code = "import sys, airflow_geneva.plugin; print([m for m in ('fastapi', 'lance', 'pyarrow') if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.skipif(not internals.has_asset_pages(), reason="came with Airflow 3.4")
+def test_tabs_stand_on_assets_and_tasks_of_this_package_only() -> None:
+    external_views, _ = plugins_manager._get_ui_plugins()
+    scopes = {view["url_route"]: view.get("applies_to") for view in external_views if "geneva" in view["href"]}
+    assert scopes["geneva_asset"] == {"group": [lance_asset("docs").group]}
+    assert lance_asset("docs").group == watched_lance_asset("docs").group != Asset("docs").group
+    [(path, marks)] = scopes["geneva_job"].items()
+    assert path == "task.template_fields"
+    with DAG("scopes") as dag:
+        RefreshTaskGroup(view="long_docs", approve_above={"rows": 1})
+        SparkSubmitOperator(task_id="other", application="x.py")
+    shown = {task.task_id for task in dag.tasks if {*task.template_fields} & {*marks}}
+    assert shown == set(dag.task_dict) - {"other"}
+    assert [scopes[route] for route in ("geneva", "geneva_dag", "geneva_run")] == [None, None, None]
+
+
+@pytest.mark.parametrize("uri", ["lance://shelf/docs", "lance://shelf/docs?changed_rows=True&poll_interval=60"])
+def test_the_tab_of_an_asset_leads_to_its_table(browse: Get, database: Database, uri: str) -> None:
+    Rights.give("reader", connections=["shelf"])
+    make_table(database)
+    assert "docs" in browse(f"/asset?{urlencode({'uri': uri})}")
+    for other in ("s3://bucket/docs", "lance://", "lance://shelf", "//elsewhere.org/docs", "lance://../x"):
+        browse(f"/asset?{urlencode({'uri': other})}", status=404)
+    browse(f"/asset?{urlencode({'uri': uri})}", user="nobody", status=404)
 
 
 # What cannot get out, and what cannot get in
