@@ -319,7 +319,7 @@ class Table(Summarized, Readable):
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.run.pipeline import run, start
+        from airflow_geneva.run.pipeline import run_new
 
         several = isinstance(column, (list, tuple))
         columns: Sequence[Any] = column if several else (column,)
@@ -335,7 +335,7 @@ class Table(Summarized, Readable):
             )  # fmt: skip
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
-                results[name] = run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch)
+                results[name] = run_new(plan, self.location, udfs, runner, watch)
         return BackfillResults(results) if several else results[columns[0]]
 
     def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:

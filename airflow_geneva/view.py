@@ -186,7 +186,7 @@ class View(Table):
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.job.meter import Stopwatch
         from airflow_geneva.run.choice import check_old_code, check_runner
-        from airflow_geneva.run.pipeline import run, start
+        from airflow_geneva.run.pipeline import run_new
         from airflow_geneva.run.prepare import Udfs
         from airflow_geneva.run.view import load_udfs, plan
 
@@ -206,7 +206,7 @@ class View(Table):
             planned = plan(self.location, definition, self._source(definition).location, request)
             check_old_code(planned, runner)
             udfs = Udfs.of_refresh(planned, load_udfs(definition))
-            return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
+            return run_new(planned, self.location, udfs, runner, watch)
 
     def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:
         """Compute a column of a sample of rows with other code, beside the values that the view shows; keep nothing.

@@ -7,13 +7,14 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
 from airflow_geneva.faults import fault_point
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage import behind
+from airflow_geneva.storage.files import Storage, as_json
 
 RECORD, HEARTBEAT = "job.json", "heartbeat.json"
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
@@ -23,6 +24,16 @@ COMMITTING, CHECKED, FAILURE = "committing", "checked", "failure"
 """Parts of a shard's status: when the last try began, progress of apply, rows that a service has by submission, how
 often the task was deferred, what all tries have spent of a cap, result of apply, progress of the commit, what its
 checks of values found, and why the last try failed."""
+
+
+@dataclass
+class _Own:
+    """What this process wrote of a job that no other process writes meanwhile."""
+
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_OWN: dict[str, _Own] = {}
 
 
 def new_job_id() -> str:
@@ -57,17 +68,50 @@ class JobFolder:
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
 
+    @contextmanager
+    def written_by_this_process(self) -> Iterator[None]:
+        """Say that the job is new, and that no other process writes its documents until the end of the body.
+
+        What this process wrote is not read again, and what is only for people is written behind. On a local disk,
+        where no request has to be waited for, nothing changes.
+        """
+        root = self.storage.root
+        if self.storage.local or root in _OWN:
+            yield
+            return
+        _OWN[root] = _Own()
+        try:
+            yield
+        finally:
+            try:
+                behind.BEHIND.flush(self.storage)
+            finally:
+                del _OWN[root]
+
+    def _write(self, name: str, document: dict[str, Any], waited_for: bool = True) -> None:
+        own = _OWN.get(self.storage.root)
+        if own is not None:
+            own.documents[name] = document
+        if own is None or waited_for:
+            self.storage.write_json(name, document)
+        else:
+            behind.BEHIND.put(self.storage, name, as_json(document))
+
+    def write_for_people(self, name: str, document: dict[str, Any]) -> None:
+        """Write a document that no step of the job waits for."""
+        self._write(name, document, waited_for=False)
+
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
         """Write the job's record, before any other document of the job; and again with the fingerprint of its plan."""
-        if plan is None:
+        if plan is None and self.storage.root not in _OWN:
             self.storage.delete(HEARTBEAT)  # of an earlier try
-        self.storage.write_json(RECORD, {"started": time.time(), **record, "id": self.job_id, "plan": plan})
+        self._write(RECORD, {"started": time.time(), **record, "id": self.job_id, "plan": plan})
 
     def update_record(self, **parts: Any) -> None:
         """Change parts of the record, unless it is gone."""
         record = self.read(RECORD)
         if record is not None:
-            self.storage.write_json(RECORD, {**record, **parts})
+            self._write(RECORD, {**record, **parts})
 
     def write_result(
         self,
@@ -84,7 +128,7 @@ class JobFolder:
             return
         ended = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
         ended["error"] = None if error is None else mask_secrets(error)
-        self.storage.write_json(RECORD, {**record, "ended": ended})
+        self._write(RECORD, {**record, "ended": ended})
 
     def read_end(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return how the job ended: what its record says, or a document of its own if it is older; else None."""
@@ -112,7 +156,7 @@ class JobFolder:
     def update_shard(self, fingerprint: str, shard: int, **parts: Any) -> None:
         """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it."""
         status = {**self.read_shard(fingerprint, shard), **parts}
-        self.storage.write_json(shard_name("status", fingerprint, shard), status)
+        self.write_for_people(shard_name("status", fingerprint, shard), status)
 
     @contextmanager
     def recording_failure(self, fingerprint: str, shard: int, last: bool = False) -> Iterator[None]:
@@ -137,7 +181,8 @@ class JobFolder:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a document; None if it does not exist or is damaged."""
-        return self.storage.read_document(name)
+        own = _OWN.get(self.storage.root)
+        return self.storage.read_document(name) if own is None else own.documents.get(name)
 
 
 def plan_name(fingerprint: str) -> str:

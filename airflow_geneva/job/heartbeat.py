@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_geneva.job.folder import HEARTBEAT
+from airflow_geneva.job.folder import HEARTBEAT, JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.storage.documents import check_time
@@ -81,14 +81,14 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = 
 @contextmanager
 def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
     """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job."""
-    warned = False
+    warned, folder = False, JobFolder(job, "")
     measured().enter(stage)
 
     def beat(over: bool = False) -> None:
         nonlocal warned
         who = {"host": socket.gethostname(), "pid": os.getpid()}
         try:
-            job.write_json(HEARTBEAT, {"at": time.time(), "stage": stage, "over": over, **who})
+            folder.write_for_people(HEARTBEAT, {"at": time.time(), "stage": stage, "over": over, **who})
         except BaseException as error:
             # Airflow stops a task, or times it out, with a BaseException.
             if not is_failure(error):

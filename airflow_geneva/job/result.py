@@ -112,7 +112,7 @@ class ShardResult:
 
     def write(self, folder: JobFolder) -> None:
         """Record that the shard is committed."""
-        folder.storage.write_json(shard_name("commit", self.fingerprint, self.shard), self.to_json())
+        folder.write_for_people(shard_name("commit", self.fingerprint, self.shard), self.to_json())
 
     @staticmethod
     def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:

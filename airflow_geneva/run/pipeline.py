@@ -120,6 +120,12 @@ def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
     watch.lap("spark")
 
 
+def run_new(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> BackfillResult:
+    """Start a new job and run it to its end in this process; raises as `start` and `run`."""
+    with JobFolder.of(location.checkpoints, plan.work.job_id).written_by_this_process():
+        return run(start(plan, location, udfs, runner, watch), plan.shards, udfs, watch)
+
+
 def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) -> BackfillResult:
     """Apply and commit the shards of a job one after another, and finish it.
 

@@ -214,7 +214,7 @@ class Storage:
             raise StorageError(f"Cannot read {source}: {error}.") from error
 
     def write_json(self, name: str, document: Any) -> None:
-        self.write_bytes(name, json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
+        self.write_bytes(name, as_json(document))
 
     def read_json(self, name: str) -> Any:
         """Read a JSON document; ValueError if it is damaged, see `parse`, and others as of `read_bytes`."""
@@ -345,6 +345,10 @@ class Storage:
     def _delete_one(self, name: str) -> None:
         self.delete(name)
         fault_point("file.removed")
+
+
+def as_json(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
 def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int) -> list[_T]:

@@ -1,0 +1,106 @@
+"""Write documents behind the work: one thread per process writes the newest content of each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from airflow_geneva.errors import StorageError
+
+if TYPE_CHECKING:
+    from airflow_geneva.storage.files import Storage
+
+logger = logging.getLogger("airflow_geneva.storage")
+_EVERY_SECONDS = 1.0
+_Key = tuple[str, str]
+
+
+class WriteBehind:
+    """Writes documents that nobody waits for; of several contents of a document, only the newest.
+
+    A document is written at most once a second. A write that fails is logged once and dropped, because a later
+    content follows or the document is for people only.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[_Key, tuple[Storage, bytes]] = {}
+        self._written: dict[_Key, float] = {}
+        self._writing: _Key | None = None
+        self._flushed: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def put(self, storage: Storage, name: str, content: bytes) -> None:
+        """Write a document soon, unless a newer content replaces this one before."""
+        with self._changed:
+            self._waiting[storage.root, name] = (storage, content)
+            self._start()
+            self._changed.notify_all()
+
+    def flush(self, storage: Storage) -> None:
+        """Wait until all documents of a folder are written.
+
+        Raises:
+            StorageError: the thread that writes has ended.
+        """
+        with self._changed:
+            self._flushed.add(storage.root)
+            try:
+                while any(root == storage.root for root, _ in (*self._waiting, *filter(None, [self._writing]))):
+                    if self._thread is None or not self._thread.is_alive():
+                        raise StorageError(f"The thread that writes the documents of {storage.root} has ended.")
+                    self._changed.notify_all()
+                    self._changed.wait(1.0)
+            finally:
+                self._flushed.discard(storage.root)
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="geneva-write-behind", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                key = self._next()
+                storage, content = self._waiting.pop(key)
+                self._writing = key
+            try:
+                storage.write_bytes(key[1], content)
+            except StorageError as error:
+                if not self._warned:
+                    self._warned = True
+                    logger.warning("Cannot write %s; the work goes on: %s", storage.path(key[1]), error)
+            finally:
+                with self._changed:
+                    self._writing = None
+                    self._written[key] = time.monotonic()
+                    self._changed.notify_all()
+
+    def _next(self) -> _Key:
+        """Wait for a document that is due."""
+        while True:
+            now = time.monotonic()
+            due = {
+                key: 0.0 if key[0] in self._flushed else self._written.get(key, -1e9) + _EVERY_SECONDS - now
+                for key in self._waiting
+            }
+            key = min(due, key=lambda key: due[key], default=None)
+            if key is not None and due[key] <= 0:
+                return key
+            self._changed.wait(None if key is None else due[key])
+
+
+BEHIND = WriteBehind()
+
+
+def _after_fork() -> None:
+    global BEHIND
+    BEHIND = WriteBehind()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,126 @@
+"""A proxy in front of an HTTP server that delays every request, and keeps a log of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request with the times at which it arrived and at which its answer was complete."""
+
+    method: str
+    path: str
+    began: float
+    ended: float
+
+    def __str__(self) -> str:
+        return f"{self.method} {unquote(self.path)}"
+
+
+class Requests(list[Request]):
+    """The requests of a run."""
+
+    @property
+    def depth(self) -> int:
+        """Number of round trips that had to wait for another one: the longest chain of requests one after another."""
+        depth, free = 0, 0.0
+        for request in sorted(self, key=lambda request: request.ended):
+            if request.began >= free:
+                depth, free = depth + 1, request.ended
+        return depth
+
+
+@dataclass
+class SlowProxy:
+    """Forwards requests to a server after `seconds` each; connections are kept open as the server keeps them."""
+
+    endpoint: str
+    seconds: float = 0.05
+    log: Requests = field(default_factory=Requests)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextmanager
+    def counting(self) -> Iterator[Requests]:
+        """Collect the requests that are made meanwhile."""
+        self.log = found = Requests()
+        yield found
+        self.log = Requests()
+
+    @contextmanager
+    def running(self) -> Iterator[SlowProxy]:
+        loop, ready = asyncio.new_event_loop(), threading.Event()
+
+        async def serve() -> None:
+            server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+            self.port = server.sockets[0].getsockname()[1]
+            ready.set()
+
+        def run() -> None:
+            loop.create_task(serve())
+            loop.run_forever()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        assert ready.wait(30)
+        try:
+            yield self
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(30)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = urlsplit(self.endpoint)
+        theirs, to_server = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            while head := await _head(reader):
+                began, (method, path, _) = time.monotonic(), head.split(b"\r\n", 1)[0].decode().split(" ", 2)
+                body = await _body(reader, head)
+                await asyncio.sleep(self.seconds)
+                to_server.write(head + body)
+                answer = await _head(theirs)
+                if not answer:
+                    break
+                while answer.startswith(b"HTTP/1.1 100"):
+                    answer = await _head(theirs)
+                empty = method == "HEAD" or answer.split(b" ", 2)[1] in (b"204", b"304")
+                content = b"" if empty else await _body(theirs, answer)
+                self.log.append(Request(method, path, began, time.monotonic()))
+                writer.write(answer + content)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            for stream in (writer, to_server):
+                stream.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(_END_OF_HEAD)
+    except asyncio.IncompleteReadError:
+        return b""
+
+
+async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    fields = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in head.split(b"\r\n"))}
+    if b"chunked" in fields.get(b"transfer-encoding", b""):
+        found = b""
+        while True:
+            line = await reader.readline()
+            found += line + await reader.readexactly(int(line.split(b";")[0], 16) + 2)
+            if line.split(b";")[0].strip() == b"0":
+                return found
+    return await reader.readexactly(int(fields.get(b"content-length", b"0")))
