@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_buil
 
 _EXAMPLE = 'Give a JSON object of strings, such as {"aws_region": "eu-west-1", "aws_endpoint": "https://minio:9000"}.'
 
+_CACHE_BYTES = 64 << 20
 # Every other option counts as a secret.
 _HARMLESS_NAMES = """
 account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
@@ -95,8 +97,18 @@ class TableLocation:
             return wait_out(
                 self.uri,
                 self.options,
-                lambda: lance.dataset(self.uri, version=version, storage_options=self.storage_options),
+                lambda: lance.dataset(
+                    self.uri, version=version, storage_options=self.storage_options, session=_session(os.getpid())
+                ),
             )
+
+
+@functools.cache
+def _session(_pid: int) -> lance.Session:
+    """Return the caches of this process: a manifest that did not change is not read again."""
+    import lance
+
+    return lance.Session(metadata_cache_size_bytes=_CACHE_BYTES)
 
 
 def read_storage_options(given: Any) -> dict[str, str]:
