@@ -158,9 +158,11 @@ class ReusableRows:
 
 
 class CheckpointIndex:
-    """The checkpoint keys that a job may reuse, by fragment; listed once, faster for given (srcfiles, id) places.
+    """The checkpoint keys that a job may reuse, by fragment; listed once, when they are needed first.
 
-    ``written`` has the content of some keys, which need not be read.
+    Args:
+        places: (srcfiles, id) of the fragments that are asked for, whose folders alone are listed; None: any.
+        written: the content of some keys, which need not be listed nor read.
     """
 
     def __init__(
@@ -171,18 +173,22 @@ class CheckpointIndex:
         written: Mapping[str, StagedFragment] | None = None,
     ) -> None:
         self.store = store
-        self.written = written or {}
+        self.written = {} if written is None else written
         self.reuse_rules = reuse_rules
-        self._keys: dict[tuple[str, int], list[str]] = {}
+        self._starts = {""} if places is None else {f"{source}_frag-" for source, _ in places}
         self._last: tuple[str, StagedFragment | None] = ("", None)
-        starts = {""} if places is None else {f"{source}_frag-" for source, _ in places}
-        for prefix, _ in reuse_rules.prefixes:
-            for start in starts:
+
+    @cached_property
+    def _keys(self) -> dict[tuple[str, int], list[str]]:
+        found: dict[tuple[str, int], list[str]] = {}
+        for prefix, _ in self.reuse_rules.prefixes:
+            for start in self._starts:
                 # The prefix ends at a folder boundary, so the store lists no other folder.
-                for key in store.list_keys(f"{prefix}_srcfiles-{start}"):
+                for key in self.store.list_keys(f"{prefix}_srcfiles-{start}"):
                     parsed = parse_key(key)
                     if parsed is not None and parsed.fragment.prefix == prefix:
-                        self._keys.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
+                        found.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
+        return found
 
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._keys
@@ -191,9 +197,14 @@ class CheckpointIndex:
         """All (srcfiles, fragment id) pairs that have checkpoints."""
         return set(self._keys)
 
+    def has_written(self, place: tuple[str, int]) -> bool:
+        """Whether this process wrote the fragment checkpoint of a place."""
+        return str(FragmentKey(self.reuse_rules.prefix, *place)) in self.written
+
     def is_staged(self, place: tuple[str, int]) -> bool:
         """Whether a place has a fragment checkpoint of the job's own UDF version."""
-        return str(FragmentKey(self.reuse_rules.prefix, *place)) in self._keys.get(place, ())
+        key = str(FragmentKey(self.reuse_rules.prefix, *place))
+        return key in self.written or key in self._keys.get(place, ())
 
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
         """Read the fragment checkpoint of a place; None if there is none that is readable."""
@@ -201,9 +212,10 @@ class CheckpointIndex:
 
     def _staged(self, key: str) -> StagedFragment | None:
         # Callers ask twice in a row: whether the file fits as it is, then for its rows.
-        if key != self._last[0]:
-            self._last = key, self.written.get(key) or read_staged(self.store, key)
-        return self._last[1]
+        last = self._last
+        if key != last[0]:
+            last = self._last = key, self.written.get(key) or read_staged(self.store, key)
+        return last[1]
 
     def held(
         self,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, looked_at
 from airflow_geneva.checkpoint.keys import FragmentKey
@@ -34,7 +35,7 @@ from airflow_geneva.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
-from airflow_geneva.storage.files import in_threads
+from airflow_geneva.storage.files import AT_A_TIME, in_threads
 from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ logger = logging.getLogger("airflow_geneva.commit")
 # Other writers may move rows again while those that they moved before are committed.
 _MOST_ROUNDS = 8
 _MOST_WARNED = 5
-_THREADS = 8
 _DONE = "committed already"
 _REMOVED = "its committed data file was removed"
 _DROPPED = "the column was dropped"
@@ -165,7 +165,7 @@ def verify(dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[C
             return candidate, reason
         return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
 
-    judged = in_threads(judge, candidates, _THREADS)
+    judged = in_threads(judge, candidates, AT_A_TIME)
     fitting, done, removed = (tuple(c for c, found in judged if found == reason) for reason in ("", _DONE, _REMOVED))
     left = tuple((c, reason) for c, reason in judged if reason not in ("", _DONE, _REMOVED))
     return Verification(dataset, manifest, output, fitting, done, removed, left)
@@ -401,10 +401,12 @@ class ShardCommitter:
         from lance.fragment import DataFile
 
         operation, dataset = lance.LanceOperation, verdict.dataset
-        groups = [
-            operation.DataReplacementGroup(c.work.id, DataFile.create(self.planned, c.staged.file))
-            for c in verdict.fitting
-        ]
+
+        def replacement(candidate: Candidate) -> Any:
+            file = DataFile.create(copy.copy(self.planned), candidate.staged.file)  # which a thread has for itself
+            return operation.DataReplacementGroup(candidate.work.id, file)
+
+        groups = in_threads(replacement, verdict.fitting, AT_A_TIME)
         # Write the facts first: if the commit fails, they name files outside the table and match nothing.
         self._learn(self._facts(verdict))
         transaction = lance.Transaction(

@@ -40,15 +40,20 @@ def staged_fits(
     due: Ranges,
     output_fields: tuple[int, ...],
     settled: Ranges,
+    is_written: bool = False,
 ) -> bool:
-    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled."""
+    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled.
+
+    Args:
+        is_written: whether this process wrote the file, so that only a commit needs to look whether it is there.
+    """
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False
     if staged.physical_rows != files.physical_rows or not settled.contains(due):
         return False
     if staged.deletion != files.deletion and not staged.live.contains(live):
         return False
-    return is_staged_complete(dataset, staged)
+    return is_written or is_staged_complete(dataset, staged)
 
 
 def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
@@ -64,8 +69,14 @@ class Reusable(ABC):
     work: JobSpec
 
     @abstractmethod
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
-        """Return the fragment's staged data file if it can be made visible as it is."""
+    def staged(
+        self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges, verified: bool = False
+    ) -> StagedFragment | None:
+        """Return the fragment's staged data file if it can be made visible as it is.
+
+        Args:
+            verified: whether a commit looks at the file again, so that one that this process wrote counts as there.
+        """
 
     @abstractmethod
     def has_single_rows(self, staged: StagedFragment) -> bool:
@@ -89,13 +100,16 @@ class Reusable(ABC):
 class ReusableColumn(Reusable):
     work: BackfillSpec
 
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+    def staged(
+        self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges, verified: bool = False
+    ) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
         settled = index.reuse_rules.done_rows(staged, self.work.tried(fragment))
         output, due = field_ids(self.source, self.work.column), fragment.due & live
-        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled)
+        is_written = verified and index.has_written(fragment.place)
+        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled, is_written)
         return staged if fits else None
 
     def has_single_rows(self, staged: StagedFragment) -> bool:
@@ -108,7 +122,9 @@ class ReusableView(Reusable):
     work: RefreshSpec
     view: lance.LanceDataset
 
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+    def staged(
+        self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges, verified: bool = False
+    ) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
             return None

@@ -30,7 +30,7 @@ from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
-from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
+from airflow_geneva.run.units import Target, all_staged, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.write.data_files import ColumnFileWriter, assemble
@@ -153,9 +153,7 @@ class ColumnPublisher:
         candidates: list[Candidate] = []
         missing: list[tuple[int, int, str]] = []
         capped = stopped_at_cap(JobFolder(target.job, work.job_id), self.saved, shard.index)
-        for fragment in shard.fragments:
-            index = target.index(fragment)
-            staged = staged_or_restaged(target, fragment, index)
+        for fragment, index, staged in all_staged(target, list(shard.fragments)):
             if staged is not None:
                 candidates.append(Candidate(fragment, staged, target.source))
                 if target.written is not None:

@@ -19,7 +19,7 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run import caps
 from airflow_geneva.run.caps import CapReached
-from airflow_geneva.run.prepare import Udfs, prepare
+from airflow_geneva.run.prepare import Udfs, open_target, prepare
 from airflow_geneva.run.units import RunUnit, Target, Unit, UnitReport, whole_unit
 from airflow_geneva.storage.location import TableLocation
 
@@ -49,8 +49,10 @@ def apply_inline(
         return []
     reporter, counting = open_reporter(location, work, shard, plan), meter or Meter()
     reporter.usage = lambda: counting.usage
+    opened = target or open_target(location, work)
 
     def compute(units: Sequence[Unit]) -> list[UnitReport]:
+        target = opened.at_begin(len(units))
         with prepare(location, work, udfs, skipped_before(location, work), counting, target) as (do, skipped):
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
 

@@ -26,13 +26,14 @@ from airflow_geneva.plan.reusable_checkpoints import Reusable
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.files import AT_A_TIME, Storage, in_threads
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
 logger = logging.getLogger("airflow_geneva.run")
 _GONE = "computed rows were not there"
 _MOST_TIMES = 4
 _WAIT_SECONDS = 0.5
+_LISTED_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,18 @@ class Target(Reusable):
     """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
     delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
     """Takes new fragment checkpoints; None: each is written at once."""
+    listed: CheckpointIndex | None = field(default=None, kw_only=True)
+    """The checkpoints that were there when a task of many fragments began; None: they are listed for each fragment."""
 
-    def index(self, fragment: FragmentWork) -> CheckpointIndex:
+    def at_begin(self, fragments: int) -> Target:
+        """Return the target for a task of some fragments, which are looked up in one listing if they are many."""
+        many = fragments >= _LISTED_ONCE
+        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules) if many else None)
+
+    def index(self, fragment: FragmentWork, again: bool = False) -> CheckpointIndex:
+        """Return the checkpoints of a fragment, as they are now if it is asked `again`."""
+        if self.listed is not None and not again:
+            return self.listed
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
         return CheckpointIndex(self.store, self.work.reuse_rules, places, self.written)
 
@@ -266,11 +277,30 @@ def is_shard_staged(target: Target, shard: Shard) -> bool:
 def staged_or_restaged(target: Target, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
     """Return a fragment's staged data file; stage it again from checkpoints if it was removed or does not fit."""
     live = live_offsets(target.source, fragment.files)
-    staged = target.staged(fragment, index, live)
-    if staged is not None:
-        return staged
+    return target.staged(fragment, index, live) or _restaged(target, fragment, index, live)
+
+
+def _restaged(
+    target: Target, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
+) -> StagedFragment | None:  # fmt: skip
     due = fragment.due & live
     return stage_computed(target, fragment, due, target.held(fragment, index, due))
+
+
+def all_staged(
+    target: Target, fragments: Sequence[FragmentWork]
+) -> list[tuple[FragmentWork, CheckpointIndex, StagedFragment | None]]:
+    """Return each fragment with its checkpoints and what `staged_or_restaged` returns; look at many side by side."""
+
+    def look(fragment: FragmentWork) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
+        index, live = target.index(fragment), live_offsets(target.source, fragment.files)
+        return index, live, target.staged(fragment, index, live, verified=True)
+
+    found = in_threads(look, fragments, AT_A_TIME)
+    return [
+        (fragment, index, staged or _restaged(target, fragment, index, live))
+        for fragment, (index, live, staged) in zip(fragments, found, strict=True)
+    ]
 
 
 def stage_computed(
@@ -310,7 +340,7 @@ def stage_computed(
                     "it runs; if the error returns, check the disk, or run with ignore_checkpoints=True."
                 )
             time.sleep(_WAIT_SECONDS * (times[again] - 1) * random.uniform(0.5, 1.5))
-        held = target.held(fragment, target.index(fragment), wanted)
+        held = target.held(fragment, target.index(fragment, again=True), wanted)
 
 
 def remove_broken(store: CheckpointStore, broken: BrokenFile, keys: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.run.housekeeping import has_many_snapshots
 from airflow_geneva.run.old_code import PlannedCode, find_old_code
-from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
+from airflow_geneva.run.units import Target, all_staged, remove_broken, stopped_at_cap
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
@@ -270,7 +270,7 @@ class ViewPublisher:
     def _verify(self, shard: Shard) -> _StagedRows:
         """Find the staged rows, and restage from checkpoints what was removed."""
         target = self.target
-        return _StagedRows([(item, staged_or_restaged(target, item, target.index(item))) for item in shard.fragments])
+        return _StagedRows([(fragment, staged) for fragment, _, staged in all_staged(target, list(shard.fragments))])
 
     @cached_property
     def target(self) -> ViewTarget:

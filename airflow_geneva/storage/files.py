@@ -351,6 +351,10 @@ def as_json(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
+AT_A_TIME = 32
+"""Requests to a store that are made side by side."""
+
+
 def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int) -> list[_T]:
     """Call a function with each item in threads, and return the results in the order of the items.
 

@@ -104,11 +104,12 @@ class TableLocation:
 
 
 @functools.cache
-def _session(_pid: int) -> lance.Session:
+def _session(_pid: int) -> Any:
     """Return the caches of this process: a manifest that did not change is not read again."""
     import lance
 
-    return lance.Session(metadata_cache_size_bytes=_CACHE_BYTES)
+    made: Any = lance
+    return made.Session(metadata_cache_size_bytes=_CACHE_BYTES)
 
 
 def read_storage_options(given: Any) -> dict[str, str]:
