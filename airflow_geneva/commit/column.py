@@ -158,8 +158,8 @@ def verify(dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[C
     manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
 
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
-        candidate = replace(candidate, hidden=Ranges.empty())  # which it was in another version
-        now = manifest.get(candidate.work.id)
+        # What an earlier version hid is looked for again if the fragment is gone by now.
+        candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.work.id)
         reason = _reason(dataset, now, candidate, output)
         if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
             return candidate, reason

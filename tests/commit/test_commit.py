@@ -372,6 +372,26 @@ def test_failed_rows_that_a_compaction_moves_count_once(make_table: MakeTable, t
     assert len(table.get_errors(job_id=result.job_id)) == 15
 
 
+def test_rows_that_are_moved_before_and_again_during_the_commit_become_visible(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Stations.begin(table)
+    job.apply()
+    update_other_column(table)
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            patched.undo()
+            compact(table)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", meanwhile)
+        result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", 100, 0)
+    assert_honest(result, table)
+    assert_right(table, "y", tripled)
+
+
 def update_sevens(table: Table) -> None:
     table.lance.update({"other": "other + 1"}, where="id % 7 = 0")
 
