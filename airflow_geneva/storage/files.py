@@ -245,6 +245,7 @@ class Storage:
                 found = [item.path[cut:] for item in self._files_below(folder)]
             else:
                 found = self._ask(lambda session: session.list(folder or None))
+                found = [name for name in found if name.rstrip("/") != folder]
         return [name for name in found if not _is_half_written(name)]
 
     def list_entries(self, half_written: bool = False) -> list[FileEntry]:
@@ -321,8 +322,8 @@ class Storage:
             else:
                 found = self._ask(lambda session: session.list_with_delimiter(folder or None))
                 folders, files = (
-                    [str(path).rstrip("/").rsplit("/", 1)[-1] for path in group]
-                    for group in (found.common_prefixes, found.objects)
+                    [path.rsplit("/", 1)[-1] for path in (str(path).rstrip("/") for path in group) if path != folder]
+                    for group in (found.common_prefixes, found.objects)  # a marker of an empty folder is an object
                 )
         return sorted(folders), sorted(name for name in files if not _is_half_written(name))
 
