@@ -1,49 +1,56 @@
-"""An S3-compatible server with a bucket, and a database in it."""
+"""An S3 server with a bucket, and a database in it. It answers a conditional PUT with 412, as Amazon's does."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
 import pyarrow as pa
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
 
 KEY, SECRET = "AKIA-the-key-id", "the-very-secret-key"
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
+SERVER = Path(__file__).with_name("s3_server.py")
+
+_metrics: dict[str, str] = {}
 
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own process on a free port; it ends with its standard input."""
+    folder = tmp_path_factory.mktemp("server")
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
+        [sys.executable, str(SERVER), KEY, SECRET],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=tmp_path_factory.mktemp("server"),
+        cwd=folder,
     )
     assert server.stdout is not None
     assert server.stdin is not None
     try:
-        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        ports = server.stdout.readline().split()
+        assert ports, f"the server did not start, see {folder}/server.log"
+        url, metrics = (f"http://127.0.0.1:{int(port)}" for port in ports)
+        _metrics[url] = f"{metrics}/metrics"
+        yield url
     finally:
         server.stdin.close()
         server.wait(timeout=30)
+
+
+def count_requests(endpoint: str) -> int:
+    """Return how many requests about objects the server has answered."""
+    with urllib.request.urlopen(_metrics[endpoint]) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(line.rpartition(" ")[2]) for line in lines if line.startswith("SeaweedFS_s3_request_total{"))
 
 
 class Bucket:
@@ -54,13 +61,7 @@ class Bucket:
             "s3", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1"
         )
         self.name = f"bucket-{uuid.uuid4().hex[:8]}"
-        for _ in range(50):
-            try:
-                self.client.create_bucket(Bucket=self.name)
-                return
-            except (BotoCoreError, ClientError):
-                time.sleep(0.1)
-        raise AssertionError("the server did not start")
+        self.client.create_bucket(Bucket=self.name)
 
     def objects(self, part: str = "") -> dict[str, bytes]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
