@@ -146,7 +146,7 @@ def test_a_store_that_never_answers_is_not_waited_for(
     began = time.monotonic()
     for path in FAR:
         assert "Not reached" in reader(path, status=503)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def test_pages_about_a_store_that_hangs_hold_up_no_others(

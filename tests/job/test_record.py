@@ -508,7 +508,7 @@ def test_error_records_of_a_running_job_are_not_read_again_and_again(
     assert [read(folder).errors for _ in range(20)] == [1] * 20
     assert len(looked) == 1
     write_errors(folder.storage, "range-10-20", [error(11)])
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while read(folder).errors != 2:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -30,7 +30,7 @@ class Client:
     """A connection that is kept alive."""
 
     def __init__(self, server: OpenAIServer, key: str = "secret") -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self.headers = {"Authorization": f"Bearer {key}"}
 
     def ask(self, path: str, body: Any = None, method: str = "POST") -> tuple[int, Any, dict[str, str]]:

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -71,7 +72,7 @@ def test_a_script_shows_it_on_a_terminal_only(make_table: MakeTable, tmp_path: P
     told = os.read(reading, 1 << 20).decode()
     assert done.stdout == "40\n"
     if terminal:
-        assert re.search(r"docs\.n .*computing, \d s, \d+ of 40 rows, \d+ rows/s, about \d+ s left", told)
+        assert re.search(r"docs\.n .*computing, \d+ s, \d+ of 40 rows, \d+ rows/s, about \d+ s left", told)
     else:
         assert told == "\n"
 
@@ -81,24 +82,32 @@ def test_a_notebook_shows_it_as_html(make_table: MakeTable, shown: list[str]) ->
     table.add_columns({"n": slow})
     table.backfill("n", runner="inline")
     assert len(shown) > 2
-    assert re.search(
-        r"<b>docs\.n</b> <progress value=\"\d+\" max=\"40\"></progress> computing, \d s, \d+ of 40", shown[0]
-    )
-    assert re.search(r'value="40" max="40".* done, \d s, 40 of 40 rows<', shown[-1])
+    computing = r"<b>docs\.n</b> <progress value=\"\d+\" max=\"40\"></progress> computing, \d+ s, \d+ of 40"
+    assert any(re.search(computing, html) for html in shown)
+    assert re.search(r'value="40" max="40".* done, \d+ s, 40 of 40 rows<', shown[-1])
     before = len(shown)
     assert table.backfill("n", runner="inline").rows_computed == 0
     assert len(shown) == before  # what takes no time needs no bar
 
 
 def test_waiting_for_a_job_in_the_background_shows_it(make_table: MakeTable, shown: list[str]) -> None:
+    go_on = threading.Event()
+
+    @udf(data_type=pa.int64(), batch_size=5, version="1")
+    def held(x: int) -> int:
+        go_on.wait()
+        time.sleep(0.04)
+        return x
+
     table = make_table(40)
-    table.add_columns({"n": slow})
-    future = table.backfill_async("n", runner="inline")
-    with pytest.raises(TimeoutError):
-        future.result(timeout=0.7)
-    assert re.search(r"<b>docs\.n</b> <progress[^>]*></progress> computing, \d s", shown[-1])
+    table.add_columns({"n": held})
+    future = table.backfill_async("n", udf=held, runner="inline")
+    while not re.search(r"<b>docs\.n</b> <progress[^>]*></progress> computing, \d+ s", "".join(shown[-1:])):
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.7)
+    go_on.set()
     assert future.result().rows_computed == 40
-    assert re.search(r'value="40" max="40".* done, \d s, 40 of 40 rows<', shown[-1])
+    assert re.search(r'value="40" max="40".* done, \d+ s, 40 of 40 rows<', shown[-1])
     before = len(shown)
     assert future.result().rows_computed == 40
     assert len(shown) == before
@@ -114,8 +123,9 @@ def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monk
     view = table.query().select(["id"]).add_columns({"n": (slow, ["x"])}).create_materialized_view(name="v")
     with pytest.raises(JavaNotFound):
         view.refresh(runner="spark")
-    assert "<b>v</b> <progress></progress> starting Spark…, 1 s, at least 9 s left, then" in "".join(shown)
-    assert " failed, 1 s" in shown[-1]
+    starting = r"<b>v</b> <progress></progress> starting Spark…, \d+ s, at least \d+ s left, then"
+    assert re.search(starting, "".join(shown))
+    assert re.search(r" failed, \d+ s", shown[-1])
 
 
 def test_it_tells_failed_rows_and_escapes_names() -> None:

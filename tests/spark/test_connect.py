@@ -197,8 +197,8 @@ def server_process(
         yield process
         children = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
-        assert psutil.wait_procs(children, timeout=10)[1] == [], "no process of Spark's is left"
+        assert process.wait(120) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(children, timeout=120)[1] == [], "no process of Spark's is left"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,11 +163,13 @@ def test_waiting_for_spark_is_not_told_as_planning(
     table.add_columns({"y": double})
     view = table.query().select(["x"]).add_columns({"y2": (double, ["x"])}).create_materialized_view(name="v")
     database = airflow_geneva.connect(tmp_path / "db")
-    for result in (table.backfill("y", runner="spark"), view.refresh(runner="spark")):
+    for do in (partial(table.backfill, "y"), view.refresh):
+        began = time.monotonic()
+        result = do(runner="spark")
+        assert sum(result.seconds.values()) <= time.monotonic() - began + 0.1, "nothing is told twice"
         assert list(result.seconds)[:3] == ["plan", "spark", "apply"]
         assert result.seconds["spark"] >= 1.5
-        assert result.seconds["plan"] < 1.5
-        assert re.search(r"plan \d\.\d s, spark \d\.\d s, apply", str(database.job(result.job_id)))
+        assert re.search(r"plan [^,]+, spark [^,]+, apply", str(database.job(result.job_id)))
     assert "spark" not in table.backfill("y", runner="spark").seconds
     assert "spark" not in view.refresh(ignore_checkpoints=True, runner="inline").seconds
     table.add(pa.table({"x": [1], "log": [""]}))

@@ -43,7 +43,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
     finally:
         server.stdin.close()
-        server.wait(timeout=30)
+        server.wait(timeout=120)
 
 
 def count_requests(endpoint: str) -> int:
