@@ -78,8 +78,10 @@ class SlowProxy:
         try:
             yield self
         finally:
+            asyncio.run_coroutine_threadsafe(_end_others(), loop).result(30)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(30)
+            loop.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = urlsplit(self.endpoint)
@@ -105,6 +107,13 @@ class SlowProxy:
         finally:
             for stream in (writer, to_server):
                 stream.close()
+
+
+async def _end_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
