@@ -35,13 +35,28 @@ _REFUSED = re.compile(
 )
 
 
+_NO_FILE = re.compile(r"Not found: (\S+/data/[^\s/]+\.lance)")
+
+
 class EngineError(GenevaError):
     """A pylance operation failed; pylance's exception is the cause."""
 
 
 def to_engine_error(error: BaseException) -> Exception:
-    """Convert pylance's exception to an `EngineError` with the same message."""
-    return EngineError(str(error))
+    """Convert pylance's exception to an `EngineError` with the same message, and what to do if a data file is gone."""
+    return EngineError(f"{error}{about_missing_file(error)}")
+
+
+def about_missing_file(error: BaseException) -> str:
+    """Say what to do if an error is about a data file that does not exist; "" if it is not."""
+    found = _NO_FILE.search(str(error))
+    if found is None:
+        return ""
+    return (
+        f"\nThe table names {found[1]}, which does not exist: cleanup_old_versions(delete_unverified=True) removes "
+        "files that another process is about to commit. Restore a version that can be read, or drop the column and "
+        "compute it again."
+    )
 
 
 @contextmanager

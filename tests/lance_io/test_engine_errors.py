@@ -155,3 +155,13 @@ def test_everything_else_passes(error: BaseException) -> None:
     assert caught.value is error
     assert is_failure(error) == isinstance(error, Exception)
     assert not is_engine_error(error)
+
+
+def test_a_data_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(pa.table({"x": [1, 2]}), tmp_path / "docs.lance")
+    file = next((tmp_path / "docs.lance" / "data").iterdir())
+    file.unlink()
+    with pytest.raises(EngineError, match="which does not exist") as found, engine_errors():
+        dataset.to_table()
+    assert str(file) in str(found.value)
+    assert "Restore a version that can be read, or drop the column" in str(found.value)

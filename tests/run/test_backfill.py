@@ -1066,3 +1066,15 @@ def test_a_missing_package_is_one_traceback_and_says_how_to_install_it(make_tabl
     assert f"{sys.executable} -m pip install opencv-python." in str(failed.value)
     assert "correct the function" not in str(failed.value)
     assert "".join(traceback.format_exception(failed.value)).count("Traceback (most recent call last)") == 1
+
+
+def test_a_run_that_meets_a_data_file_that_is_gone_says_what_to_do(make_table: MakeTable) -> None:
+    table = make_table(40, per_fragment=40)
+    table.add_columns({"y": of_version("1")})
+    before = set(Path(table.uri, "data").iterdir())
+    table.backfill("y", udf=of_version("1"), runner="inline")
+    (file,) = set(Path(table.uri, "data").iterdir()) - before
+    file.unlink()
+    options: dict[str, Any] = {"where": "id < 5", "on_code_change": "recompute", "runner": "inline"}
+    with pytest.raises(JobFailed, match=rf"{file.name}, which does not exist: cleanup_old_versions"):
+        table.backfill("y", udf=of_version("2", 3), **options)
