@@ -144,7 +144,7 @@ class ColumnPublisher:
             return self._commit_staged(whole, candidates, missing)
         except BrokenFile as broken:
             damaged = [one.work for one in candidates if one.staged.file == broken.source]
-            remove_broken(self.target.store, broken, (str(self.work.key(fragment)) for fragment in damaged))
+            remove_broken(self.target, broken, (str(self.work.key(fragment)) for fragment in damaged))
             return self._commit(whole, parts)
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:

@@ -321,7 +321,7 @@ def stage_computed(
             except BrokenFile as broken:
                 again = broken.source
                 pieces = [piece for piece in held.pieces if piece.source == again]
-                remove_broken(target.store, broken, {piece.key for piece in pieces})
+                remove_broken(target, broken, {piece.key for piece in pieces})
                 computed = computed - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
         elif compute is None:
             return None
@@ -343,9 +343,11 @@ def stage_computed(
         held = target.held(fragment, target.index(fragment, again=True), wanted)
 
 
-def remove_broken(store: CheckpointStore, broken: BrokenFile, keys: Iterable[str]) -> None:
+def remove_broken(target: Target, broken: BrokenFile, keys: Iterable[str]) -> None:
     """Remove the checkpoints that name a broken file, so that its rows count as missing; keep a replaced file's."""
     if broken.__cause__ is not None:
         logger.warning("Cannot read %s; its rows count as missing: %s", broken.source, broken.__cause__)
         for key in keys:
-            del store[key]
+            del target.store[key]
+            if target.written is not None:
+                target.written.pop(key, None)

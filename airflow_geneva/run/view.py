@@ -237,8 +237,7 @@ class ViewPublisher:
                 version, why = swap_rows(view, work, saved.fingerprint, swap, files, save)
             except BrokenFile as broken:
                 fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
-                store = CheckpointStore(view.checkpoints)
-                remove_broken(store, broken, (str(work.key(fragment)) for fragment in fragments))
+                remove_broken(self.target, broken, (str(work.key(fragment)) for fragment in fragments))
                 self._verified.clear()
                 return self._swap_rows(job, swap)
         if why:
