@@ -1,56 +1,49 @@
-"""An S3 server with a bucket, and a database in it. It answers a conditional PUT with 412, as Amazon's does."""
+"""An S3-compatible server with a bucket, and a database in it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import urllib.request
+import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import boto3
 import pyarrow as pa
 import pytest
+from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
 
 KEY, SECRET = "AKIA-the-key-id", "the-very-secret-key"
-SERVER = Path(__file__).with_name("s3_server.py")
-
-_metrics: dict[str, str] = {}
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own process on a free port; it ends with its standard input."""
-    folder = tmp_path_factory.mktemp("server")
     server = subprocess.Popen(
-        [sys.executable, str(SERVER), KEY, SECRET],
+        [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=folder,
+        cwd=tmp_path_factory.mktemp("server"),
     )
     assert server.stdout is not None
     assert server.stdin is not None
     try:
-        ports = server.stdout.readline().split()
-        assert ports, f"the server did not start, see {folder}/server.log"
-        url, metrics = (f"http://127.0.0.1:{int(port)}" for port in ports)
-        _metrics[url] = f"{metrics}/metrics"
-        yield url
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
     finally:
         server.stdin.close()
         server.wait(timeout=120)
-
-
-def count_requests(endpoint: str) -> int:
-    """Return how many requests about objects the server has answered."""
-    with urllib.request.urlopen(_metrics[endpoint]) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(int(line.rpartition(" ")[2]) for line in lines if line.startswith("SeaweedFS_s3_request_total{"))
 
 
 class Bucket:
@@ -61,7 +54,13 @@ class Bucket:
             "s3", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1"
         )
         self.name = f"bucket-{uuid.uuid4().hex[:8]}"
-        self.client.create_bucket(Bucket=self.name)
+        for _ in range(50):
+            try:
+                self.client.create_bucket(Bucket=self.name)
+                return
+            except (BotoCoreError, ClientError):
+                time.sleep(0.1)
+        raise AssertionError("the server did not start")
 
     def objects(self, part: str = "") -> dict[str, bytes]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
