@@ -292,7 +292,7 @@ def test_one_job(reader: Get, database: Database) -> None:
         ["", "50 committed", "2 of 2", ""],
         ["", "10 committed", "1 of 1", ""],
     ]
-    assert "60 committed of 60 due rows 60 run 60 computed by this job, 0 reused" in text_of(page)
+    assert "60 committed of 60 due rows 60 computed by this job, 0 reused 60 run" in text_of(page)
     assert re.search(r"Average speed [\d,]+ rows/s a shard", text_of(page))
     assert "Commits" in text_of(page)
     assert "where <code>x &lt; 60</code>" in page
