@@ -51,7 +51,7 @@ class CallLoop:
             if self.blocked_by is None and not self.set_ups and (found := self._find_blocking()):
                 self.blocked_by = found
                 LOOP.leave(self)
-                # Should the thread ever go on, nobody waits for what the loop's other calls return.
+                # If the thread goes on later, the results of the loop's other calls are dropped.
                 self._loop.call_soon_threadsafe(self._cancel_all)
         return self.blocked_by is not None
 

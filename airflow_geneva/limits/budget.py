@@ -191,7 +191,7 @@ class Budget:
         return max(LATENESS / max(len(self.present), 1), LATENESS / 2 - lead)
 
     def reserve(self, requests: float, tokens: float, later: float = 0.0) -> tuple[Budget, Span, Span]:
-        """Reserve so many seconds of the requests and of the tokens; both begin together.
+        """Reserve seconds of the requests and of the tokens; both begin together.
 
         Args:
             later: seconds until the process can begin to use them, because its write takes so long.
@@ -207,7 +207,7 @@ class Budget:
         return after, of_requests, of_tokens
 
     def owe(self, requests: float, tokens: float) -> Budget:
-        """Reserve so many seconds of the requests and of the tokens that calls have used already."""
+        """Reserve seconds for requests and tokens that calls have used already."""
         start = self.clock - PAST
         return replace(
             self,

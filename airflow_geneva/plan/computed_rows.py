@@ -46,8 +46,8 @@ _MOST_VERSIONS = 1_000
 def column_state(dataset: lance.LanceDataset, checkpoints: Storage, columns: Columns) -> ColumnState:
     """Read the facts about a column.
 
-    Facts of before they named nested fields count as about those of `columns` where the version at which they were
-    recorded still shows that it had the same ones.
+    Facts of an older package version name no nested fields. They count as facts about the nested fields of `columns`
+    if the table version at which they were recorded had the same ones.
     """
     state = load_state(checkpoints, columns.output[0])
     now, before = columns.inputs_text, columns.inputs_text_without_nested
