@@ -15,6 +15,7 @@ from lance.fragment import LanceFragment
 
 from airflow_geneva import connect
 from airflow_geneva.errors import StorageError
+from airflow_geneva.storage import location
 from airflow_geneva.view import View
 from airflow_geneva.watch.conditions import WaitCondition
 from airflow_geneva.watch.watcher import observe
@@ -106,6 +107,7 @@ def test_versions_may_be_cleaned_up_at_any_point_of_a_plan(database: Path, asked
         """How many calls of pylance there were, and what was said."""
         shutil.rmtree(database)
         shutil.copytree(database.with_name("as it was"), database)
+        location._session.cache_clear()
         with pytest.MonkeyPatch.context() as patch:
             calls = clean_at(patch, call, str(database / "docs.lance"))
             try:
