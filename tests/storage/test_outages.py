@@ -61,10 +61,14 @@ def folder(bucket: Bucket, through: dict[str, str]) -> Storage:
     ],
 )
 def test_a_request_waits_until_the_store_is_back_and_says_so_once(
-    folder: Storage, proxy: Proxy, ask: Callable[[Storage], Any]
+    folder: Storage, proxy: Proxy, ask: Callable[[Storage], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def back() -> None:
+        monkeypatch.setattr(outages, "_SLOW_SECONDS", 60.0)
+        proxy.up()
+
     proxy.down()
-    with at_log(LOGGER, WAITS, proxy.up) as lines:
+    with at_log(LOGGER, WAITS, back) as lines:
         ask(folder)
         folder.list_folder()
     assert [text for line in lines for text in (WAITS, IS_BACK) if text in line] == [WAITS, IS_BACK]

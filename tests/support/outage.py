@@ -36,6 +36,8 @@ class Proxy:
         return f"http://127.0.0.1:{self._port}"
 
     def up(self) -> None:
+        if self._listener is not None:
+            return
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self._port))
