@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,6 +53,15 @@ def _settings() -> tuple[str, str]:
     return key, url
 
 
+@dataclass(eq=False)
+class _Client:
+    """A client with the settings that it was made with, and the number of calls that use it now."""
+
+    settings: tuple[str, str]
+    api: Any
+    calls: int = 0
+
+
 class _Service:
     """A client of the endpoint, one for each event loop: its connections belong to that.
 
@@ -63,22 +73,42 @@ class _Service:
     def __init__(self) -> None:
         self.openai = library("openai", "airflow-geneva[openai]")
         _settings()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, Any]] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
 
-    @property
-    def client(self) -> Any:
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        """Yield the client for one call; the last call of a client that another one replaced closes it.
+
+        A client that is left to the garbage collector loses its sockets before its connections leave the event loop:
+        they then take new connections out of it that got the same file descriptors, whose calls never end.
+        """
         loop, settings = asyncio.get_running_loop(), _settings()
-        if loop not in self._clients or self._clients[loop][0] != settings:  # a user may correct them
-            self._clients[loop] = (settings, self.openai.AsyncOpenAI(max_retries=0))
-        return self._clients[loop][1]
+        before = self._clients.get(loop)
+        if before is None or before.settings != settings:  # a user may correct them
+            self._clients[loop] = _Client(settings, self.openai.AsyncOpenAI(max_retries=0))
+        used = self._clients[loop]
+        used.calls += 1
+        try:
+            if before is not None and before is not used and not before.calls:
+                await before.api.close()
+            yield used.api
+        finally:
+            used.calls -= 1
+            if not used.calls and used is not self._clients[loop]:
+                await used.api.close()
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Raise errors that policies can name, and that say what was asked of which service.
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[Any]:
+        """Yield the client, and raise errors that policies can name, and that say what was asked of which service.
 
         `ConnectionError` may pass, `RateLimited` is a 429, `ValueError` is about the input, others about the settings.
         """
-        asked = f"The model {self.model!r} at {self.client.base_url}"
+        async with self.client() as client:
+            with self._explained(f"The model {self.model!r} at {client.base_url}"):
+                yield client
+
+    @contextmanager
+    def _explained(self, asked: str) -> Iterator[None]:
         try:
             yield
         except self.openai.RateLimitError as error:
@@ -112,8 +142,8 @@ class _Embeddings(_Service):
         if not at:
             return filled([], at, len(texts), self.dimensions)
         more = {"dimensions": self.dimensions} if self.shorten else {}
-        with self.asking():
-            answer = await self.client.embeddings.create(model=self.model, input=[texts[row] for row in at], **more)
+        async with self.asking() as client:
+            answer = await client.embeddings.create(model=self.model, input=[texts[row] for row in at], **more)
         tokens = answer.usage.prompt_tokens if answer.usage else 0
         report(tokens=tokens, cost=tokens * self.price / _PER)
         found = sorted(answer.data, key=lambda one: one.index)
@@ -136,10 +166,8 @@ class _Chat(_Service):
 
     async def ask(self, text: str, **more: Any) -> str:
         messages = [{"role": "system", "content": self.instructions}, {"role": "user", "content": text}]
-        with self.asking():
-            answer = await self.client.chat.completions.create(
-                model=self.model, messages=messages, **more, **self.options
-            )
+        async with self.asking() as client:
+            answer = await client.chat.completions.create(model=self.model, messages=messages, **more, **self.options)
             usage, choices = answer.usage, answer.choices
         if usage:
             used = (usage.prompt_tokens, usage.completion_tokens)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import io
 import re
 import subprocess
@@ -174,6 +176,30 @@ def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
         )
 
 
+def test_a_client_of_another_key_leaves_its_sockets_to_no_other(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.change(api_keys=(), latency=0.05)
+    ask = chat("small", "Say it.").function
+
+    async def several(count: int) -> list[str]:
+        return await asyncio.wait_for(asyncio.gather(*(ask(f"text {at}") for at in range(count))), 20)
+
+    async def change_keys() -> None:
+        for key in ("first", "second", "third"):
+            monkeypatch.setenv("OPENAI_API_KEY", key)
+            # The first call makes another client, and the collector may come when the former one is not closed.
+            await several(1)
+            gc.collect()
+            assert await several(12) == [f"echo: text {at}" for at in range(12)]
+            slow = asyncio.create_task(several(4))
+            await asyncio.sleep(0.02)
+        monkeypatch.setenv("OPENAI_API_KEY", "last")
+        assert await several(4) == await slow  # whose client is closed after its calls
+
+    asyncio.run(change_keys())
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -197,7 +223,8 @@ def answered(answer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     function = chat("small", "Say it.").function
     chats = SimpleNamespace(completions=SimpleNamespace(create=create))
-    monkeypatch.setattr(type(function), "client", SimpleNamespace(chat=chats, base_url="http://here/"))
+    client = SimpleNamespace(chat=chats, base_url="http://here/")
+    monkeypatch.setattr(function, "client", lambda: contextlib.nullcontext(client))
     return function
 
 
