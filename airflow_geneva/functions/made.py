@@ -31,7 +31,15 @@ def make(
     )
     made = udf(data_type=data_type, **chosen)(function)
     # Other processes import it from where the user binds it.
-    return replace(made, module=sys._getframe(2).f_globals.get("__name__", "__main__"))
+    return replace(made, module=_caller())
+
+
+def _caller() -> str:
+    """Return the module that calls a factory of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("airflow_geneva.functions."):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "__main__"))
 
 
 def library(name: str, install: str) -> Any:

@@ -65,10 +65,12 @@ class _Client:
 class _Service:
     """A client of the endpoint, one for each event loop: its connections belong to that.
 
-    It does not try again: `limit` hears of a 429, and `on_error` of the rest.
+    It does not try again: `limit` hears of a 429, and `on_error` of the rest. Nor does it end a request before the
+    `timeout` of the function does.
     """
 
     model: str
+    timeout: float | None = None
 
     def __init__(self) -> None:
         self.openai = library("openai", "airflow-geneva[openai]")
@@ -85,7 +87,7 @@ class _Service:
         loop, settings = asyncio.get_running_loop(), _settings()
         before = self._clients.get(loop)
         if before is None or before.settings != settings:  # a user may correct them
-            self._clients[loop] = _Client(settings, self.openai.AsyncOpenAI(max_retries=0))
+            self._clients[loop] = _Client(settings, self.openai.AsyncOpenAI(max_retries=0, timeout=self.timeout))
         used = self._clients[loop]
         used.calls += 1
         try:
@@ -229,15 +231,16 @@ def embeddings(
         shorten: ask for vectors of that length, of a model that can give shorter ones.
         price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
         batch_size: most texts of a request.
-        settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`; by default `on_error` tries
-            again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
+        settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`. By default `timeout` is 60
+            seconds, and `on_error` tries again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
     """
     check_whole("dimensions", dimensions)
     if not isinstance(price_per_million_tokens, (int, float)) or price_per_million_tokens < 0:
         raise InvalidInput(f"price_per_million_tokens={price_per_million_tokens!r}: give a number of at least 0.")
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
-    chosen = {"batch_size": batch_size, **_RETRIES, **settings}
-    return make(_Embeddings, pa.list_(pa.float32(), dimensions), given, chosen, price=price_per_million_tokens)
+    chosen = {"batch_size": batch_size, **_RETRIES, "timeout": 60.0, **settings}
+    kind = pa.list_(pa.float32(), dimensions)
+    return make(_Embeddings, kind, given, chosen, price=price_per_million_tokens, timeout=chosen["timeout"])
 
 
 def chat(
@@ -258,10 +261,10 @@ def chat(
         instructions: the system message; the text of the row is the user's.
         options: more arguments of the request, such as `{"temperature": 0, "max_completion_tokens": 200}`.
         prices_per_million_tokens: of the prompt and of the answer, reported for each request, for `max_cost`.
-        settings: for the decorator `udf`, as of :func:`embeddings`.
+        settings: for the decorator `udf`, as of :func:`embeddings`; `timeout` is 300 seconds by default.
     """
     given = {"model": model, "instructions": instructions, "options": dict(options or {})}
-    return make(_Chat, pa.string(), given, {**_RETRIES, **settings}, prices=_prices(prices_per_million_tokens))
+    return _make_chat(_Chat, pa.string(), given, settings, prices_per_million_tokens)
 
 
 def extraction(
@@ -285,7 +288,7 @@ def extraction(
             answered. The metadata `description` of a field is given to the model.
         options: more arguments of the request.
         prices_per_million_tokens: of the prompt and of the answer.
-        settings: for the decorator `udf`, as of :func:`embeddings`.
+        settings: for the decorator `udf`, as of :func:`chat`.
     """
     if not isinstance(schema, pa.StructType):
         raise InvalidInput(f"schema={schema!r:.200}: give a pa.struct with a field for each thing to extract.")
@@ -295,8 +298,19 @@ def extraction(
         "options": dict(options or {}),
         "schema": json_schema(schema),
     }
-    prices = _prices(prices_per_million_tokens)
-    return make(_Extraction, schema, given, {**_RETRIES, **settings}, kind=schema, prices=prices)
+    return _make_chat(_Extraction, schema, given, settings, prices_per_million_tokens, kind=schema)
+
+
+def _make_chat(
+    base: type,
+    data_type: pa.DataType,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    prices: object,
+    **more: Any,
+) -> UDF:
+    chosen = {**_RETRIES, "timeout": 300.0, **settings}
+    return make(base, data_type, given, chosen, prices=_prices(prices), timeout=chosen["timeout"], **more)
 
 
 def _prices(given: object) -> tuple[float, float]:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva import Database, RateLimit, Skip, connect
+from airflow_geneva import Database, RateLimit, Retry, Skip, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.functions import chat, embeddings, extraction, images, sentence_embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, embedding_of
@@ -198,6 +198,29 @@ def test_a_client_of_another_key_leaves_its_sockets_to_no_other(
         assert await several(4) == await slow  # whose client is closed after its calls
 
     asyncio.run(change_keys())
+
+
+def test_a_request_that_hangs_ends_at_the_timeout_and_is_made_again(
+    server: OpenAIServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [made.timeout for made in (embed, chat("small", "?"), person)] == [60, 300, 300]
+    assert embeddings("small", 8, timeout=None).timeout is None
+    impatient = embeddings("small", 8, timeout=0.5, on_error=[Retry(TimeoutError, attempts=2, backoff=0.01)])
+    assert impatient.code_version == embed.code_version
+    server.change(fail_inputs={"text": ["hang", 1]})
+    table = database.create_table("docs", pa.table({"text": ["text"]}))
+    table.add_columns({"vector": impatient})
+    table.backfill("vector", runner="inline")
+    counts = server.counts()
+    assert (counts.requests, counts.failed) == (2, {"hang": 1})
+    # The client library ends a request after 600 seconds, unless it is told otherwise.
+    service = embeddings("small", 8, timeout=900).function
+
+    async def seconds() -> float:
+        async with service.client() as client:
+            return client.timeout
+
+    assert asyncio.run(seconds()) == 900
 
 
 @pytest.mark.parametrize(
