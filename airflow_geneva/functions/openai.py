@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
@@ -21,6 +24,7 @@ from airflow_geneva.limits.rate_limit import RateLimited, report
 from airflow_geneva.udf import UDF, Retry
 
 _PER = 1e6
+_MOST_KEPT = 4_096
 _PASSING = (ConnectionError, TimeoutError, RateLimited)
 _RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
 
@@ -130,7 +134,7 @@ class _Service:
 
 
 class _Embeddings(_Service):
-    """Embed texts; those of a batch are one request."""
+    """Embed texts, many in a request. What an answer holds is kept, and the rest is asked again."""
 
     name = "embeddings"
     revision = 1
@@ -138,20 +142,100 @@ class _Embeddings(_Service):
     shorten: bool
     price: float = 0.0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[str, np.ndarray] = {}
+
     async def __call__(self, text: pa.Array) -> pa.Array:
         texts = text.to_pylist()
         at = [row for row, one in enumerate(texts) if one]
-        if not at:
-            return filled([], at, len(texts), self.dimensions)
+        vectors = await self.vectors(list(dict.fromkeys(texts[row] for row in at)))
+        return filled([vectors[texts[row]] for row in at], at, len(texts), self.dimensions)
+
+    async def vectors(self, texts: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Return the vectors of texts. If some stay missing, the next call with these texts has the others."""
+        found = {text: self._kept.pop(text) for text in texts if text in self._kept}
+        missing = [text for text in texts if text not in found]
+        again = False
+        try:
+            while missing:
+                lengths = await self.ask(missing, found)
+                left = [text for text in missing if text not in found]
+                if left and (again or len(left) == len(missing)):
+                    raise self.incomplete(len(left), len(missing), lengths)
+                missing, again = left, True
+        except BaseException:
+            self._kept |= found
+            for text in list(self._kept)[:-_MOST_KEPT]:
+                del self._kept[text]
+            raise
+        return found
+
+    async def ask(self, texts: Sequence[str], found: dict[str, np.ndarray]) -> set[int]:
+        """Make a request; add the vectors of its answer, also if it is cut. Return the lengths of all vectors in it."""
         more = {"dimensions": self.dimensions} if self.shorten else {}
+        request = {"model": self.model, "input": texts, "encoding_format": "base64", **more}
+        body, lengths = bytearray(), set[int]()
         async with self.asking() as client:
-            answer = await client.embeddings.create(model=self.model, input=[texts[row] for row in at], **more)
-        tokens = answer.usage.prompt_tokens if answer.usage else 0
+            try:
+                async with client.embeddings.with_streaming_response.create(**request) as answer:
+                    with cut_answers(f"The model {self.model!r} at {client.base_url}"):
+                        async for part in answer.iter_bytes():
+                            body += part
+            finally:
+                for at, vector in read_vectors(body):
+                    lengths.add(len(vector))
+                    if at < len(texts) and len(vector) == self.dimensions:
+                        found[texts[at]] = vector
+            tokens = tokens_used(body)
         report(tokens=tokens, cost=tokens * self.price / _PER)
-        found = sorted(answer.data, key=lambda one: one.index)
-        if [one.index for one in found] != list(range(len(at))):
-            raise ValueError(f"The model {self.model!r} returned {len(found)} vectors for {len(at)} texts.")
-        return filled([one.embedding for one in found], at, len(texts), self.dimensions)
+        return lengths
+
+    def incomplete(self, left: int, asked: int, lengths: set[int]) -> ValueError:
+        if other := sorted(lengths - {self.dimensions}):
+            numbers = " and ".join(map(str, other))
+            return ValueError(f"The model returned vectors of {numbers} numbers, and dimensions={self.dimensions}.")
+        return ValueError(f"The model {self.model!r} returned {asked - left} vectors for {asked} texts.")
+
+
+@contextmanager
+def cut_answers(asked: str) -> Iterator[None]:
+    """Raise a `ConnectionError` for what an HTTP library raises when the body of an answer ends too early."""
+    try:
+        yield
+    except Exception as error:
+        raise ConnectionError(f"{asked} gave no whole answer: {error!r}") from error
+
+
+def read_vectors(body: bytearray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the position and the vector of each whole item in an answer, which may be cut."""
+    text = body.decode(errors="replace")
+    begin = re.search(r'"data"\s*:\s*\[', text)
+    at, decoder = begin.end() if begin else len(text), json.JSONDecoder()
+    while following := re.compile(r"[\s,]*(?=\{)").match(text, at):
+        try:
+            item, at = decoder.raw_decode(text, following.end())
+        except ValueError:
+            return
+        match item:
+            case {"index": int(index), "embedding": str(packed)}:
+                yield index, np.frombuffer(base64.b64decode(packed), "<f4")
+            case {"index": int(index), "embedding": [*numbers]}:
+                yield index, np.asarray(numbers, np.float32)
+
+
+def tokens_used(body: bytearray) -> float:
+    """Return the tokens that a whole answer says; `AttributeError` if it is none of OpenAI's API."""
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise AttributeError(f"{bytes(body[:100])!r} is no JSON") from error
+    match answer:
+        case {"data": [*_], "usage": {"prompt_tokens": int(tokens)}}:
+            return tokens
+        case {"data": [*_]}:
+            return 0
+    raise AttributeError(f"{bytes(body[:100])!r} has no data")
 
 
 class _Chat(_Service):

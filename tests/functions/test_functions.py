@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva import Database, RateLimit, Retry, Skip, connect
+from airflow_geneva import Database, RateLimit, RateLimited, Retry, Skip, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.functions import chat, embeddings, extraction, images, sentence_embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, embedding_of
@@ -129,6 +129,39 @@ def test_embeddings_come_in_batches_and_in_order_and_the_key_is_in_no_file(
     assert [
         file for file in Path(database.uri).rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()
     ] == []
+
+
+def test_what_an_answer_holds_is_kept_and_only_the_rest_is_asked_again(
+    server: OpenAIServer, database: Database
+) -> None:
+    texts = [f"text {at:02}" for at in range(64)]
+    passing = [Retry(kind, backoff=0.01) for kind in (ConnectionError, RateLimited)]
+    limit = RateLimit("embedding", requests_per_minute=60_000)
+    made = embeddings("small", 8, batch_size=64, limit=limit, on_error=passing)
+    several = {"text 40": ["cut", 1], "text 60": ["429", 1], "text 61": ["500", 1], "text 50": ["short", 1]}
+    for at, (ways, again) in enumerate(
+        (({"text 40": ["short", 1]}, ["text 40"]), ({"text 40": ["cut", 1]}, texts[31:]), (several, texts[31:]))
+    ):
+        server.reset()
+        server.change(fail_inputs=ways, retry_after=0.01)
+        table = database.create_table(f"docs{at}", pa.table({"text": texts}))
+        table.add_columns({"vector": made})
+        table.backfill("vector", udf=made, runner="inline")
+        assert table.to_arrow()["vector"].to_pylist() == [embedding_of(text) for text in texts]
+        counts = server.counts()
+        assert counts.failed == {way: 1 for way, _ in ways.values()}
+        assert {text for text, times in counts.paid.items() if times > 1} <= {*again}
+
+
+def test_a_row_whose_vector_is_always_of_another_length_fails_alone(server: OpenAIServer, database: Database) -> None:
+    texts = [f"text {at:02}" for at in range(64)]
+    table = database.create_table("docs", pa.table({"text": texts}))
+    server.change(fail_inputs={"text 40": "short"})
+    table.add_columns({"vector": embeddings("small", 8, batch_size=64, on_error=[Skip(ValueError)])})
+    assert table.backfill("vector", runner="inline").rows_failed == 1
+    paid = server.counts().paid
+    assert {text: times for text, times in paid.items() if times > 1} == {"text 40": paid["text 40"]}
+    assert paid["text 40"] <= 5
 
 
 def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
