@@ -101,7 +101,7 @@ class _CallsInLoop:
         self.gate = self.loop.gate(self.mapper.udf)
         self.columns: Sequence[Sequence[Any]] | None = None
         rows = results.rows
-        spans = [Span(0, rows)] if rows else []
+        spans = [Span(*part) for part in self.mapper.rows_of_calls(results.inputs)] if rows else []
         if self.mapper.udf.form == "scalar":
             self.columns = self.mapper.arguments(results.inputs)
             spans = [Span(row, row + 1) for row in range(rows) if not results.has(row)]

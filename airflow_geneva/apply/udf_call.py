@@ -179,6 +179,11 @@ class Mapper:
         """Return the arguments of a call on a whole batch."""
         return [inputs] if self.udf.form == "record_batch" else inputs.columns
 
+    def rows_of_calls(self, inputs: pa.RecordBatch) -> list[tuple[int, int]]:
+        """Return the rows of each call on a batch: of all, unless the function's class says what fits one request."""
+        cut = getattr(self.udf.func, "rows_of_requests", None)
+        return [(0, inputs.num_rows)] if cut is None else list(cut(*self.batch_arguments(inputs)))
+
     def batch_output(self, result: Any, inputs: pa.RecordBatch) -> pa.Array:
         """Return what a call on a whole batch gave, as the declared type; `UdfError` if it does not fit."""
         try:

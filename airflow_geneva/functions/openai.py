@@ -20,11 +20,13 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.made import check_whole, filled, library, make
 from airflow_geneva.functions.schema import check_answer, json_schema, misfit
 from airflow_geneva.limits.calls import must_pay, retry_after
-from airflow_geneva.limits.rate_limit import RateLimited, report
+from airflow_geneva.limits.rate_limit import RateLimited, check_limit, report
 from airflow_geneva.udf import UDF, Retry
 
 _PER = 1e6
 _MOST_KEPT = 4_096
+_BYTES_PER_TOKEN = 3.0
+"""Of UTF-8. Few languages and no code have fewer; English has four or five."""
 _PASSING = (ConnectionError, TimeoutError, RateLimited)
 _RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
 
@@ -140,7 +142,21 @@ class _Embeddings(_Service):
     revision = 1
     dimensions: int
     shorten: bool
+    max_inputs: int
+    max_tokens: float
     price: float = 0.0
+
+    @classmethod
+    def rows_of_requests(cls, text: pa.Array) -> Iterator[tuple[int, int]]:
+        """Yield the rows of each request on a batch: as many texts as a request may have, by number and by tokens."""
+        start, inputs, tokens = 0, 0, 0.0
+        for row, one in enumerate(text.to_pylist()):
+            more = len((one or "").encode()) / _BYTES_PER_TOKEN
+            if one and (inputs == cls.max_inputs or (inputs and tokens + more > cls.max_tokens)):
+                yield start, row
+                start, inputs, tokens = row, 0, 0.0
+            inputs, tokens = inputs + bool(one), tokens + more
+        yield start, len(text)
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +317,9 @@ def embeddings(
     *,
     shorten: bool = False,
     price_per_million_tokens: float = 0.0,
-    batch_size: int = 64,
+    max_inputs: int = 2_048,
+    max_tokens: int = 300_000,
+    batch_size: int = 256,
     **settings: Any,
 ) -> UDF:
     """Make a UDF that embeds texts over OpenAI's API. It needs `airflow-geneva[openai]` where it runs.
@@ -314,17 +332,27 @@ def embeddings(
         dimensions: length of its vectors.
         shorten: ask for vectors of that length, of a model that can give shorter ones.
         price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
-        batch_size: most texts of a request.
+        max_inputs, max_tokens: most texts, and most tokens of all of them, in a request. The defaults are OpenAI's own.
+            A token counts as three bytes. A `limit` of fewer tokens a minute counts, too.
+        batch_size: rows that are read for a request; if they are more than a request may have, it is several.
         settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`. By default `timeout` is 60
             seconds, and `on_error` tries again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
     """
     check_whole("dimensions", dimensions)
+    check_whole("max_inputs", max_inputs)
+    check_whole("max_tokens", max_tokens)
     if not isinstance(price_per_million_tokens, (int, float)) or price_per_million_tokens < 0:
         raise InvalidInput(f"price_per_million_tokens={price_per_million_tokens!r}: give a number of at least 0.")
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
     chosen = {"batch_size": batch_size, **_RETRIES, "timeout": 60.0, **settings}
+    limit = check_limit(settings.get("limit"))
+    request = {
+        "max_inputs": max_inputs,
+        "max_tokens": min(max_tokens, (limit and limit.tokens_per_minute) or max_tokens),
+        "timeout": chosen["timeout"],
+    }
     kind = pa.list_(pa.float32(), dimensions)
-    return make(_Embeddings, kind, given, chosen, price=price_per_million_tokens, timeout=chosen["timeout"])
+    return make(_Embeddings, kind, given, chosen, price=price_per_million_tokens, **request)
 
 
 def chat(

@@ -153,6 +153,31 @@ def test_what_an_answer_holds_is_kept_and_only_the_rest_is_asked_again(
         assert {text for text, times in counts.paid.items() if times > 1} <= {*again}
 
 
+def test_requests_are_filled_by_texts_and_by_tokens(server: OpenAIServer, database: Database) -> None:
+    server.change(max_inputs=20, max_tokens=1_000, chars_per_token=3.0)
+    # Short texts fill a request by their number, long ones by their tokens.
+    texts = [f"{at:03}" if at < 300 else f"{at:03}" * 300 if at % 7 == 0 else f"{at:03}" * 20 for at in range(500)]
+    texts[::50] = [None] * 10
+    table = database.create_table("docs", pa.table({"text": pa.array(texts, pa.string())}))
+    limit = RateLimit("service", tokens_per_minute=20_000_000)
+    made = embeddings("small", 8, max_inputs=20, max_tokens=1_000, limit=limit)
+    table.add_columns({"vector": made})
+    table.backfill("vector", udf=made, runner="inline")
+    assert table.to_arrow()["vector"].to_pylist() == [embedding_of(one) if one else None for one in texts]
+    counts = server.counts()
+    assert (counts.failed, counts.refused, counts.most_paid) == ({}, 0, 1)
+    least = sum(1 for one in texts[:300] if one) / 20 + sum(len(one or "") for one in texts[300:]) / 3 / 1_000
+    assert counts.requests <= 1.25 * least + 2
+    assert embeddings("small", 8, max_inputs=4, max_tokens=9).code_version == embed.code_version
+    few = RateLimit("service", tokens_per_minute=5_000)
+    assert embeddings("small", 8, limit=few).func.max_tokens == 5_000
+    server.change(max_inputs=2_048, max_tokens=300_000)
+    long = database.create_table("long", pa.table({"text": ["x" * 24_000 + str(at) for at in range(60)]}))
+    long.add_columns({"vector": embeddings("small", 8)})
+    long.backfill("vector", runner="inline")
+    assert server.counts().requests - counts.requests == 2
+
+
 def test_a_row_whose_vector_is_always_of_another_length_fails_alone(server: OpenAIServer, database: Database) -> None:
     texts = [f"text {at:02}" for at in range(64)]
     table = database.create_table("docs", pa.table({"text": texts}))

@@ -37,6 +37,7 @@ class Settings:
 
     Args:
         requests_per_minute, tokens_per_minute, concurrent: limits; None: no limit.
+        max_inputs, max_tokens: most inputs and tokens of a request; one with more gets 400.
         window_seconds: a minute's limit is kept in every window of so many seconds, for its part of the minute.
         latency: seconds that an answer takes.
         chars_per_token, completion_tokens: how tokens are counted, of texts and of a chat's answer.
@@ -53,6 +54,8 @@ class Settings:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrent: int | None = None
+    max_inputs: int | None = None
+    max_tokens: int | None = None
     window_seconds: float = 60.0
     latency: float = 0.0
     chars_per_token: float = 4.0
@@ -306,6 +309,13 @@ class _Server:
             if failure == "quota":
                 raise _error(429, "insufficient_quota", "You exceeded your current quota.")
             raise _error(429, "rate_limit_exceeded", "Slow down.", _retry_after(self.settings.retry_after))
+        for what, size, most in (
+            ("inputs", len(inputs), self.settings.max_inputs),
+            ("tokens", tokens, self.settings.max_tokens),
+        ):
+            if most is not None and size > most:
+                self.failed["400"] += 1
+                raise _error(400, "invalid_request_error", f"A request has at most {most} {what}.")
         limits = self.admit(window, tokens)
         window.running += 1
         self.most_concurrent = max(self.most_concurrent, window.running)
