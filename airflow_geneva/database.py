@@ -144,10 +144,10 @@ class Database(Summarized):
             listed = ", ".join(names[:20]) or "none"
             if self._is_missing:
                 listed = "none, for there is no such folder"
-            raise InvalidInput(
-                f"There is no table {name!r} in {self.uri}. Tables: {listed}. "
-                f"Create it first: db.create_table({name!r}, data)."
-            ) from None
+            advice = f"Create it first: db.create_table({name!r}, data)."
+            if similar := difflib.get_close_matches(name.removesuffix(".lance"), names, 1):
+                advice = f"Did you mean {similar[0]!r}? Else create it first: db.create_table({name!r}, data)."
+            raise InvalidInput(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
     def open_view(self, name: str, sources: Iterable[str | os.PathLike[str]] = ()) -> View:
@@ -262,7 +262,7 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         storage_options: credentials and settings as pylance takes them; kept out of plans, logs and ``repr``.
 
     Raises:
-        InvalidInput: the path leads to a file, or the URI holds credentials.
+        InvalidInput: the path leads to a file or to a table, or the URI holds credentials.
 
     Example:
         ```python
@@ -284,6 +284,11 @@ def _check_folder(path: Path) -> None:
         raise InvalidInput(
             f"{path} cannot be a database, because {found} is a file. Give a folder of tables: one that exists, or one "
             "that create_table() shall make."
+        )
+    if (path / "_versions").is_dir():
+        raise InvalidInput(
+            f"{path} is a table and not a database, which is the folder it lies in. Open it with "
+            f"connect({str(path.parent)!r}).open_table({path.stem!r})."
         )
 
 

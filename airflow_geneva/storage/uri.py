@@ -11,6 +11,7 @@ from airflow_geneva.errors import InvalidInput
 
 _CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_ONE_SLASH = re.compile(r"^(?:abfss?|az|gs|s3|wasbs?):/(?!/)", re.IGNORECASE)
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 
 
@@ -19,11 +20,14 @@ def normalize_uri(uri: str | os.PathLike[str]) -> str:
 
     `InvalidInput` if it holds credentials, which would show up in messages and logs.
     """
-    text = os.fspath(uri)
-    if not text:
-        raise InvalidInput("An empty database or table URI was given. Give a path or a URI such as s3://bucket/db.")
+    if not isinstance(uri, (str, os.PathLike)) or not (text := str(os.fspath(uri))):
+        raise InvalidInput(f"{uri!r:.200} is neither a path nor a URI. Give one such as s3://bucket/db.")
     if text.lower().startswith("file:"):
         text = _path_of(text)
+    if found := _ONE_SLASH.match(text):
+        raise InvalidInput(
+            f"A URI was given that begins with {found[0]!r}. It needs two slashes: {found[0]}/bucket/db."
+        )
     if not _SCHEME.match(text):
         return os.path.realpath(os.path.expanduser(text))
     try:

@@ -65,6 +65,12 @@ def test_an_unknown_table_is_named_with_those_there_are(table: Table, trace: Tra
     assert_refused(table, trace, parts, lambda: connect(tmp_path / "db").open_table("nosuch"))
 
 
+@pytest.mark.parametrize("name", ["Docs", "doc", "docs.lance"])
+def test_a_table_of_almost_that_name_is_suggested(table: Table, trace: Trace, tmp_path: Path, name: str) -> None:
+    parts = ["Did you mean 'docs'?", f"db.create_table('{name}', data)"]
+    assert_refused(table, trace, parts, lambda: connect(tmp_path / "db").open_table(name))
+
+
 def test_a_database_that_is_not_there_has_no_tables(table: Table, trace: Trace, tmp_path: Path) -> None:
     db = connect(tmp_path / "nowhere")
     assert db.table_names() == []

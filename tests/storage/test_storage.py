@@ -148,6 +148,12 @@ def test_a_file_of_another_machine_is_refused(tmp_path: Path) -> None:
     assert normalize_uri(f"file://localhost{tmp_path}") == normalize_uri(f"file:{tmp_path}") == str(tmp_path.resolve())
 
 
+def test_a_table_is_no_database_and_says_how_it_is_opened(tmp_path: Path) -> None:
+    connect(tmp_path).create_table("docs", pa.table({"x": [1]}))
+    with pytest.raises(InvalidInput, match=r"is a table and not a database.*\.open_table\('docs'\)"):
+        connect(tmp_path / "docs.lance")
+
+
 def test_a_folder_that_no_table_can_be_called_is_no_table(tmp_path: Path) -> None:
     for folder in ("docs.lance", "my docs.lance", "no_table"):
         (tmp_path / folder / "_versions").mkdir(parents=True)
@@ -183,9 +189,15 @@ def test_a_table_is_not_created_from_what_is_no_schema_or_size(tmp_path: Path, g
         db.jobs(-1)
 
 
-def test_an_empty_place_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="empty"):
-        normalize_uri("")
+@pytest.mark.parametrize("nothing", ["", None, 3])
+def test_an_empty_place_is_refused(nothing: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"is neither a path nor a URI\. Give one such as s3://bucket/db"):
+        normalize_uri(nothing)
+
+
+def test_a_scheme_with_one_slash_is_no_folder_of_this_machine() -> None:
+    with pytest.raises(InvalidInput, match="needs two slashes: s3://bucket/db"):
+        normalize_uri("s3:/key:planted@bucket/db")
 
 
 @pytest.mark.parametrize("name", ["docs", "my-docs_2.v1", "_x", "9"])
