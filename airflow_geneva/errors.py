@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from airflow_geneva.job.result import BackfillResult
 
 
-# pylance's messages end with places in its own source.
-_RUST_SOURCE = re.compile(r",? ?(?:at )?/[^\s,:]{1,200}\.rs:\d+:\d+")
+# pylance's messages end with places in its own source, and begin with the names of its own errors.
+_RUST = re.compile(
+    r",? ?(?:at )?/[^\s,:]{1,200}\.rs:\d+:\d+"
+    r"|\b(?:LanceError\(\w+\)|Generic [\w/]+ error|External error|Invalid user input): "
+)
 # A user without a password is masked only in http(s) URLs: in abfss://container@account it is a container.
 _USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]{0,30}://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
 _SIGNATURE = re.compile(
@@ -53,11 +56,11 @@ def _mask_chain(error: BaseException | None) -> None:
 
 
 class GenevaError(Exception):
-    """Base class of this package's errors; its message is without credentials and without places in Rust's source."""
+    """Base class of this package's errors; its message holds no credentials and no terms of pylance's Rust code."""
 
     def __init__(self, *args: Any) -> None:
         _mask_chain(sys.exc_info()[1])
-        super().__init__(*(_RUST_SOURCE.sub("", mask_secrets(arg)) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(_RUST.sub("", mask_secrets(arg)) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(GenevaError, ValueError):

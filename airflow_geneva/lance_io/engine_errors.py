@@ -35,6 +35,27 @@ _REFUSED = re.compile(
 )
 
 
+# Rust's debug output of a struct, such as `CredentialsNotLoaded(CredentialsNotLoaded { source: ... })`.
+_STRUCT = re.compile(r":? \w+\(\w+ \{.*", re.S)
+_REMEDIES = (
+    (
+        re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded"),
+        "There are no credentials. Give them as storage options, in Airflow in the extra of the connection, such as "
+        '{"aws_access_key_id": "...", "aws_secret_access_key": "..."}, or in the environment.',
+    ),
+    (re.compile(r"Failed to resolve region"), 'Check the name of the bucket, or give the storage option "aws_region".'),
+    (
+        re.compile(r"GET http://.*HTTP error: builder error"),
+        'Plain HTTP needs the storage option "allow_http": "true".',
+    ),
+    (re.compile(r"NoSuchBucket"), "Check the name of the bucket, or create it: it is not made here."),
+    (
+        re.compile(r"\b40[13] [A-Z]|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken"),
+        "Correct the credentials, or what they permit. They are storage options, in Airflow those of the connection.",
+    ),
+)
+
+
 _NO_FILE = re.compile(r"Not found: (\S+/data/[^\s/]+\.lance)")
 
 
@@ -57,6 +78,13 @@ def about_missing_file(error: BaseException) -> str:
         "files that another process is about to commit. Restore a version that can be read, or drop the column and "
         "compute it again."
     )
+
+
+def describe_store_error(error: BaseException) -> str:
+    """Return a store's error as sentences: what happened, and what to do if the request was refused."""
+    text = _STRUCT.sub("", str(error))
+    remedy = next((remedy for pattern, remedy in _REMEDIES if pattern.search(str(error))), "")
+    return f"{text}. {remedy}".rstrip()
 
 
 @contextmanager

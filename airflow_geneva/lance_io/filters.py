@@ -37,6 +37,8 @@ _TIME_FUNCTIONS = {
 _WITHOUT_BRACKETS = {"current_timestamp", "current_date", "current_time"}
 _MANY_ROWS = re.compile(r"logical expression (?:Aggregate|Window)Function\(.*?inner: (\w+)", re.S)
 _NOT_OF_ITS_TYPE = re.compile(r"Received literal Float\d+\(.*could not convert to literal of type 'U?Int\d+'")
+_STATEMENT = re.compile(r"Error parsing statement: .* \(sql parser error: (.*)\)", re.S)
+_UNKNOWN_NAME = re.compile(r"(No field named .*?)\. Valid fields are .*", re.S)
 _DEBUG = re.compile(r":? ?\b\w+\((?=\w*\(?\[?\w+[({])|:? \w+ \{ ")
 _RANDOM_FUNCTIONS = {"random", "rand", "uuid"}
 
@@ -122,8 +124,13 @@ def explain_sql_error(dataset: lance.LanceDataset, sql: str, error: BaseExceptio
         if valid := _with_casts(dataset, sql):
             return f"an integer column needs a cast beside a number with a fraction. Write {valid!r}."
         message = f"{message}; cast the column to the type of the value"
+    if "Divide by zero" in message:
+        return "it divides by zero in a row. Write NULLIF(column, 0) for a divisor that may be 0."
+    message = _STATEMENT.sub(r"\1", message.replace("Schema error: ", ""))
+    message = _UNKNOWN_NAME.sub(r"\1; a text stands in single quotes", message)
     # The planner's debug output names its own structs.
-    return f"{_DEBUG.split(message)[0].rstrip('.?'):.300}."
+    text = f"{_DEBUG.split(message)[0].rstrip('.'):.300}"
+    return text if text.endswith("?") else f"{text}."
 
 
 def _snake_case(name: str) -> str:

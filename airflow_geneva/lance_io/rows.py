@@ -110,7 +110,7 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **opt
             raise raised[0] from None
         if not str(error).startswith(_ABOUT_ROWS):
             raise
-        why = _RUST.sub("", str(error)).removeprefix("LanceError(Arrow): ")
+        why = _RUST.sub("", str(error))
         raise InvalidInput(f"The rows do not fit table {name!r}: {why}") from error
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.engine_errors import engine_errors, is_failure, is_outage
+from airflow_geneva.lance_io.engine_errors import describe_store_error, engine_errors, is_failure, is_outage
 from airflow_geneva.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.storage.outages import pylance_options, wait_out
 from airflow_geneva.storage.uri import is_local, join, normalize_uri
@@ -45,7 +45,7 @@ def _store_errors(task: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except _STORE_ERRORS as error:
-        raise StorageError(f"Cannot {task}: {error}.{advice}") from error
+        raise StorageError(f"Cannot {task}: {describe_store_error(error)}{advice}") from error
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Storage:
         except _STORE_ERRORS as error:
             if not self.local and not is_outage(error) and not self.exists(name):
                 raise FileNotFoundError(source) from error
-            raise StorageError(f"Cannot read {source}: {error}.") from error
+            raise StorageError(f"Cannot read {source}: {describe_store_error(error)}") from error
 
     def write_json(self, name: str, document: Any) -> None:
         self.write_bytes(name, as_json(document))
@@ -295,7 +295,7 @@ class Storage:
                 f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside "
                 "a Lance table only."
             )
-        with engine_errors(lambda error: StorageError(f"Cannot list {self.root}: {error}.")):
+        with engine_errors(lambda error: StorageError(f"Cannot list {self.root}: {describe_store_error(error)}")):
             options = pylance_options(self.options)
             files = self._ask(lambda _: lance.dataset(table[0], storage_options=options).all_files().read_all())
         top = f"{self.root}/"[len(table[0]) + 1 :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,13 @@ from lance.fragment import DataFile
 
 import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
+from airflow_geneva.lance_io.engine_errors import (
+    EngineError,
+    describe_store_error,
+    engine_errors,
+    is_engine_error,
+    is_failure,
+)
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
@@ -165,3 +172,33 @@ def test_a_data_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> No
         dataset.to_table()
     assert str(file) in str(found.value)
     assert "Restore a version that can be read, or drop the column" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (
+            "LanceError(IO): Generic N/A error: LanceError(IO): Failed to get AWS credentials: CredentialsNotLoaded("
+            'CredentialsNotLoaded { source: Some("no providers in chain") }), /w/rust/aws.rs:630:30',
+            "Cannot list it: Failed to get AWS credentials. There are no credentials. Give them as storage options, ",
+        ),
+        (
+            "LanceError(IO): Generic S3 error: Error performing GET http://127.0.0.1:9/b in 7µs - HTTP error: builder "
+            "error, /w/rust/object_store.rs:1563:12",
+            "Cannot list it: Error performing GET http://127.0.0.1:9/b in 7µs - HTTP error: builder error. Plain HTTP "
+            'needs the storage option "allow_http": "true".',
+        ),
+        (
+            "Server returned 403 Forbidden: InvalidAccessKeyId",
+            "InvalidAccessKeyId. Correct the credentials, or what they permit. ",
+        ),
+        ("Server returned 404 Not Found: NoSuchBucket", "NoSuchBucket. Check the name of the bucket, or create it"),
+        ("LanceError(IO): Generic S3 error: Failed to resolve region for bucket 'b'", "'b'. Check the name of the "),
+        ("[Errno 13] Permission denied: '/db'", "Cannot list it: [Errno 13] Permission denied: '/db'."),
+    ],
+)
+def test_a_store_that_refuses_is_told_in_words_with_what_to_do(raised: str, told: str) -> None:
+    message = str(StorageError(f"Cannot list it: {describe_store_error(OSError(raised))}"))
+    assert told in message
+    assert not re.search(r"LanceError|Generic|Some\(|\.rs:", message)
+    assert message.endswith(".")

@@ -178,6 +178,22 @@ def test_a_filter_that_makes_no_sense_is_refused_with_the_engines_words(table: T
 
 
 @pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("idd > 1", "d: No field named idd. Did you mean 'id'? Write"),
+        ("id = blue", "d: No field named blue; a text stands in single quotes. Write"),
+        ("id >", "d: Expected: an expression, found: EOF. Write"),
+        ("1 / id > 0", "d: it divides by zero in a row. Write NULLIF(column, 0) for a divisor that may be 0. Write"),
+        ("id > 'a'", "d: Error resolving filter expression id > 'a': Received literal"),
+    ],
+)
+def test_a_mistake_in_a_filter_is_told_without_what_is_the_engines_own(table: Table, where: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_where(table.lance, where)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("where", "rows"),
     [
         ("ts < now()", 5),
