@@ -14,6 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult, BackfillResults
+from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.reading import Readable, check_columns
 from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
 from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_columns, ids_of_rows
@@ -385,11 +386,15 @@ class Table(Summarized, Readable):
             history: all records of all jobs, also of rows that have a value now.
 
         Raises:
-            InvalidInput: ``job_id`` is not a job id, or there is no such column and no record of one.
+            InvalidInput: there is no such job of this table, or no such column and no record of one.
         """
         records = self._records(job_id, column_name)
         if not records and column_name is not None:
             check_columns(self.name, self.schema.names, [column_name])
+        if not records and job_id is not None and job_id not in job_ids(self.location.checkpoints):
+            raise InvalidInput(
+                f"There is no job {job_id!r} of table {self.name!r}. db.jobs(table={self.name!r}) lists its newest."
+            )
         if job_id is not None or history or not records:
             return records
         return failing_now(self.location.checkpoints, records, self._failed_ids)

@@ -68,7 +68,10 @@ class View(Table):
 
         found = locate_source(self.location, definition, self.sources)
         options = found.options if storage_options is None else freeze_options(storage_options)
-        return Database(found.database_uri, options).open_table(found.name)
+        try:
+            return Database(found.database_uri, options).open_table(found.name)
+        except InvalidInput as error:
+            raise InvalidInput(f"View {self.name!r} is computed from {found.name!r}. {error}") from None
 
     @property
     def schema(self) -> pa.Schema:

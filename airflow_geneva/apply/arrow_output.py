@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import uuid
@@ -58,7 +59,13 @@ def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array
         try:
             return _convert(values, data_type)
         except _DOES_NOT_FIT as error:
+            for value in filter(inspect.iscoroutine, values):
+                value.close()  # or Python warns that it was never awaited
             for row, value in enumerate(values):
+                if inspect.iscoroutine(value):
+                    raise OutputMismatch(
+                        "it is a coroutine: define the function with `async def`, and `await` it", row
+                    ) from error
                 try:
                     _convert([value], data_type)
                 except _DOES_NOT_FIT as alone:

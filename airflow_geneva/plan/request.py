@@ -24,6 +24,7 @@ from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
+from airflow_geneva.udf import UDF
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.definition import check_type, columns_to_take, stored_definition
 
@@ -36,6 +37,7 @@ NOT_WHOLE = ("checkpoint_interval", "price_per_slot_hour", "max_seconds", "max_c
 """Sizes that are not whole numbers."""
 
 _SIZES = {f.name for f in fields(Sizing)}
+_OF_FUNCTIONS = {f.name for f in fields(UDF)}
 
 
 class SizingOptions(TypedDict, total=False):
@@ -228,6 +230,8 @@ def _check_types(request: BackfillRequest) -> None:
 
 def check_sizing(given: Mapping[str, Any]) -> Sizing:
     unknown = sorted(set(given) - _SIZES)
+    if unknown and unknown[0] in _OF_FUNCTIONS:
+        raise InvalidInput(f"{unknown[0]!r} belongs to the function and not to a job: @udf({unknown[0]}=...).")
     if unknown:
         raise InvalidInput(f"There is no parameter {unknown[0]!r}. Sizes are: {', '.join(sorted(_SIZES))}.")
     for name, value in given.items():

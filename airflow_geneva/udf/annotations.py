@@ -67,6 +67,11 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
             f"UDF {name!r} has data_type={data_type!r}, which is not an Arrow type. "
             "Give a pa.DataType, such as pa.int64()."
         )
+    if signature.yields and (pt.is_primitive(data_type) or is_string(data_type) or is_binary(data_type)):
+        raise InvalidInput(
+            f"UDF {name!r} is a generator, whose values of a row become a list, and data_type is {data_type}. Give "
+            "data_type=pa.list_(...), or return one value."
+        )
     members = union_members(signature.result)
     whole_batch = signature.form != "scalar"
     # Arrow stores Python integers in such columns without losing their value.

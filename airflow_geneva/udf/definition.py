@@ -43,13 +43,18 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 
 
 def _define(table: str, fields: Mapping[str, pa.Field], column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
-    if isinstance(spec, tuple) and (len(spec) != 2 or not isinstance(spec[1], Sequence | None)):
-        raise InvalidInput(f'Column {column!r} got a tuple that is no UDF with its input columns, (my_udf, ["body"]).')
-    udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
+    udf, *given = spec if isinstance(spec, tuple) else (spec,)
+    inputs = given[0] if given else None
     inputs = [inputs] if isinstance(inputs, str) else inputs
+    named = inputs is None or (isinstance(inputs, Sequence) and all(isinstance(name, str) for name in inputs))
+    if not named or (isinstance(spec, tuple) and len(spec) != 2):
+        raise InvalidInput(f'Column {column!r} got a tuple that is no UDF with its input columns, (my_udf, ["body"]).')
     udf = load_udf(udf) if isinstance(udf, str) else udf
     if not isinstance(udf, UDF):
-        raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
+        raise InvalidInput(
+            f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate the function with @udf(...), and give "
+            "the function, not its result."
+        )
     definition = udf.definition(inputs)
     if definition.input_columns is None:
         definition = replace(definition, input_columns=columns_to_take(fields.values(), column))

@@ -150,7 +150,7 @@ def test_a_plain_function_is_not_a_udf(table: Table, trace: Trace) -> None:
 
 def test_columns_in_another_form_are_refused(table: Table, trace: Trace) -> None:
     given: Any
-    for given in ((triple,), (triple, ["x"], 1), (triple, 5)):
+    for given in ((triple,), (triple, ["x"], 1), (triple, 5), (triple, [["x"]])):
         parts = ["Column 'n' got a tuple", '(my_udf, ["body"])']
         assert_refused(table, trace, parts, lambda given=given: table.add_columns({"n": given}))
     parts, given = ["by name", "not as a list"], ["y"]
@@ -162,6 +162,7 @@ def test_errors_of_a_column_that_never_was_are_refused(table: Table, trace: Trac
     parts = ["Table 'docs' has no columns ['typo']", "It has: "]
     assert_refused(table, trace, parts, lambda: table.get_errors(column_name="typo"))
     assert table.get_errors(column_name="y") == []
+    assert_refused(table, trace, ["no job 'typo' of table 'docs'"], lambda: table.get_errors(job_id="typo"))
 
 
 def test_too_generic_annotations_are_refused() -> None:
@@ -190,6 +191,7 @@ def test_a_filter_is_refused_with_the_engines_message(table: Table, trace: Trace
         ({"checkpoint_interval": float("nan")}, ["checkpoint_interval=nan is not valid"]),
         ({"commit_granularity": 0}, ["commit_granularity=0"]),
         ({"min_checkpoint_size": 10, "max_checkpoint_size": 5}, ["min_checkpoint_size=10", "5 rows"]),
+        ({"on_error": "skip"}, ["'on_error' belongs to the function", "@udf(on_error=...)"]),
         ({"batchsize": 3}, ["There is no parameter 'batchsize'", "batch_size"]),
     ],
 )
@@ -359,6 +361,26 @@ def test_an_output_of_the_wrong_type_names_the_row_and_both_types(table: Table) 
     message = str(run_broken(table, broken))
     for part in ("row 7 of fragment 0", "'broken'", "int64", "str 'seven'"):
         assert part in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_a_plain_function_returns_is_to_be_awaited(table: Table) -> None:
+    async def ask(x: int) -> int:
+        return x
+
+    def broken(x):  # type: ignore[no-untyped-def]
+        return ask(x)
+
+    message = str(run_broken(table, broken))
+    assert "row 0 of the batch: it is a coroutine: define the function with `async def`, and `await` it" in message
+
+
+def test_a_generator_computes_a_list() -> None:
+    with pytest.raises(InvalidInput, match=r"'parts' is a generator.*data_type=pa\.list_\("):
+
+        @udf(data_type=pa.int64())
+        def parts(x: int):  # type: ignore[no-untyped-def]
+            yield x
 
 
 def test_a_udf_whose_setup_fails_says_so(table: Table) -> None:

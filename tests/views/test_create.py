@@ -289,6 +289,14 @@ def test_a_view_of_another_system_is_refused_by_name(make_table: MakeTable) -> N
         _ = view.view_definition
 
 
+def test_a_view_whose_source_was_dropped_names_both(make_table: MakeTable) -> None:
+    table = make_table(3)
+    view = table.query().create_materialized_view(name="v")
+    database_of(table).drop_table("docs")
+    with pytest.raises(InvalidInput, match=r"^View 'v' is computed from 'docs'\. There is no table 'docs' in .*: v\."):
+        view.refresh(runner="inline")
+
+
 def test_a_dropped_view_leaves_nothing_to_the_next_of_its_name(make_table: MakeTable) -> None:
     table = make_table(3)
     view = table.query().create_materialized_view(name="v")
