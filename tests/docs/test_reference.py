@@ -93,3 +93,14 @@ def test_every_option_of_airflows_configuration_is_described_with_its_default() 
         [row] = re.findall(rf"^\| `{name}` \| (.*) \|$", page, re.MULTILINE)
         assert row.endswith(f"| `{option['default']}` | `AIRFLOW__GENEVA__{name.upper()}`")
     assert "``" not in page.split("## Task groups")[0]
+
+
+def test_what_the_guides_import_of_assets_is_described() -> None:
+    guides = [page.read_text() for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "reference"]
+    imported = ",".join(
+        found for text in guides for found in re.findall(r"from airflow_geneva\.assets import (.*)", text)
+    )
+    members = re.findall(r"^::: airflow_geneva\.assets\n.*?members: \[(.*?)\]", REFERENCE["airflow"], re.M | re.S)
+    names = {name.strip() for name in imported.split(",")}
+    assert names <= {name.strip() for name in members[0].split(",")}
+    assert "one_run_per_batch" in names
