@@ -83,7 +83,7 @@ def estimate_time_left(
     width = max(len(at_work) - 1, 1)
     unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
     if any(shard.stage == QUEUED for shard in shards):
-        unknown = "Spark's wait for an executor, which nobody can estimate"
+        unknown = "an unknown wait for a Spark executor"
     if submitted := sum(shard.rows_submitted for shard in shards):
         unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
     works = [shard for shard in shards if shard.stage in (STARTING, QUEUED, "applying", "committing")]

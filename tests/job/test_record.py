@@ -161,7 +161,7 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     )
     job = read(folder, now=started + 15)
     assert (job.shards[0].stage, job.seconds_left) == ("waiting for an executor", None)
-    assert str(job.time_left).endswith("left, then Spark's wait for an executor, which nobody can estimate")
+    assert str(job.time_left).endswith("left, then an unknown wait for a Spark executor")
 
     advance(folder, 0, rows_done=30, at=started + 24)
     beat(folder, started + 24, "apply")
