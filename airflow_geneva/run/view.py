@@ -37,6 +37,7 @@ from airflow_geneva.run.units import Target, all_staged, remove_broken, stopped_
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
+from airflow_geneva.udf.definition import check_view_type
 from airflow_geneva.udf.of_process import find_udf
 from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.views.definition import OutputColumn, ViewDefinition
@@ -305,4 +306,6 @@ def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation,
             state.rename_code(same)
         if request.on_code_change == OLD_CODE:
             code = find_old_code(view, state, code.udfs)
+        for name, udf in code.udfs.items():
+            check_view_type(view.name, name, definition.column(name).type, udf)
         return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request)))

@@ -208,7 +208,19 @@ def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
     if found != udf.data_type:
         raise InvalidInput(
             f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
-            f"{udf.data_type}. Use a UDF of that type, or add another column."
+            f"{udf.data_type}. Use a UDF of that type. Or have both side by side, until readers take the other: "
+            f"table.add_columns({{'{column}_2': udf}}), then table.backfill('{column}_2')."
+        )
+
+
+def check_view_type(view: str, column: str, found: str, udf: UdfDefinition) -> None:
+    """Refuse a UDF that gives another type than its column of a view has, which no refresh changes."""
+    if found != udf.data_type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of view {view!r}: it is {found}, and UDF {udf.name!r} gives "
+            f"{udf.data_type} now, so no row can be computed again. Have both side by side, until readers take the "
+            f"other: leave {udf.name!r} as it was, make the new function under another name, and create a view with it "
+            f"by the same query, such as {view + '_2'!r}."
         )
 
 

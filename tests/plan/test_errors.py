@@ -132,7 +132,7 @@ def test_an_output_of_another_type_is_refused(table: Table, trace: Trace) -> Non
     def text(x: int) -> str:
         return str(x)
 
-    parts = ["Type mismatch for column 'y' of table 'docs'", "it is int64", "'text' gives string"]
+    parts = ["Type mismatch for column 'y' of table 'docs'", "it is int64", "'text' gives string", "{'y_2': udf}"]
     assert_refused(table, trace, parts, lambda: table.backfill("y", udf=text, runner="inline"))
     assert_refused(table, trace, parts, lambda: table.alter_columns({"y": text}))
 

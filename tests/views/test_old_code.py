@@ -94,3 +94,20 @@ def test_stored_code_computes_new_rows_until_it_is_decided(
     table.add_columns({"m": grow})
     with pytest.raises(InvalidInput, match="on_code_change='old_code' is unknown"):
         table.plan_backfill("m", udf=grow, on_code_change="old_code")
+
+
+def test_code_that_gives_another_type_is_refused_before_it_is_called(
+    make_table: MakeTable, tmp_path: Path, deploy: Callable[[int], Any]
+) -> None:
+    table, grow = make_table(3), deploy(10)
+    view = table.query().select(["id"]).add_columns({"n": (grow, ["x"])}).create_materialized_view(name="grown")
+    view.refresh(runner="inline")
+    file = tmp_path / "dags" / "growing_udfs.py"
+    file.write_text(MODULE.format(by="0.5").replace("int64", "float64").replace("-> int", "-> float"))
+    sys.modules.pop("growing_udfs", None)
+    importlib.invalidate_caches()
+    for decided in ("error", "recompute", "new_rows"):
+        with pytest.raises(InvalidInput, match=r"column 'n' of view 'grown': it is int64, .* gives double.*'grown_2'"):
+            view.plan_refresh(on_code_change=decided)
+    deploy(10)
+    assert view.refresh(runner="inline").rows_computed == 0
