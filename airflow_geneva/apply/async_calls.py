@@ -16,9 +16,10 @@ from airflow_geneva.apply.event_loop import GRACE_SECONDS, LOOP, POLL_SECONDS, C
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, Span
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of, users_frames
 from airflow_geneva.errors import UdfError
-from airflow_geneva.limits.rate_limit import is_used_up, may_go_on
+from airflow_geneva.limits.rate_limit import begin_call, is_used_up, may_go_on
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of, rules_of
 
+_BETWEEN_LOOKS = 0.02
 # A call of these rows of a batch.
 Rows = tuple[int, int]
 
@@ -154,8 +155,7 @@ class _CallsInLoop:
             self.blocking[start, stop] -= 1
             return self._failure(start, timed_out(self.mapper.udf.timeout, "did not `await` anything when it ended"))
         async with self.gate:
-            if is_used_up():
-                await asyncio.to_thread(may_go_on)
+            end = await self._begin(stop - start)
             self.results.answered(start, stop)
             task = asyncio.current_task()
             self.running[task] = (start, stop)
@@ -170,6 +170,7 @@ class _CallsInLoop:
             finally:
                 del self.running[task]
                 self.mapper.count_call(stop - start)  # it may have reported what it cost
+                end()
         try:
             if self.columns is None:
                 return self.mapper.batch_output(result, inputs)
@@ -182,6 +183,15 @@ class _CallsInLoop:
             self.results.causes[start] = mismatch
             type_error = self.mapper.type_error(mismatch, result, self.results.inputs, start)
             return CallFailure.of(type_error, matching_rules_of(self.rules, UdfError), complete=True)
+
+    async def _begin(self, rows: int) -> Callable[[], None]:
+        """Wait until the job's cap pays for a call beside those in flight; return what says that the call has ended."""
+        while True:
+            if is_used_up():
+                await asyncio.to_thread(may_go_on)
+            if end := begin_call(rows, self.mapper.udf.cost):
+                return end
+            await asyncio.sleep(_BETWEEN_LOOKS)
 
     @property
     def rules(self) -> Rules:

@@ -77,6 +77,7 @@ class _Service:
 
     model: str
     timeout: float | None = None
+    reports_cost: bool
 
     def __init__(self) -> None:
         self.openai = library("openai", "airflow-geneva[openai]")
@@ -350,6 +351,7 @@ def embeddings(
         "max_inputs": max_inputs,
         "max_tokens": min(max_tokens, (limit and limit.tokens_per_minute) or max_tokens),
         "timeout": chosen["timeout"],
+        "reports_cost": price_per_million_tokens > 0,
     }
     kind = pa.list_(pa.float32(), dimensions)
     return make(_Embeddings, kind, given, chosen, price=price_per_million_tokens, **request)
@@ -422,7 +424,8 @@ def _make_chat(
     **more: Any,
 ) -> UDF:
     chosen = {**_RETRIES, "timeout": 300.0, **settings}
-    return make(base, data_type, given, chosen, prices=_prices(prices), timeout=chosen["timeout"], **more)
+    more |= {"prices": (paid := _prices(prices)), "timeout": chosen["timeout"], "reports_cost": any(paid)}
+    return make(base, data_type, given, chosen, **more)
 
 
 def _prices(given: object) -> tuple[float, float]:

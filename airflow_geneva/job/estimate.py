@@ -158,8 +158,8 @@ class Estimate:
         return replace(found, start_seconds=start)
 
     @staticmethod
-    def by_sample(size: Size, calls: Sequence[Call], table: pa.Table) -> Estimate:
-        """Estimate by a timed sample; its first call may load a model and counts once."""
+    def by_sample(size: Size, calls: Sequence[Call], table: pa.Table, reported: float = 0.0) -> Estimate:
+        """Estimate by a timed sample, whose calls reported a cost; the first one may load a model and counts once."""
         rest = calls[1:] or calls
         speeds = sorted(call.seconds / call.rows for call in rest)
         mean = sum(call.seconds for call in rest) / sum(call.rows for call in rest)
@@ -171,7 +171,9 @@ class Estimate:
         loading = max(calls[0].seconds - mean * calls[0].rows, 0.0)
         slot_seconds = per_row.times(size.rows) + Interval(loading, loading).times(0.7, 1.4)
         slot_seconds += Interval(*_BESIDE_A_FRAGMENT).times(size.fragments)
-        found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {counted(table.num_rows, 'row')}")
+        paid = reported / sum(call.rows for call in calls)
+        cost = Interval(paid, paid).times(1 / _SEVERAL_JOBS, _SEVERAL_JOBS) if paid else None
+        found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {counted(table.num_rows, 'row')}", cost)
         return replace(found, sample=table)
 
     def pace(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput
@@ -145,11 +146,33 @@ class Meter:
         self.usage = Usage()
         self.most_cost = most_cost
         self.go_on = go_on
+        self._rows_in_flight = 0
+        self._price = 0.0
         self._lock = threading.Lock()
 
     def add(self, usage: Usage) -> None:
         with self._lock:
             self.usage += usage
+
+    def begin(self, rows: int, declared: float) -> bool:
+        """Count a call on rows as begun, if what is left pays for it beside those in flight; one may always begin.
+
+        Args:
+            declared: cost of a row until calls said what they cost; 0: it is not known.
+        """
+        with self._lock:
+            if self.usage.rows and (paid := self.usage.paid):
+                self._price = paid / self.usage.rows
+            price, flying = self._price or declared, self._rows_in_flight
+            left = self.most_cost() - self.usage.paid
+            may = not flying or left == math.inf or 0 < price * (flying + rows) <= left
+            self._rows_in_flight += rows if may else 0
+            return may
+
+    def end(self, rows: int) -> None:
+        """Count a call as ended, after what it used was added."""
+        with self._lock:
+            self._rows_in_flight -= rows
 
     def take(self) -> Usage:
         """Return the usage since the last time, and begin again."""
@@ -205,6 +228,14 @@ def may_go_on() -> None:
     meter = _meter.get()
     if meter is not None:
         meter.go_on()
+
+
+def begin_call(rows: int, declared: float | None) -> Callable[[], None] | None:
+    """Begin a call on rows if its cost is left; return what says that it has ended, None if it must wait."""
+    meter = _meter.get()
+    if meter is None:
+        return lambda: None
+    return partial(meter.end, rows) if meter.begin(rows, declared or 0.0) else None
 
 
 def affordable_rows(computed: int, threads: int, attempts: int) -> float:

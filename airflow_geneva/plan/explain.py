@@ -52,8 +52,10 @@ def explain(plan: Plan) -> str:
         expected = plan.estimate()
         where = "in this process" if expected.runner == "inline" else "on Spark"
         lines.append(f'  runner="auto" computes it {where}: {expected.why}')
-        if expected.slot_seconds is not None:
+        if expected.slot_seconds is not None or expected.cost is not None:
             lines.append(f"  Estimate: {expected}")
+        elif work.reports_cost:
+            lines.append("  Cost: as calls will report it; plan.estimate(sample=20) calls the service for 20 rows.")
         if expected.runner == "spark" and expected.start_seconds != 0 and expected.rows < FEW_ROWS:
             lines.append(f"  Note: {starting_spark(expected.rows)}")
     lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))

@@ -148,9 +148,14 @@ class _JobSpec(ABC):
         return sum(udf.cost or 0.0 for udf in self.udfs.values())
 
     @property
+    def reports_cost(self) -> bool:
+        """Whether calls will say what they cost, which counts for `max_cost` in place of `cost_per_row`."""
+        return any(udf.reports_cost for udf in self.udfs.values())
+
+    @property
     def most_rows(self) -> int | None:
         """Most rows that the UDF may run on, by `max_rows` and by what `max_cost` pays for; None: any number."""
-        paid = self.sizing.max_cost is not None and self.cost_per_row > 0
+        paid = self.sizing.max_cost is not None and self.cost_per_row > 0 and not self.reports_cost
         by_cost = [int((self.sizing.max_cost or 0.0) / self.cost_per_row + 1e-9)] if paid else []
         return min([*by_cost, *([self.sizing.max_rows] if self.sizing.max_rows is not None else [])], default=None)
 

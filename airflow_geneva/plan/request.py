@@ -256,9 +256,11 @@ def cap_rows(plan: Plan) -> Plan:
         InvalidInput: there is a ``max_cost``, and no price, or it does not pay for one row.
     """
     work = plan.work
-    if work.sizing.max_cost is not None and not (work.sizing.price_per_slot_hour or work.cost_per_row):
+    priced = work.sizing.price_per_slot_hour or work.cost_per_row or work.reports_cost
+    if work.sizing.max_cost is not None and not priced:
         raise InvalidInput(
-            "max_cost needs a price: price_per_slot_hour, in Airflow [geneva] price_per_slot_hour, or @udf(cost=...)."
+            "max_cost needs a price: price_per_slot_hour, in Airflow [geneva] price_per_slot_hour, @udf(cost=...), or "
+            "the price per million tokens of a ready-made function."
         )
     most = work.most_rows
     if most is None or plan.rows_to_run <= most:

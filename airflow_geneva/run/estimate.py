@@ -39,6 +39,7 @@ class Sample:
 
     Args:
         names: the source's columns, by the names that they have in `inputs`.
+        reported: what the calls said that they cost.
     """
 
     column: str
@@ -48,6 +49,7 @@ class Sample:
     values: list[pa.Array] = field(default_factory=list)
     errors: list[str | None] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    reported: float = 0.0
 
     def table(self) -> pa.Table:
         """Return a table of inputs, values and, last, errors; of a view, each of its columns is one."""
@@ -85,8 +87,9 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
     work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
     sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
+    meter = Meter()
     with (
-        calling(location.limits, Meter()),
+        calling(location.limits, meter),
         computing(work, loaded, ready_to_open(loaded)) as (compute, inputs),
     ):
         reads = [*inputs, *also] if also else inputs
@@ -110,6 +113,7 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
                 for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
                     if start < end:
                         _call(call, batch[start:end], sample)
+    sample.reported = meter.usage.cost
     return sample
 
 
@@ -188,11 +192,11 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
         if not found.calls:
             return replace(estimate_by_history(plan, location, choice.runner), why=choice.why)
         size, runner = size_of(plan, choice.runner), choice.runner
-        expected = Estimate.by_sample(size, found.calls, found.table())
+        expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
         # The sample knows more than the choice did.
         slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
         if slow and runner == "inline":
-            return Estimate.by_sample(size_of(plan, "spark"), found.calls, found.table())
+            return Estimate.by_sample(size_of(plan, "spark"), found.calls, found.table(), found.reported)
         return expected
 
     return estimate

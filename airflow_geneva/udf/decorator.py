@@ -127,6 +127,11 @@ class UDF:
         return self.signature.is_batch_api
 
     @property
+    def reports_cost(self) -> bool | None:
+        """Whether its calls are known to report what they cost, as those of a ready-made function with a price."""
+        return getattr(self.func, "reports_cost", None) is True or None
+
+    @property
     def needs_process(self) -> bool:
         """Whether its calls run in a process of their own, which may be killed; async calls are cancelled."""
         return not (self.is_async or self.is_batch_api) and (self.on_error != "fail" or self.timeout is not None)

@@ -139,6 +139,8 @@ def check_memory(value: int | str | None) -> int | None:
 class UdfDefinition:
     """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display.
 
+    Calls of a function that `reports_cost` say what they cost.
+
     `as_written` is what the version was before relative imports were resolved, if that is another. In the metadata it
     says that the column never had values of that version of this function.
     """
@@ -164,6 +166,7 @@ class UdfDefinition:
     deterministic: bool | None = None
     dedup: bool | None = None
     expect: list[dict[str, Any]] | None = None
+    reports_cost: bool | None = None
     as_written: str | None = None
 
     def version_before(self, stored: UdfDefinition | None) -> str | None:

@@ -309,6 +309,31 @@ def answered(answer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return function
 
 
+@pytest.mark.parametrize("declared", [None, 0.00001, 0.01])
+def test_a_cap_is_kept_by_the_price_that_calls_report(
+    server: OpenAIServer, database: Database, declared: float | None
+) -> None:
+    table = database.create_table("docs", pa.table({"text": [f"text {at:04}" for at in range(2_000)]}))
+    made = embeddings("small", 8, price_per_million_tokens=1_000, batch_size=20, cost=declared)
+    table.add_columns({"vector": made})
+    price, server_price = 3 * 0.001, 1_000 / 1e6  # three tokens a text
+    server.change(latency=0.1)
+    plan = table.plan_backfill("vector", udf=made, max_cost=2.0)
+    assert plan.rows_to_run == 2_000
+    assert ("cost" if declared else "Cost: as calls will report it") in str(plan)
+    result = table.backfill("vector", udf=made, runner="inline", max_cost=2.0)
+    assert result.state == "PARTIAL"
+    paid = server.counts().tokens * server_price
+    assert 0.95 * 2.0 <= paid <= 2.0 + 20 * price
+    assert result.usage.cost == pytest.approx(paid)
+    table.backfill("vector", udf=made, runner="inline", max_rows=40)
+    again = table.plan_backfill("vector", udf=made)
+    assert ", cost " in str(again).partition("Estimate: ")[2]
+    sampled = again.estimate(sample=20).cost
+    assert sampled is not None
+    assert sampled.low <= again.rows_to_run * price <= sampled.high
+
+
 def test_a_job_of_calls_stops_at_its_cost_and_the_next_one_goes_on(server: OpenAIServer, database: Database) -> None:
     texts = [f"text {at:03}" for at in range(300)]
     table = database.create_table("docs", pa.table({"text": texts}))
