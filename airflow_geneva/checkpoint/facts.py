@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.row_ranges import Ranges, to_lists
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.files import Storage, in_threads
 
 _FOLD_AFTER = 16
 _FOLD = "ledger._fold-"
@@ -263,17 +263,14 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
         read: dict[str, pa.Table] = {}
         covered: set[str] = set()
         missed: set[str] = set()
-        for key in _by_age(keys):
-            if key in covered:
-                continue
-            try:
-                batch = store[key]
-                covers = _covered_by(batch)
-                read[key] = pa.Table.from_batches([batch.select(_SCHEMA.names)]).cast(_SCHEMA)
-            except (KeyError, ValueError):
-                missed.add(key)
-                continue
-            covered |= covers
+        for group in _by_age(keys):
+            group = [key for key in group if key not in covered]
+            for key, found in zip(group, in_threads(partial(_read_ledger, store), group), strict=True):
+                if found is None:
+                    missed.add(key)
+                else:
+                    read[key], covers = found
+                    covered |= covers
         # A ledger that another job folded and removed after the listing is in a newer fold: list and read again.
         if missed <= (now := set(store.list_keys()) if missed else set()):
             break
@@ -292,6 +289,15 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     state.facts = Facts(ledgers.filter(pc.not_equal(ledgers["what"], SEEN)).combine_chunks())
     state.open_jobs = {job for job, at in announced.items() if at >= marked.get(job, 0)}
     return state
+
+
+def _read_ledger(store: CheckpointStore, key: str) -> tuple[pa.Table, set[str]] | None:
+    """Return the facts of a ledger, and the ledgers that it covers; None if it is gone or damaged."""
+    try:
+        batch = store[key]
+        return pa.Table.from_batches([batch.select(_SCHEMA.names)]).cast(_SCHEMA), _covered_by(batch)
+    except (KeyError, ValueError):
+        return None
 
 
 def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Sequence[Fact]) -> None:
@@ -335,18 +341,18 @@ def is_fold(key: str) -> bool:
     return key.startswith(_FOLD)
 
 
-def _by_age(keys: Collection[str]) -> list[str]:
-    """Sort keys: folds, newest first, then the other ledgers."""
+def _by_age(keys: Collection[str]) -> list[list[str]]:
+    """Group keys that may be read at once: each fold alone, newest first, then all other ledgers."""
     folds = sorted(filter(is_fold, keys), reverse=True)
-    return [*folds, *sorted(set(keys).difference(folds))]
+    return [*([fold] for fold in folds), sorted(set(keys).difference(folds))]
 
 
 def _not_folded(store: CheckpointStore) -> list[str]:
     """Return the keys that no fold covers, without reading facts."""
     keys = store.list_keys()
     covered: set[str] = set()
-    for key in _by_age(keys):
-        if is_fold(key) and key not in covered:
+    for key in sorted(filter(is_fold, keys), reverse=True):
+        if key not in covered:
             with suppress(KeyError):
                 covered |= _covered_by(store.read(key, ["at"]))
     return [key for key in keys if key not in covered]

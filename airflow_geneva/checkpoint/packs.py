@@ -94,7 +94,7 @@ class Packs:
         return list(zip(batch.column(_KEY).to_pylist(), batch.column(_VALUE).to_pylist(), strict=True))
 
     def add(self, values: Mapping[str, bytes]) -> bool:
-        """Write a pack and return whether its keys can be read back."""
+        """Write a pack; return whether its keys can be read back from a disk, which says less than a store does."""
         full = _FULL if sum(map(len, values.values())) >= FULL_BYTES else "."
         name = f"{FOLDER}/{time.time_ns():020}.{uuid.uuid4().hex[:12]}{full}lance"
         keys = sorted(values)
@@ -103,7 +103,7 @@ class Packs:
         writer.write(pa.record_batch([keys, [values[key] for key in keys]], schema=_SCHEMA))
         writer.close()
         self.names.insert(0, name)
-        return keys_of_pack(self.storage, name) == keys
+        return not self.storage.local or keys_of_pack(self.storage, name) == keys
 
     def drop(self, keys: Collection[str]) -> None:
         """Rewrite packs without some of their documents."""

@@ -197,10 +197,6 @@ class CheckpointIndex:
         """All (srcfiles, fragment id) pairs that have checkpoints."""
         return set(self._keys)
 
-    def has_written(self, place: tuple[str, int]) -> bool:
-        """Whether this process wrote the fragment checkpoint of a place."""
-        return str(FragmentKey(self.reuse_rules.prefix, *place)) in self.written
-
     def is_staged(self, place: tuple[str, int]) -> bool:
         """Whether a place has a fragment checkpoint of the job's own UDF version."""
         key = str(FragmentKey(self.reuse_rules.prefix, *place))

@@ -126,12 +126,13 @@ def snapshot_job(key: str) -> str:
     return key.removeprefix(f"{_KIND}.").rpartition(".")[0]
 
 
-def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
-    """Write a snapshot and return its key."""
-    key = f"{_KIND}.{job_id}.{uuid.uuid4().hex[:12]}"
+def new_snapshot_key(job_id: str) -> str:
+    return f"{_KIND}.{job_id}.{uuid.uuid4().hex[:12]}"
+
+
+def save_snapshot(checkpoints: Storage, key: str, snapshot: Snapshot) -> None:
     _store(checkpoints)[key] = snapshot.to_batch()
     fault_point("snapshot.written")
-    return key
 
 
 def unpacked_snapshots(checkpoints: Storage) -> list[str]:

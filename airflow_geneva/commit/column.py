@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, looked_at
 from airflow_geneva.checkpoint.keys import FragmentKey
@@ -29,13 +28,14 @@ from airflow_geneva.lance_io.fragments import (
     read_fragments,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.staged_files import StagedFiles
 from airflow_geneva.plan.computed_rows import column_state
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
-from airflow_geneva.storage.files import AT_A_TIME, in_threads
+from airflow_geneva.storage.files import in_threads
 from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
@@ -152,7 +152,9 @@ Check: TypeAlias = Callable[[Verification], bool]
 anything to check that was not checked before."""
 
 
-def verify(dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[Candidate]) -> Verification:
+def verify(
+    dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[Candidate], data: StagedFiles
+) -> Verification:
     """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
     output = fields_present(dataset, columns.output)
     manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
@@ -160,19 +162,23 @@ def verify(dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[C
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
         # What an earlier version hid is looked for again if the fragment is gone by now.
         candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.work.id)
-        reason = _reason(dataset, now, candidate, output)
+        reason = _reason(dataset, now, candidate, output, data)
         if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
             return candidate, reason
         return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
 
-    judged = in_threads(judge, candidates, AT_A_TIME)
+    judged = in_threads(judge, candidates)
     fitting, done, removed = (tuple(c for c, found in judged if found == reason) for reason in ("", _DONE, _REMOVED))
     left = tuple((c, reason) for c, reason in judged if reason not in ("", _DONE, _REMOVED))
     return Verification(dataset, manifest, output, fitting, done, removed, left)
 
 
 def _reason(
-    dataset: lance.LanceDataset, now: FragmentFiles | None, candidate: Candidate, output_fields: tuple[int, ...]
+    dataset: lance.LanceDataset,
+    now: FragmentFiles | None,
+    candidate: Candidate,
+    output_fields: tuple[int, ...],
+    data: StagedFiles,
 ) -> str:
     planned, staged = candidate.work.files, candidate.staged
     if not output_fields:
@@ -180,13 +186,13 @@ def _reason(
     if now is None:
         return "the fragment is gone (compacted, updated or deleted)"
     if now.output == candidate.output(output_fields[0]) and now.inputs == planned.inputs:
-        return _DONE if is_staged_complete(dataset, staged) else _REMOVED
+        return _DONE if is_staged_complete(dataset, staged, data) else _REMOVED
     if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
         return "its inputs were replaced"
     if now.output != staged.output_files:
         return "another writer wrote the column"
     live = live_offsets(dataset, now)
-    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at):
+    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at, data):
         return "its staged file no longer fits (rows were restored, the column was replaced, or the file is missing)"
     return ""
 
@@ -197,6 +203,7 @@ class ShardCommitter:
 
     Args:
         planned: the table in which its column has the planned name.
+        data: its staged files, with what is known of them already.
         restage: stages what checkpoints hold of the due rows of a fragment of a version, with its other values.
     """
 
@@ -204,6 +211,7 @@ class ShardCommitter:
     saved: SavedPlan
     work: BackfillSpec
     planned: lance.LanceDataset
+    data: StagedFiles
     restage: Restage
     _done: list[Candidate] = field(default_factory=list)
     _lost: list[LostRows] = field(default_factory=list)
@@ -360,7 +368,7 @@ class ShardCommitter:
         append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
     def _verify(self, group: Sequence[Candidate]) -> Verification:
-        verdict = verify(self.location.open(), self.columns, group)
+        verdict = verify(self.location.open(), self.columns, group, self.data)
         if verdict.left:
             self.work.written.look(self.location.options)
         return verdict
@@ -398,25 +406,28 @@ class ShardCommitter:
     def _replace(self, verdict: Verification) -> bool:
         """Try to commit at the verified version; return False if it has to be verified again."""
         import lance
-        from lance.fragment import DataFile
 
         operation, dataset = lance.LanceOperation, verdict.dataset
+        names = [candidate.staged.file for candidate in verdict.fitting]
 
-        def replacement(candidate: Candidate) -> Any:
-            file = DataFile.create(copy.copy(self.planned), candidate.staged.file)  # which a thread has for itself
-            return operation.DataReplacementGroup(candidate.work.id, file)
+        def transaction() -> lance.Transaction:
+            named = zip(verdict.fitting, self.data.data_files(self.planned, names), strict=True)
+            groups = [operation.DataReplacementGroup(candidate.work.id, file) for candidate, file in named]
+            return lance.Transaction(
+                read_version=dataset.version,
+                operation=operation.DataReplacement(groups),
+                transaction_properties={"geneva.job_id": self.work.job_id},
+            )
 
-        groups = in_threads(replacement, verdict.fitting, AT_A_TIME)
-        # Write the facts first: if the commit fails, they name files outside the table and match nothing.
-        self._learn(self._facts(verdict))
-        transaction = lance.Transaction(
-            read_version=dataset.version,
-            operation=operation.DataReplacement(groups),
-            transaction_properties={"geneva.job_id": self.work.job_id},
-        )
         try:
             committed = self.work.written.commit_transaction(
-                self.location.options, transaction, before="commit.before", after="commit.after"
+                self.location.options,
+                transaction,
+                before="commit.before",
+                after="commit.after",
+                # If the commit fails, the facts name files outside the table and match nothing.
+                first=partial(self._learn, self._facts(verdict)),
+                then=lambda committed: self.data.look_again(committed, names),
             )
         except OSError as error:
             if is_undecided(error):
@@ -431,7 +442,7 @@ class ShardCommitter:
 
     def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification) -> None:
         """Check what Lance reports no conflict for: replaced inputs, deleted rows, and removed data files."""
-        found = verify(committed, self.columns, verdict.fitting)
+        found = verify(committed, self.columns, verdict.fitting, self.data)
         others = (*found.fitting, *(candidate for candidate, _ in found.left))
         found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
         self._keep(found)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, new_snapshot_key, save_snapshot
 from airflow_geneva.commit.view_state import (
     LOOKED_AT,
     PLAN,
     SNAPSHOT,
     SOURCE_VERSION,
     AdvanceNote,
+    Swap,
     drop_intents,
     newest_swap,
     read_intents,
@@ -31,6 +35,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.staged_files import StagedFiles
 from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
@@ -53,21 +58,19 @@ def swap_rows(
     plan: str,
     swap: SwapPlan,
     files: Sequence[tuple[str, int]],
-    save: Callable[[], str],
-) -> tuple[int | None, str]:
+    data: StagedFiles,
+    snapshot: Callable[[], Snapshot],
+) -> Swapped:
     """Remove rows and all placeholders from a view, and add the rows of the staged files.
 
-    ``save`` writes the snapshot of the view after the swap and returns its key; it is called only if needed. Return the
-    version written by this call or by an earlier try of the same plan, or None; and the reason if nothing was written.
+    Args:
+        snapshot: checks the new rows and returns the snapshot of the view after the swap; called only if needed.
 
     Raises:
         CommitConflict: other writers changed the view at every retry.
         TableRemade: the view was dropped and created again; a commit to the new table is undone.
     """
-    import lance
-    from lance.fragment import DataFile, FragmentMetadata
-
-    snapshot = ""
+    key, content, saved = "", None, False
     for _ in commit_tries(f"view {work.table_name!r}", "swap its rows"):
         dataset = _open_with_a_fragment(location, work.written, bool(files))
         work.written.check(dataset)
@@ -75,55 +78,99 @@ def swap_rows(
         if newest.identity != swap.based_on:
             done = version_of_plan(dataset, plan)
             if done:
-                return done, ""
-            drop_intents(location, [snapshot] if snapshot else ())
+                return Swapped(done)
+            drop_intents(location, [key] if key else ())
             others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
-            return None, others or "another refresh replaced the view's rows meanwhile"
+            return Swapped(why=others or "another refresh replaced the view's rows meanwhile")
         removed, updated, anchor = _rows_to_remove(dataset, swap.gone, newest.placeholders)
-        new = [FragmentMetadata(id=0, files=[DataFile.create(dataset, n)], physical_rows=rows) for n, rows in files]
-        empty = not removed and not updated and not new
+        empty = not removed and not updated and not files
         if empty and not swap.advances:
-            return None, ""
-        snapshot = snapshot or save()
+            return Swapped()
+        if content is None:
+            key, content = new_snapshot_key(work.job_id), snapshot()
         if empty:
-            write_advance_note(location, AdvanceNote(swap.based_on, work.version, snapshot))
-            return None, ""
-        transaction = lance.Transaction(
-            read_version=dataset.version,
-            operation=lance.LanceOperation.Update(
-                removed_fragment_ids=removed,
-                # Lance commits two swaps that share no fragment, so every swap includes the lowest fragment.
-                updated_fragments=updated + anchor,
-                new_fragments=new,
-                fields_modified=[],
-                # Else Lance takes them for moved rows, says that indexes cover them, and searches do not find them.
-                fields_for_preserving_frag_bitmap=[
-                    n for name in dataset.schema.names for n in field_ids(dataset, name)
-                ],
-                update_mode="rewrite_rows",
-            ),
-            transaction_properties={
-                JOB_PROPERTY: work.job_id,
-                SOURCE_VERSION: str(work.version),
-                SNAPSHOT: snapshot,
-                PLAN: plan,
-                LOOKED_AT: str(dataset.version),
-            },
-        )
-        begun = read_intents(location) - {snapshot}
-        write_intent(location, snapshot)
+            save_snapshot(location.checkpoints, key, content)
+            write_advance_note(location, AdvanceNote(swap.based_on, work.version, key))
+            return Swapped()
+
+        transaction = partial(_swap_of_rows, dataset, work, plan, key, removed, updated + anchor, files, data)
+        begun = set[str]()
+        first = partial(_announce, location, key, None if saved else content, begun)
         try:
             swapped = work.written.commit_transaction(
-                location.options, transaction, before="swap.before", after="swap.after"
+                location.options, transaction, before="swap.before", after="swap.after", first=first
             )
         except OSError as error:
             if not is_undecided(error):
                 raise
+            saved = True
             continue
         # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
         drop_intents(location, begun)
-        return int(swapped.version), ""
+        if swapped.version > dataset.version + 1:
+            return Swapped(int(swapped.version))
+        now = Swap(work.job_id, work.version, key, plan, placeholders=False)
+        return Swapped(int(swapped.version), view=swapped, newest=now)
     raise AssertionError("commit_tries raises after its last try")
+
+
+def _swap_of_rows(
+    dataset: lance.LanceDataset,
+    work: RefreshSpec,
+    plan: str,
+    snapshot: str,
+    removed: list[int],
+    updated: list[Any],
+    files: Sequence[tuple[str, int]],
+    data: StagedFiles,
+) -> lance.Transaction:
+    import lance
+    from lance.fragment import FragmentMetadata
+
+    described = zip(data.data_files(dataset, [name for name, _ in files]), files, strict=True)
+    return lance.Transaction(
+        read_version=dataset.version,
+        operation=lance.LanceOperation.Update(
+            removed_fragment_ids=removed,
+            # Lance commits two swaps that share no fragment, so every swap includes the lowest fragment.
+            updated_fragments=updated,
+            new_fragments=[FragmentMetadata(id=0, files=[file], physical_rows=rows) for file, (_, rows) in described],
+            fields_modified=[],
+            # Else Lance takes them for moved rows, says that indexes cover them, and searches do not find them.
+            fields_for_preserving_frag_bitmap=[n for name in dataset.schema.names for n in field_ids(dataset, name)],
+            update_mode="rewrite_rows",
+        ),
+        transaction_properties={
+            JOB_PROPERTY: work.job_id,
+            SOURCE_VERSION: str(work.version),
+            SNAPSHOT: snapshot,
+            PLAN: plan,
+            LOOKED_AT: str(dataset.version),
+        },
+    )
+
+
+def _announce(location: TableLocation, key: str, snapshot: Snapshot | None, begun: set[str]) -> None:
+    """Write the snapshot of a swap, unless it is None, and the intent to swap; collect the intents of other swaps."""
+    save = [] if snapshot is None else [partial(save_snapshot, location.checkpoints, key, snapshot)]
+    parts = partial(read_intents, location), partial(write_intent, location, key)
+    begun.update(location.checkpoints.side_by_side(*save, *parts)[-2] - {key})
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """What a swap did.
+
+    Args:
+        version: written by this call or by an earlier try of the same plan; None: none was.
+        why: the reason if nothing was written although there was something to write.
+        view, newest: that version and the swap that it shows, if no other writer committed meanwhile.
+    """
+
+    version: int | None = None
+    why: str = ""
+    view: lance.LanceDataset | None = None
+    newest: Swap | None = None
 
 
 def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
@@ -152,8 +199,8 @@ def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted
         writer.write(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
         fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, writer.finish())], physical_rows=1)
         transaction = lance.Transaction(dataset.version, lance.LanceOperation.Append([fragment]))
-        planned.commit_transaction(location.options, transaction, before="ground.write", after="swap.ground")
-        dataset = location.open()
+        points = "ground.write", "swap.ground"
+        dataset = planned.commit_transaction(location.options, lambda: transaction, *points)
     return dataset
 
 
@@ -203,12 +250,15 @@ def _rows_by_fragment(
     return out, unset
 
 
-def mirror_swap(location: TableLocation) -> None:
-    """Copy the newest swap's transaction properties into the schema metadata, unless they are there already."""
+def mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDataset:
+    """Copy the newest swap's transaction properties into the schema metadata, unless they are there already.
+
+    Return the newest version of the view.
+    """
     import lance
 
-    dataset = location.open()
-    newest = newest_swap(location, dataset)
+    dataset = location.open() if swapped.view is None else swapped.view
+    newest = swapped.newest or newest_swap(location, dataset)
     if newest.job_id and not newest.is_mirrored(dataset):
         fault_point("mirror.write")
         before = snapshot_in_metadata(dataset)
@@ -218,9 +268,12 @@ def mirror_swap(location: TableLocation) -> None:
             )
             transaction = lance.Transaction(dataset.version, update)
             with engine_errors():
-                lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+                dataset = lance.LanceDataset.commit(
+                    location.open(), transaction, storage_options=location.storage_options
+                )
         except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:
             # A job that died right after the newest swap left the record of the swap before it.
             drop_intents(location, {before} - {"", newest.snapshot})
+    return dataset

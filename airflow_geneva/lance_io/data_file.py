@@ -34,7 +34,7 @@ from airflow_geneva.storage.uri import is_local, join
 
 if TYPE_CHECKING:
     import lance
-    from lance.file import LanceFileReader, LanceFileWriter
+    from lance.file import LanceFileMetadata, LanceFileReader, LanceFileWriter
 
 _LAST_BYTES = b"LANC"
 _READ_AHEAD = 2
@@ -180,6 +180,9 @@ class LanceFile:
             return _unavailable(error) or self.broken(error)
 
         with engine_errors(convert):
+            if columns is None and rows is None:
+                with self.folder.open_whole(self.name) as whole:
+                    return _decoded(whole, whole.read_all(batch_size=1 << 24).to_table())
             reader = self.folder.open_reader(self.name, None if columns is None else list(columns))
             if rows is None:
                 return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
@@ -187,11 +190,19 @@ class LanceFile:
 
     def count_rows(self) -> int | None:
         """Count the rows; None if the file is damaged or missing."""
+        metadata = self.metadata()
+        return None if metadata is None else int(metadata.num_rows)
+
+    def metadata(self) -> LanceFileMetadata | None:
+        """Return what the end of the file says of it; None if the file is damaged or missing."""
         try:
             with engine_errors(lambda error: _unavailable(error) or to_engine_error(error)):
-                return int(self.folder.open_reader(self.name).num_rows())
+                return self.folder.open_reader(self.name).metadata()
         except EngineError:
             return None
+
+    def exists(self) -> bool:
+        return self.folder.exists(self.name)
 
 
 def _unavailable(error: BaseException) -> StorageError | None:

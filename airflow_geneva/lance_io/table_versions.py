@@ -6,9 +6,10 @@ Such a table starts at version 1, and Lance commits to any table that it finds a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
@@ -176,17 +177,33 @@ class PlannedTable:
             raise self._remade()
 
     def commit_transaction(
-        self, options: StorageOptions, transaction: lance.Transaction, before: str, after: str
+        self,
+        options: StorageOptions,
+        transaction: Callable[[], lance.Transaction],
+        before: str,
+        after: str,
+        first: Callable[[], object] = lambda: None,
+        then: Callable[[lance.LanceDataset], object] = lambda committed: None,
     ) -> lance.LanceDataset:
-        """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table."""
+        """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table.
+
+        Args:
+            transaction: makes it.
+            first: what has to be done before the commit.
+            then: what is looked at after it.
+        """
         import lance
 
-        self.look(options)
+        place = self._place(options)[0]
+        _, made, _ = place.side_by_side(first, transaction, partial(self.look, options))
         fault_point(before)
-        committed = lance.LanceDataset.commit(self.uri, transaction, storage_options=pylance_options(options))
+        # On an older version, Lance would put that back in place of a table that was created again.
+        newest = TableLocation(self.uri, self.name, options).open()
+        committed = lance.LanceDataset.commit(newest, made, storage_options=newest._storage_options)
         fault_point(after)
-        if not self._is_current(options):
-            self._take_back(options, int(committed.version), transaction)
+        current, _ = place.side_by_side(partial(self._is_current, options), partial(then, committed))
+        if not current:
+            self._take_back(options, int(committed.version), made)
             raise self._remade()
         return committed
 
@@ -212,7 +229,8 @@ class PlannedTable:
         if found is None or found.uuid != transaction.uuid:
             return
         if now.version == version:
-            undone = self._restore(options, version, version - 1)
+            others = (int(reference["version"]) for reference in now.version_refs())
+            undone = self._restore(options, version, max((other for other in others if other < version), default=0))
             if undone == version + 1:
                 return
             # Lance reported no conflict, but our restore also undid another writer's commit: undo the restore.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,9 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles, field_ids, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.staged_files import StagedFiles
 from airflow_geneva.plan.shard import FragmentWork, Works
 from airflow_geneva.storage.files import Storage
 
@@ -40,25 +40,21 @@ def staged_fits(
     due: Ranges,
     output_fields: tuple[int, ...],
     settled: Ranges,
-    is_written: bool = False,
+    data: StagedFiles,
 ) -> bool:
-    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled.
-
-    Args:
-        is_written: whether this process wrote the file, so that only a commit needs to look whether it is there.
-    """
+    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled."""
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False
     if staged.physical_rows != files.physical_rows or not settled.contains(due):
         return False
     if staged.deletion != files.deletion and not staged.live.contains(live):
         return False
-    return is_written or is_staged_complete(dataset, staged)
+    return is_staged_complete(dataset, staged, data)
 
 
-def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
+def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment, data: StagedFiles) -> bool:
     """Whether the data file exists, is readable, and has the expected number of rows."""
-    return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
+    return data.count_rows(dataset, staged.file) == staged.physical_rows
 
 
 @dataclass(frozen=True)
@@ -67,16 +63,11 @@ class Reusable(ABC):
 
     source: lance.LanceDataset
     work: JobSpec
+    data: StagedFiles = field(default_factory=StagedFiles, kw_only=True, compare=False)
 
     @abstractmethod
-    def staged(
-        self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges, verified: bool = False
-    ) -> StagedFragment | None:
-        """Return the fragment's staged data file if it can be made visible as it is.
-
-        Args:
-            verified: whether a commit looks at the file again, so that one that this process wrote counts as there.
-        """
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        """Return the fragment's staged data file if it can be made visible as it is."""
 
     @abstractmethod
     def has_single_rows(self, staged: StagedFragment) -> bool:
@@ -100,21 +91,19 @@ class Reusable(ABC):
 class ReusableColumn(Reusable):
     work: BackfillSpec
 
-    def staged(
-        self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges, verified: bool = False
-    ) -> StagedFragment | None:
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
         settled = index.reuse_rules.done_rows(staged, self.work.tried(fragment))
         output, due = field_ids(self.source, self.work.column), fragment.due & live
-        is_written = verified and index.has_written(fragment.place)
-        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled, is_written)
+        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled, self.data)
         return staged if fits else None
 
     def has_single_rows(self, staged: StagedFragment) -> bool:
         # A data file alone holds only references to blobs.
-        return not is_blob(self.source.schema.field(self.work.column)) and is_staged_complete(self.source, staged)
+        blobs = is_blob(self.source.schema.field(self.work.column))
+        return not blobs and is_staged_complete(self.source, staged, self.data)
 
 
 @dataclass(frozen=True)
@@ -122,9 +111,7 @@ class ReusableView(Reusable):
     work: RefreshSpec
     view: lance.LanceDataset
 
-    def staged(
-        self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges, verified: bool = False
-    ) -> StagedFragment | None:
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
             return None
@@ -137,7 +124,7 @@ class ReusableView(Reusable):
         return self.work.definition.explode is None and not blobs and self._is_complete(staged)
 
     def _is_complete(self, staged: StagedFragment) -> bool:
-        return staged.dense and is_staged_complete(self.view, staged)
+        return staged.dense and is_staged_complete(self.view, staged, self.data)
 
 
 def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:

@@ -213,7 +213,7 @@ class ColumnPublisher:
                 stop_if_not_met(new, "The column" if whole else "This part of the column")
             return bool(new)
 
-        committer = ShardCommitter(self.location, self.saved, work, target.source, self._restage)
+        committer = ShardCommitter(self.location, self.saved, work, target.source, target.data, self._restage)
         judge = check if checks.expected else None
         return committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
 
@@ -353,6 +353,7 @@ def record_mixed_versions(
     )
     try:
         with engine_errors():
-            work.written.commit_transaction(location.options, transaction, before="note.write", after="note.written")
+            options, points = location.options, ("note.write", "note.written")
+            work.written.commit_transaction(options, lambda: transaction, *points)
     except EngineError as error:
         logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)

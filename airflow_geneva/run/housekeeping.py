@@ -21,6 +21,7 @@ from airflow_geneva.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError
 from airflow_geneva.lance_io.indexes import read_indexes
+from airflow_geneva.lance_io.staged_files import StagedFiles
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.storage.files import Storage
@@ -154,10 +155,10 @@ def _redundant_ranges(
     ):
         # Such a data file cannot replace range checkpoints: see `Reusable.has_single_rows`.
         return []
-    found: list[str] = []
+    found, data = list[str](), StagedFiles()
     for fragment, keys in ranges.items():
         staged = read_staged(store, str(fragment))
-        if staged is not None and is_staged_complete(dataset, staged):
+        if staged is not None and is_staged_complete(dataset, staged, data):
             found += [key for key in keys if _includes(staged, store, key)]
     return found
 

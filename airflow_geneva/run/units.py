@@ -26,7 +26,7 @@ from airflow_geneva.plan.reusable_checkpoints import Reusable
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.storage.files import AT_A_TIME, Storage, in_threads
+from airflow_geneva.storage.files import Storage, in_threads
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -294,9 +294,9 @@ def all_staged(
 
     def look(fragment: FragmentWork) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
         index, live = target.index(fragment), live_offsets(target.source, fragment.files)
-        return index, live, target.staged(fragment, index, live, verified=True)
+        return index, live, target.staged(fragment, index, live)
 
-    found = in_threads(look, fragments, AT_A_TIME)
+    found = in_threads(look, fragments)
     return [
         (fragment, index, staged or _restaged(target, fragment, index, live))
         for fragment, (index, live, staged) in zip(fragments, found, strict=True)

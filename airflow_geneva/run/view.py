@@ -15,9 +15,9 @@ from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.checkpoint.view_snapshot import save_snapshot
+from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.commit.view_state import CommittedViewState, newest_swap, taken_back
-from airflow_geneva.commit.view_swap import mirror_swap, swap_rows, version_of_plan
+from airflow_geneva.commit.view_swap import Swapped, mirror_swap, swap_rows, version_of_plan
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.lance_io.arrays import convert_array, rows_at
@@ -154,6 +154,7 @@ class ViewPublisher:
     checked: tuple[Checked, ...] = ()
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
+    _swapped: Swapped = field(default_factory=Swapped)
 
     def commit(self, shard: Shard) -> ShardResult:
         """Check that all rows of a shard are staged; nothing becomes visible."""
@@ -186,7 +187,7 @@ class ViewPublisher:
             if view.version == self.work.written.version:
                 return replace(self.result(()), state=DONE), False
         result = self._swap_rows(job, swap)
-        mirror_swap(self.location)
+        mirror_swap(self.location, self._swapped)
         return result, bool(self.saved.shards) and has_many_snapshots(self.location)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
@@ -227,15 +228,17 @@ class ViewPublisher:
                 self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
                 stop_if_not_met(self.checked, "The refresh of the view")
 
-            def save() -> str:
+            def snapshot() -> Snapshot:
                 judge()
-                return save_snapshot(view.checkpoints, work.job_id, swap.snapshot_with(staged.failed))
+                return swap.snapshot_with(staged.failed)
 
             try:
                 if not done:
                     judge()
                 files = self._files(swap, staged)
-                version, why = swap_rows(view, work, saved.fingerprint, swap, files, save)
+                data = self.target.data
+                self._swapped = swap_rows(view, work, saved.fingerprint, swap, files, data, snapshot)
+                version, why = self._swapped.version, self._swapped.why
             except BrokenFile as broken:
                 fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
                 remove_broken(self.target, broken, (str(work.key(fragment)) for fragment in fragments))

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _A = TypeVar("_A")
 _T = TypeVar("_T")
 _TRIES = 5
-_THREADS = 16
 
 # pylance's file session raises RuntimeError where a local disk raises OSError.
 _STORE_ERRORS = (OSError, RuntimeError)
@@ -121,6 +120,10 @@ class Storage:
     def local(self) -> bool:
         return is_local(self.root)
 
+    def side_by_side(self, *calls: Callable[[], Any]) -> list[Any]:
+        """Make calls that do not need each other, and return their results: all at once where each is a round trip."""
+        return in_threads(lambda call: call(), calls, 1 if self.local else AT_A_TIME)
+
     def path(self, name: str) -> str:
         """Return the URI of a file below this folder, or of the folder for ""; reject a name that leads outside."""
         if name.startswith("/") or ".." in name.split("/") or "\\" in name:
@@ -150,6 +153,19 @@ class Storage:
         if self.is_linked(self.path(name)):
             raise FileNotFoundError(self.path(name))
         return self.session.open_reader(name, columns)
+
+    @contextlib.contextmanager
+    def open_whole(self, name: str) -> Iterator[LanceFileReader]:
+        """Open a Lance file that is read to its end: one request, where `open_reader` makes one more for the size."""
+        if self.local:
+            yield self.open_reader(name)
+            return
+        from lance.file import LanceFileReader
+
+        with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
+            local = Path(scratch) / "file.lance"
+            self.session.download_file(name, local)
+            yield LanceFileReader(str(local))
 
     def open_writer(self, name: str, schema: pa.Schema) -> LanceFileWriter:
         """Open a new Lance file; StorageError if a link leads to its folder."""
@@ -341,7 +357,7 @@ class Storage:
             for name in names:
                 self._delete_one(name)
             return
-        in_threads(self._delete_one, names, _THREADS)
+        in_threads(self._delete_one, names)
 
     def _delete_one(self, name: str) -> None:
         self.delete(name)
@@ -356,11 +372,14 @@ AT_A_TIME = 32
 """Requests to a store that are made side by side."""
 
 
-def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int) -> list[_T]:
+def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int = AT_A_TIME) -> list[_T]:
     """Call a function with each item in threads, and return the results in the order of the items.
 
     When this process is asked to end, it does not wait for calls that are blocked by a store.
     """
+    items = list(items)
+    if len(items) <= 1 or threads == 1:
+        return [call(item) for item in items]
     pool = ThreadPoolExecutor(threads)
     try:
         return list(pool.map(call, items))

@@ -56,7 +56,7 @@ def test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_sw
     table.add([{"id": 40, "x": 40}])
     with monkeypatch.context() as patched:
         # As if it had been killed before it could repeat in the metadata what it did.
-        patched.setattr(swapping, "mirror_swap", lambda location: None)
+        patched.setattr(swapping, "mirror_swap", lambda *_: None)
         refresh(view, job)
     forget(view)
     assert is_unknown(view)

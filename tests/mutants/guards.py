@@ -151,7 +151,7 @@ GUARDS = [
     ),
     Guard(
         "A staged file that is gone or damaged would be committed.",
-        "return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows",
+        "return data.count_rows(dataset, staged.file) == staged.physical_rows",
         "return True",
         (COMMIT + "test_a_damaged_staged_file_is_never_committed",),
     ),
@@ -217,7 +217,7 @@ GUARDS = [
     ),
     Guard(
         "A data file that a cleanup removed during the commit would stay named, and its rows count as computed.",
-        "return _DONE if is_staged_complete(dataset, staged) else _REMOVED",
+        "return _DONE if is_staged_complete(dataset, staged, data) else _REMOVED",
         "return _DONE",
         (COMMIT + "test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again",),
     ),
@@ -235,13 +235,13 @@ GUARDS = [
     ),
     Guard(
         "A job would commit to a table that was created again under the same name.",
-        "self.look(options)\n        fault_point(before)",
-        "fault_point(before)",
+        "_, made, _ = place.side_by_side(first, transaction, partial(self.look, options))",
+        "_, made = place.side_by_side(first, transaction)",
         (REMADE + "test_nothing_is_committed_to_a_table_that_is_made_again_while_staged_files_are_verified",),
     ),
     Guard(
         "A commit that reached a table that was created again would stay there.",
-        "if not self._is_current(options):\n            self._take_back(",
+        "if not current:\n            self._take_back(",
         "if False:\n            self._take_back(",
         (REMADE + "test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_built_on_it",),
     ),
@@ -272,8 +272,8 @@ GUARDS = [
     ),
     Guard(
         "Two refreshes at once would both add their rows: Lance commits two swaps that share no fragment.",
-        "updated_fragments=updated + anchor,",
-        "updated_fragments=updated,",
+        "removed, updated + anchor, files, data)",
+        "removed, updated, files, data)",
         (RACES + "test_of_two_refreshes_that_swap_at_once_one_wins",),
     ),
     Guard(
@@ -314,8 +314,8 @@ GUARDS = [
     ),
     Guard(
         "A swap would leave no record of what it is about to do.",
-        "write_intent(location, snapshot)\n",
-        "pass\n",
+        "partial(write_intent, location, key)",
+        "int",
         (STATE + "test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_swap",),
     ),
     Guard(

@@ -31,7 +31,7 @@ def proxy(endpoint: str) -> Iterator[SlowProxy]:
 
 @pytest.mark.parametrize(
     ("kind", "first", "nothing", "one_row"),
-    [("column", (125, 70), (14, 14), (68, 62)), ("view", (130, 105), (22, 20), (95, 85))],
+    [("column", (90, 58), (11, 10), (62, 53)), ("view", (100, 75), (19, 17), (90, 73))],
 )
 def test_a_run_makes_no_more_requests_than_it_did(
     bucket: Bucket,
