@@ -273,7 +273,7 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
     database = Database(normalize_uri(uri), freeze_options(storage_options))
     if is_local(database.uri):
         _check_folder(Path(database.uri))
-    if is_local(database.uri) and (similar := _similar_folder(database.uri)):
+    if is_local(database.uri) and (similar := similar_folder(database.uri)):
         warnings.warn(f"There is no folder {database.uri} yet. Did you mean {similar}?", stacklevel=2)
     return database
 
@@ -292,7 +292,7 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _similar_folder(path: str) -> str | None:
+def similar_folder(path: str) -> str | None:
     """Return the database for whose name a name of a folder that does not exist may be a mistake."""
     place, name = os.path.split(path)
     if os.path.isdir(path) or not (os.path.isdir(place) and os.access(place, os.R_OK)):

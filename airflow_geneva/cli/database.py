@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from airflow_geneva.database import Database, connect
+from airflow_geneva.database import Database, connect, similar_folder
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
@@ -94,22 +95,29 @@ def open_database_argument(
             "as s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
         )
     uri = given.pop(0) if len(given) > len(names) else None
-    if conn_id:
-        try:
-            from airflow_geneva.hooks.lance import LanceHook
-            from airflow_geneva.operators._airflow_internals import as_command
-        except ImportError as error:
-            raise InvalidInput(
-                f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, "
-                f"and its credentials in {CREDENTIALS}."
-            ) from error
-        with as_command():
-            database = LanceHook(conn_id).get_database(uri and normalize_uri(uri))
-    else:
-        database = connect(uri or "", read_storage_options(os.environ.get(CREDENTIALS)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is no folder")  # an error here
+        database = _open(uri, conn_id)
     if is_local(database.uri) and not Path(database.uri).is_dir():
-        raise InvalidInput(f"There is no database {database.uri}: no such folder. Check the path.")
+        similar = similar_folder(database.uri)
+        advice = f"Did you mean {similar}?" if similar else "Check the path."
+        raise InvalidInput(f"There is no database {database.uri}: no such folder. {advice}")
     return database, given
+
+
+def _open(uri: str | None, conn_id: str | None) -> Database:
+    if conn_id is None:
+        return connect(uri or "", read_storage_options(os.environ.get(CREDENTIALS)))
+    try:
+        from airflow_geneva.hooks.lance import LanceHook
+        from airflow_geneva.operators._airflow_internals import as_command
+    except ImportError as error:
+        raise InvalidInput(
+            f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, "
+            f"and its credentials in {CREDENTIALS}."
+        ) from error
+    with as_command():
+        return LanceHook(conn_id).get_database(uri and normalize_uri(uri))
 
 
 def print_json(document: Any) -> None:

@@ -198,7 +198,10 @@ def _find_modules_here() -> None:
 def _open_view(db: Database, name: str, sources: Sequence[str] | None) -> View:
     found = db.open_table(name)
     if not isinstance(found, View):
-        raise InvalidInput(f"{name!r} is a table and not a view. Name one of its columns: DB {name} COLUMN.")
+        raise InvalidInput(
+            f"{name!r} is a table and not a view. Its columns are computed each by itself: airflow-geneva plan or "
+            f"backfill, with DB {name} COLUMN."
+        )
     return db.open_view(name, sources or ())
 
 

@@ -110,7 +110,8 @@ def check_import_path(udf: Any) -> str | None:
         return udf  # type: ignore[no-any-return]
     path = getattr(udf, "import_path", None)
     hint = f"udf={path!r}" if path else 'udf="my_project.udfs:embed"'
-    raise InvalidInput(f"udf={udf!r:.80} is not text. Tasks run in other processes: give its import path, {hint}.")
+    shown = f"<UDF {udf.name}>" if path else f"{udf!r:.80}"
+    raise InvalidInput(f"udf={shown} is not text. Tasks run in other processes: give its import path, {hint}.")
 
 
 def load_named_udf(path: Any) -> UDF:

@@ -157,6 +157,11 @@ class FinishOperator(LanceOperator):
         if state == "skipped":
             raise AirflowSkipException(f"Task {self.plan_task_id!r} was skipped: there is nothing to finish.")
         summary = context["ti"].xcom_pull(task_ids=self.plan_task_id, key=SUMMARY)
+        if self.has_dag() and not self.dag.has_task(self.plan_task_id):  # type: ignore[no-untyped-call]
+            raise AirflowFailException(
+                f"There is no task {self.plan_task_id!r} in the DAG. Give plan_task_id= the task_id of its plan task, "
+                "with the group's id if it is in a group: 'backfill.plan'."
+            )
         if not isinstance(summary, Mapping) or state == "upstream_failed":
             raise AirflowFailException(
                 f"There is no plan: task {self.plan_task_id!r} is {state or 'not there'}. "

@@ -14,7 +14,7 @@ from airflow_geneva import udf
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import job_ids, read_jobs
-from airflow_geneva.operators import ApplyOperator, CommitOperator, PlanBackfillOperator
+from airflow_geneva.operators import ApplyOperator, CommitOperator, FinishOperator, PlanBackfillOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, texts
@@ -524,6 +524,13 @@ def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong
     assert run.states()["backfill.shards.apply"] == "upstream_failed"
     assert "There is no plan" in run.error("backfill.finish")
     assert desk.calls() == []
+
+
+def test_a_finish_that_names_no_task_of_its_dag_says_so(desk: Desk) -> None:
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+        FinishOperator(task_id="finish", plan_task_id="plan", table=desk.table.name)
+    run = Driver.trigger(dag).go()
+    assert "There is no task 'plan' in the DAG. Give plan_task_id= the task_id" in run.error("finish")
 
 
 def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(desk: Desk) -> None:

@@ -59,7 +59,9 @@ def test_a_view_is_refreshed_and_a_table_is_not(db: str) -> None:
     connect(db).open_table("docs").query().select(["x"]).create_materialized_view(name="v")
     assert run("refresh", db, "v", "--runner", "inline").startswith("DONE: 10 rows computed")
     assert json.loads(run("refresh", db, "v", "--json"))["rows_computed"] == 0
-    assert "'docs' is a table and not a view" in run("refresh", db, "docs", code=1)
+    refused = run("refresh", db, "docs", code=1)
+    assert "'docs' is a table and not a view" in refused
+    assert "airflow-geneva plan or backfill, with DB docs COLUMN" in refused
 
 
 @pytest.mark.parametrize(
