@@ -56,7 +56,7 @@ SetUp = Callable[[CallLoop], Callable[..., Any]]
 
 
 class _BegunCalls(BegunBatch):
-    """The calls of one batch, which begin anew in another loop when a call blocks theirs."""
+    """The calls of one batch. When one blocks the event loop, the others start again in a new loop."""
 
     def __init__(self, results: BatchResults, set_up: SetUp) -> None:
         self.set_up = set_up

@@ -205,7 +205,7 @@ class BatchApiMapper(BatchMapper):
         chosen: Sequence[int],
         again: str | None = None,
     ) -> dict[str, int]:
-        """Submit chosen rows as one batch, or again under its name: they are noted before, and the handle after."""
+        """Submit chosen rows as one batch, or again under its name; store the rows before, and the handle after."""
         taken = pa.array(chosen, pa.int64())
         with self.submissions.begin([keys[row] for row in chosen], row_ids.take(taken), again) as submission:
             self._send(rows_at(inputs, taken), submission)
@@ -351,7 +351,7 @@ class BatchApiMapper(BatchMapper):
         return results.mapped()
 
     def _count_cost(self, rows: int) -> None:
-        """Count what rows cost that are answered; of those that failed, also if they are submitted again."""
+        """Count the cost of answered rows, including failed rows that are submitted again."""
         count(Usage(declared=rows * (self.mapper.udf.cost or 0.0)))
 
     def _skip_rule(self, error: Exception) -> int | None:

@@ -28,7 +28,7 @@ class CallLoop:
     def __init__(self) -> None:
         self.blocked_by: asyncio.Task[Any] | None = None
         self.set_ups = 0
-        # Of each call with a timeout: when it ends, and the task that waits for the call.
+        # For each call with a timeout: its deadline, and the task that awaits it.
         self.calls: dict[asyncio.Task[Any], tuple[float, asyncio.Task[Any] | None]] = {}
         self._gates: dict[tuple[str, str, int | None], asyncio.Semaphore] = {}
         self._lock = threading.Lock()
@@ -36,11 +36,11 @@ class CallLoop:
         threading.Thread(target=self._run, name="geneva-event-loop", daemon=True).start()
 
     def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run a coroutine in the loop; to cancel the future cancels it."""
+        """Run a coroutine in the loop; cancelling the future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def gate(self, udf: UDF) -> asyncio.Semaphore:
-        """Return what lets `max_in_flight` calls of a UDF pass at a time, in the order in which they came."""
+        """Return the semaphore that admits `max_in_flight` calls of a UDF at a time, in the order of their arrival."""
         key = (udf.name, udf.code_version, udf.max_in_flight)
         with self._lock:
             return self._gates.setdefault(key, asyncio.Semaphore(udf.max_in_flight or 1))
@@ -61,7 +61,7 @@ class CallLoop:
         running = asyncio.current_task(self._loop)
         if running is None or not overdue or (running in calls and running not in overdue):
             return None
-        # A task that a call started is not known here: the call that should have ended first is taken for its own.
+        # Tasks that a call started are unknown here: a blocked one counts as the call with the earliest deadline.
         blocking = running if running in overdue else min(overdue, key=lambda task: overdue[task][0])
         return overdue[blocking][1] or blocking
 
@@ -72,7 +72,7 @@ class CallLoop:
     def _run(self) -> None:
         _here.loop = self
         while True:
-            # Of a task that a UDF starts, these end the loop besides being raised where the task is waited for.
+            # Raised by a task that a UDF started, these also end the loop itself.
             with suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()
 
@@ -98,7 +98,7 @@ class CurrentLoop:
                 self._current = None
 
     def count_ended(self) -> None:
-        """Say that a call has ended, or a batch."""
+        """Report that a call or a batch has ended."""
         with self._call_ended:
             self.ended += 1
             self._call_ended.notify_all()
@@ -114,7 +114,7 @@ LOOP = CurrentLoop()
 
 
 def _after_fork() -> None:
-    """Begin anew: a forked process has no copy of the thread that runs the loop."""
+    """Create a new loop: a forked process has no copy of the thread that runs it."""
     LOOP.__init__()  # type: ignore[misc]
 
 
@@ -158,7 +158,7 @@ def timed_out(timeout: float | None, ending: str) -> TimeoutError:
 
 
 async def _guarded(function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
-    """Call a function; what would end the thread of the event loop becomes an exception like others."""
+    """Call a function; exceptions that would end the event loop's thread become ordinary ones."""
     try:
         return await function(*arguments)
     except (SystemExit, KeyboardInterrupt) as error:
@@ -166,6 +166,6 @@ async def _guarded(function: Callable[..., Awaitable[Any]], arguments: tuple[Any
 
 
 def see_exception(task: asyncio.Task[Any]) -> None:
-    """Ask for the exception of a task that is not waited for, which asyncio would log otherwise."""
+    """Retrieve the exception of a task that nothing awaits, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -33,7 +33,7 @@ class RowFailed(Exception):
 
 
 async def sleep(seconds: float) -> None:
-    """Wait in this thread until a call may be made again, for what `run_now` runs."""
+    """Block this thread until the next call is allowed; for calls that `run_now` runs."""
     time.sleep(seconds)
     may_go_on()
 

@@ -196,7 +196,7 @@ class ColumnState:
         return replace(self, facts=self.facts.about(inputs)) if self.other_inputs(inputs) else self
 
     def renamed(self, before: Collection[str], version: str) -> tuple[ColumnState, Facts]:
-        """Take facts about versions for facts about another one, which is the same code.
+        """Treat facts about UDF versions as facts about another version with the same code.
 
         Returns:
             The state, and those of its facts that name the other version for the first time.

@@ -258,7 +258,7 @@ class CheckpointIndex:
         """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
 
         Args:
-            moved: of an ancestor's key, where its rows are now; the pieces are about these then.
+            moved: for an ancestor's key, where its rows are now; the pieces then have these places.
         """
         parsed = parse_key(key)
         if parsed is None:
@@ -315,7 +315,7 @@ class MovedRows:
         return tuple((runs, Ranges.from_offsets(offsets[np.isin(row_ids, failed)])) for runs, failed in ids)
 
     def follow(self, piece: CheckpointedRows) -> CheckpointedRows:
-        """Return what a piece holds of these rows, by their offsets in the current fragment."""
+        """Return the part of a piece that holds these rows, by their offsets in the current fragment."""
         order = np.argsort(piece.row_ids, kind="stable")
         if len(order) == 0:
             return piece

@@ -185,7 +185,7 @@ class Submissions:
         submission.handle, submission.sent = handle, True
 
     def missed(self, submission: Submission) -> float:
-        """Note that the service does not list a batch; return for how many seconds it has not, at least.
+        """Record that the service does not list a batch; return the least time in seconds since then.
 
         The note has a time for each machine, because their clocks may differ by minutes.
         """

@@ -30,7 +30,7 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 
 class ValueCache:
-    """The files of one function in one version, one for each flush of a task; the oldest go when they take too much.
+    """The files of one version of a function, one per flush of a task; beyond a limit the oldest are deleted.
 
     `identity` tells functions with the same name and version apart: a given version= says nothing of the code.
     A file that is damaged or was removed counts as absent. What cannot be written is only logged.

@@ -79,7 +79,7 @@ def package_of(namespace: dict[str, Any]) -> str:
 
 
 def absolute_name(level: int, name: str, package: str) -> str:
-    """Return the full name of what a package imports by a relative name; as it is written if there is no package."""
+    """Resolve a relative import of a package to a full name; without a package, return it as written."""
     parts = package.split(".") if package else []
     if not 0 < level <= len(parts):
         return "." * level + name

@@ -76,7 +76,7 @@ class Candidate:
         return (self.staged.computed & self.work.due) - self.hidden
 
     def without_hidden(self) -> Candidate:
-        """Return the candidate without the rows that it does not make visible, which others do."""
+        """Return the candidate without its hidden rows, which other candidates make visible."""
         due = self.work.due - self.hidden
         return replace(self, work=replace(self.work, due=due, rows=len(due & self.staged.computed)))
 
@@ -160,7 +160,7 @@ def verify(
     manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
 
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
-        # What an earlier version hid is looked for again if the fragment is gone by now.
+        # Rows hidden at an earlier version are searched again if their fragment has been removed since.
         candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.work.id)
         reason = _reason(dataset, now, candidate, output, data)
         if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
@@ -255,7 +255,7 @@ class ShardCommitter:
                 break
             again = [*self._rebuild(), *self._follow(self.location.open())]
             if at_once:
-                # The values are judged all together, those that are visible by now included.
+                # All values are checked together, including those that are already visible.
                 again, self._done = [*self._done, *again], []
             self._commit_groups(again, shard, on_group, check, at_once)
         for lost in self._lost:
@@ -357,7 +357,7 @@ class ShardCommitter:
             self._fact(c.work.files, c.work.files.signature, p.what, rows, self.work.version)
             for c in repeated
             for p, rows in c.outcome(self.work.udf_version).items()
-            # Once a fact is about a fragment, its ancestors are not asked any more.
+            # Facts about a fragment replace facts about its ancestors.
             if rows and (c.work.reason == MOVED or (p.failures and rows & c.staged.failures.all))
         ]
         self._learn(facts)
@@ -448,7 +448,7 @@ class ShardCommitter:
         self._keep(found)
 
     def _keep(self, verdict: Verification) -> None:
-        """Keep what became of candidates that are not committed any more."""
+        """Record the outcome of candidates that are no longer committed."""
         self._done.extend(verdict.done)
         self._removed.extend(verdict.removed)
         self._lost.extend(verdict.lost)

@@ -97,7 +97,7 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
 
 
 def taken_back(dataset: lance.LanceDataset, restores: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """Say which expectations of a view each restore took back that its definition still lacks."""
+    """Describe the expectations that restores removed from a view and that its definition still lacks."""
     now = ViewDefinition.read(dataset.schema.metadata).expectations
     for version, restored in restores:
         try:
@@ -254,7 +254,7 @@ class CommittedViewState:
 
     @property
     def taken_back(self) -> list[str]:
-        """What restores since the newest swap took back of what the view expects."""
+        """Expectations that restores since the newest swap removed from the view."""
         return list(taken_back(self.dataset, self.newest.restores))
 
     @cached_property
@@ -276,7 +276,7 @@ class CommittedViewState:
         return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
 
     def rename_code(self, same: Mapping[tuple[str, str], str]) -> None:
-        """Take versions of the columns' code for other versions, which are the same code.
+        """Treat versions of the columns' code as other versions with the same code.
 
         Args:
             same: the other version, by column and version; ``renamed`` names those that were found.

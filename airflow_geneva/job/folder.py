@@ -28,7 +28,7 @@ checks of values found, and why the last try failed."""
 
 @dataclass
 class _Own:
-    """What this process wrote of a job that no other process writes meanwhile."""
+    """The documents of a job that only this process writes, as it wrote them."""
 
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
 

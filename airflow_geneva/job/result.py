@@ -124,7 +124,7 @@ class ShardResult:
 
 
 def carried_counts(folder: JobFolder, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job's plans until now did that no end of it has announced, as fields of the next plan's record.
+    """Return the unannounced work of a job's earlier plans, as fields of the next plan's record.
 
     Args:
         record: the job's record before that plan; empty for a first one.

@@ -137,7 +137,7 @@ class Job(Listed):
 
     @property
     def outlook(self) -> str:
-        """What shards that failed mean for a job that still runs; "" if none did."""
+        """How a running job will end because shards failed; "" if none did."""
         failed = [shard for shard in self.shards if shard.stage == FAILED_SHARD] if self.open else []
         if not failed:
             return ""
@@ -146,7 +146,7 @@ class Job(Listed):
 
     @property
     def average_speed(self) -> float:
-        """Rows per second of a shard while it was computed, of those that are; 0 if that is not known."""
+        """Mean rows per second of a shard over the shards that were computed; 0 if it is unknown."""
         known = [(shard.rows_computed + shard.rows_failed, speed) for shard in self.shards
                  if (speed := shard.applied_per_second)]  # fmt: skip
         seconds = sum(rows / speed for rows, speed in known)
@@ -154,7 +154,7 @@ class Job(Listed):
 
     @property
     def spark_start(self) -> float:
-        """Mean seconds from the begin of a shard's task, or of the job, to the computation: the start of Spark."""
+        """Mean seconds from the start of a shard's task, or of the job, to its first call: the start of Spark."""
         starts = [shard.start_seconds for shard in self.shards if shard.start_seconds]
         return sum(starts) / len(starts) if starts else self.seconds.get("spark", 0.0)
 

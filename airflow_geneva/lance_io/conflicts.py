@@ -27,7 +27,7 @@ def is_conflict(error: Exception) -> bool:
 
 
 def is_undecided(error: Exception) -> bool:
-    """Whether to look at the newest version and commit again what is not in it.
+    """Whether to read the newest version and commit again the changes that it lacks.
 
     Either another writer committed first, or the store was lost during the commit, which may be visible nevertheless.
     """

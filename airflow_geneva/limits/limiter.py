@@ -92,7 +92,7 @@ class Limiter:
         self._write_seconds = deque([0.0, 0.0], maxlen=2)
         # How many calls to reserve for, how many passed since, and how many tokens each takes.
         self._calls, self._passed, self._tokens = 1.0, 0, 0.0
-        # What ended calls used beyond what they had, until it is written; tokens that they left are below 0.
+        # Use of finished calls beyond their reservations, until it is written; unused tokens are negative.
         self._debt_requests = self._debt_tokens = 0.0
         self._ended = deque[tuple[Pass, int, float]]()
         self._seats, self._seated_since, self._seats_until = 0, 0.0, 0.0
@@ -133,7 +133,7 @@ class Limiter:
         self._ended.append((call, max(requests - 1, 0), more))
 
     def settle(self) -> None:
-        """Write what ended calls used beyond their estimates at once if it is much; else the next write has it.
+        """Write the use of finished calls beyond their estimates: now if it is large, else with the next write.
 
         It waits for the table. If it cannot be written, the next write has it, too: the calls were paid.
         """
@@ -144,7 +144,7 @@ class Limiter:
 
     @property
     def _owed(self) -> tuple[float, float]:
-        """Seconds of requests and of tokens that ended calls used beyond what they had."""
+        """Seconds of requests and of tokens that finished calls used beyond their reservations."""
         return self._debt_requests * self._request_seconds, max(self._debt_tokens, 0.0) * self._token_seconds
 
     def _settle(self) -> None:
@@ -189,7 +189,7 @@ class Limiter:
 
         def more(budget: Budget) -> Budget:
             calls = max(min(self._calls, budget.room / each), 1.0)
-            # Pieces that are over when this is written would be reserved again without end.
+            # Pieces that end before they are written would be reserved again without end.
             later = min(self._write_seconds)
             held = self._held.usable(budget.clock + later)
             of_requests, of_tokens = held.seconds

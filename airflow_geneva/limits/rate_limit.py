@@ -239,9 +239,9 @@ def begin_call(rows: int, declared: float | None) -> Callable[[], None] | None:
 
 
 def affordable_rows(computed: int, threads: int, attempts: int) -> float:
-    """Return for how many more rows the meter allows the cost; at least 1.
+    """Return the number of further rows that the cap on the cost allows; at least 1.
 
-    Each may cost what each `computed` row did, as often as its call may be made. It is 1 if several threads share a
+    Each row may cost as much as a `computed` row, times the attempts of its call. It is 1 if several threads share a
     meter with a cap: none knows what the calls of the others will cost.
     """
     meter = _meter.get()

@@ -91,7 +91,7 @@ def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[
     ready = deque(key for key in keys if not waits_for[key])
     done = set(ready)
     for opened in [*ready, *keys]:
-        # After those that wait for nothing come circles, and what is behind them: open each at its first node.
+        # What remains are cycles and the nodes after them: open each cycle at its first node.
         if opened not in done:
             ready.append(opened)
             done.add(opened)

@@ -127,7 +127,7 @@ class JobDetails:
 
     @staticmethod
     def parts(item: Job | ShardStatus) -> tuple[tuple[str, int], ...]:
-        """Return the due rows by the last state that they reached, or failed; the rest is still to do, or left."""
+        """Return the number of due rows by the last state that they reached, with those to do, or left."""
         rows = item.rows_pending if isinstance(item, Job) else item.rows
         reached = (0, item.rows_committed, item.rows_ready, item.rows_checkpointed)
         steps = (*reached, max(reached) + item.rows_failed, rows)

@@ -68,7 +68,7 @@ class FoundRows:
         works: the fragments of the newest version that hold unchanged ones; only these rows are due.
         computed: fragments in which the column holds values of this UDF version for lost rows, with these rows, and
             where they were lost.
-        failed: number of rows of which an earlier try has committed that they failed in this run.
+        failed: number of rows that failed in this run, as an earlier try has committed.
         deleted: number of rows that the table no longer has.
         left: planned fragments, the number of rows that cannot be committed, and why.
     """
@@ -150,7 +150,7 @@ class _Search:
         self.found.left.extend((fragment, rows, why) for (fragment, why), rows in self._left.items())
 
     def _take(self, of: LostRows, ids: RowIds) -> RowIds:
-        """Return those of the ids that are still looked for, and look for them no longer."""
+        """Return the given ids that were not found before, and mark them as found."""
         wanted = self.open[of.work.id]
         taken = among(wanted, ids)
         self.open[of.work.id] = wanted[~taken]
@@ -274,7 +274,7 @@ class _Search:
 
 
 def _here(failures: PriorFailures, part: _Moved, offsets: Offsets, ids: RowIds) -> PriorFailures:
-    """Return which of moved rows failed, by their offsets in the fragment that holds them, whose rows these are."""
+    """Return which moved rows failed, by their offsets in the fragment that holds them now."""
     if not failures:
         return ()
     wanted = among(ids, part.row_ids)

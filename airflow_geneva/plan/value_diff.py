@@ -42,7 +42,7 @@ class ReferenceVersion:
 
         Returns:
             None if it lacks one of the columns, one holds blobs, or an input had other nested fields: its facts are
-            about values of the nested fields of now.
+            about other values than those of the current nested fields.
         """
         by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]

@@ -193,7 +193,7 @@ class ColumnPublisher:
                 (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one
                 for one in verdict.fitting
             }
-            # An earlier try made these visible, which nothing stops any more.
+            # An earlier try has made these visible, which cannot be undone.
             visible |= {(one.staged.file, "committed"): one for one in verdict.done}
             if work.at_once and visible.keys() != judged.keys():
                 # All values are judged together, so none of an earlier version counts.

@@ -158,7 +158,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         failed = job.fail(committed, error, watch.seconds)
         if not is_failure(error):
             raise
-        # What is missing is said, so that the traceback of the process that lacks it adds nothing.
+        # The message names the missing package, so the traceback of the worker adds nothing.
         cause = None if missing_package(str(error)) else error
         raise JobFailed(failure_message(job.work, error), failed) from cause
     logger.info("%s", result)

@@ -157,7 +157,7 @@ class Target(Reusable):
     delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
     """Takes new fragment checkpoints; None: each is written at once."""
     listed: CheckpointIndex | None = field(default=None, kw_only=True)
-    """The checkpoints that were there when a task of many fragments began; None: they are listed for each fragment."""
+    """The checkpoints listed when a task of many fragments began; None: they are listed for each fragment."""
 
     def at_begin(self, fragments: int) -> Target:
         """Return the target for a task of some fragments, which are looked up in one listing if they are many."""

@@ -19,7 +19,7 @@ _Key = tuple[str, str]
 
 
 class WriteBehind:
-    """Writes documents that nobody waits for; of several contents of a document, only the newest.
+    """Writes documents in the background; of several contents of a document, only the newest.
 
     A document is written at most once a second. A write that fails is logged once and dropped, because a later
     content follows or the document is for people only.
@@ -82,7 +82,7 @@ class WriteBehind:
                     self._changed.notify_all()
 
     def _next(self) -> _Key:
-        """Wait for a document that is due."""
+        """Block until a document is due to be written."""
         while True:
             now = time.monotonic()
             due = {
