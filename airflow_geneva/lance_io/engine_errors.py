@@ -56,6 +56,7 @@ _REMEDIES = (
 )
 
 
+DIVIDES_BY_ZERO = "SQL divides by zero in a row. Write NULLIF(column, 0) for a divisor that may be 0."
 _NO_FILE = re.compile(r"Not found: (\S+/data/[^\s/]+\.lance)")
 
 
@@ -64,12 +65,14 @@ class EngineError(GenevaError):
 
 
 def to_engine_error(error: BaseException) -> Exception:
-    """Convert pylance's exception to an `EngineError` with the same message, and what to do if a data file is gone."""
-    return EngineError(f"{error}{about_missing_file(error)}")
+    """Convert pylance's exception to an `EngineError` with the same message, and what to do about it."""
+    return EngineError(f"{error}{remedy_of(error)}")
 
 
-def about_missing_file(error: BaseException) -> str:
-    """Say what to do if an error is about a data file that does not exist; "" if it is not."""
+def remedy_of(error: BaseException) -> str:
+    """Say what to do if a data file does not exist, or SQL divides by zero; "" for any other error."""
+    if "Divide by zero" in str(error):
+        return f"\n{DIVIDES_BY_ZERO}"
     found = _NO_FILE.search(str(error))
     if found is None:
         return ""

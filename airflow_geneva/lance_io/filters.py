@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.engine_errors import DIVIDES_BY_ZERO, EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import open_fragment
 from airflow_geneva.lance_io.row_ranges import Ranges
 
@@ -125,7 +125,7 @@ def explain_sql_error(dataset: lance.LanceDataset, sql: str, error: BaseExceptio
             return f"an integer column needs a cast beside a number with a fraction. Write {valid!r}."
         message = f"{message}; cast the column to the type of the value"
     if "Divide by zero" in message:
-        return "it divides by zero in a row. Write NULLIF(column, 0) for a divisor that may be 0."
+        return DIVIDES_BY_ZERO
     message = _STATEMENT.sub(r"\1", message.replace("Schema error: ", ""))
     message = _UNKNOWN_NAME.sub(r"\1; a text stands in single quotes", message)
     # The planner's debug output names its own structs.

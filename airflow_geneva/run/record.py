@@ -16,7 +16,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import PENDING
-from airflow_geneva.lance_io.engine_errors import EngineError, about_missing_file, is_refused, is_unavailable
+from airflow_geneva.lance_io.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
@@ -119,7 +119,7 @@ def failure_message(work: JobSpec, error: BaseException) -> str:
         kept += "; run it again to continue from there."
     else:
         kept += ". When the cause is corrected, the next run continues from there."
-    advice = "" if isinstance(error, EngineError) else about_missing_file(error)
+    advice = "" if isinstance(error, EngineError) else remedy_of(error)
     return f"{what_failed(work)}: {error}{advice}{kept}"
 
 

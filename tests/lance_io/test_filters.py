@@ -183,7 +183,7 @@ def test_a_filter_that_makes_no_sense_is_refused_with_the_engines_words(table: T
         ("idd > 1", "d: No field named idd. Did you mean 'id'? Write"),
         ("id = blue", "d: No field named blue; a text stands in single quotes. Write"),
         ("id >", "d: Expected: an expression, found: EOF. Write"),
-        ("1 / id > 0", "d: it divides by zero in a row. Write NULLIF(column, 0) for a divisor that may be 0. Write"),
+        ("1 / id > 0", "d: SQL divides by zero in a row. Write NULLIF(column, 0) for a divisor that may be 0. Write"),
         ("id > 'a'", "d: Error resolving filter expression id > 'a': Received literal"),
     ],
 )

@@ -434,3 +434,11 @@ def test_a_view_with_a_limit_reads_no_row_ids_when_nothing_is_new(
     table.lance.delete(f"x = {shown[4]}")
     assert view.refresh(runner="inline").rows_computed == 1
     assert len(set(view.to_arrow().column("x").to_pylist()) - {shown[4]}) == 10
+
+
+def test_a_view_that_divides_by_zero_fails_with_what_to_write(make_table: MakeTable) -> None:
+    view = make_table(3).query().select({"q": "10 / x"}).create_materialized_view(name="quotients")
+    with pytest.raises(
+        JobFailed, match=r"Divide by zero error\nSQL divides by zero in a row\. Write NULLIF\(column, 0\)"
+    ):
+        view.refresh(runner="inline")
