@@ -16,7 +16,7 @@ from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.apply.event_loop import call_within
 from airflow_geneva.display import counted
-from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
 from airflow_geneva.lance_io.arrays import is_list, rows_at
 from airflow_geneva.limits.calls import limited
 from airflow_geneva.limits.rate_limit import Usage, count
@@ -282,7 +282,9 @@ class Mapper:
 
 
 def describe_set_up(error: BaseException) -> str:
-    """Say why a UDF cannot be set up: with the traceback, or with what to do about a missing package."""
+    """Say why a UDF cannot be set up: with the traceback, unless the message says what to do."""
+    if isinstance(error, GenevaError):
+        return str(error)
     if package := missing_package(repr(error)):
         return f"{error!r}. {how_to_install(package)}"
     return f"{error!r}\n{''.join(traceback.format_exception(error))}"

@@ -68,6 +68,13 @@ class _Client:
     calls: int = 0
 
 
+def _refusal(kind: type[Exception], message: str, status: int) -> Exception:
+    """Return an error with the status that tells policies and advice what it is about; its message says the rest."""
+    error: Any = kind(message)
+    error.status_code = status
+    return error  # type: ignore[no-any-return]
+
+
 class _Service:
     """A client of the endpoint, one for each event loop: its connections belong to that.
 
@@ -122,7 +129,7 @@ class _Service:
             yield
         except self.openai.RateLimitError as error:
             if must_pay(error):
-                raise PermissionError(f"{asked} refused: {error.message:.1000} {_PAY}") from error
+                raise _refusal(PermissionError, f"{asked} refused: {error.message:.1000} {_PAY}", 402) from None
             raise RateLimited(str(error), retry_after=retry_after(error)) from error
         except (self.openai.APIConnectionError, self.openai.InternalServerError) as error:
             cause = f" ({error.__cause__})" if error.__cause__ else ""
@@ -131,7 +138,8 @@ class _Service:
             if error.status_code not in _REFUSALS:
                 raise
             kind, remedy = _REFUSALS[error.status_code]
-            raise kind(f"{asked} refused: {error.message:.1000} {remedy}".rstrip()) from error
+            refused = f"{asked} refused: {error.message:.1000} {remedy}".rstrip()
+            raise _refusal(kind, refused, error.status_code) from None
         except AttributeError as error:
             raise LookupError(f"{asked} gave an answer that is not of OpenAI's API: {error}. {_CHECK_URL}") from error
 

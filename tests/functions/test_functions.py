@@ -207,6 +207,7 @@ def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
     assert "sk-wrong" not in str(told.value)
     assert "correct the key (in Airflow, the connection)" in str(told.value)
     assert "correct the function" not in str(told.value)
+    assert str(told.value).count("Traceback") == 1
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.change(fail_inputs={"a": ["quota", 1], "too long": ["400", 9]})
     limit = RateLimit("unpaid", requests_per_minute=6_000)
@@ -228,10 +229,11 @@ def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
     assert "refused: Error code: 400" in failed.message
     assert "This model takes at most 8192 tokens" in failed.message
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(GenevaError, match="There is no OPENAI_API_KEY"):
+    with pytest.raises(GenevaError, match="could not be set up: There is no OPENAI_API_KEY") as told:
         table.backfill(
             "wrong", where="text = 'a'", udf=embeddings("third", 8), on_code_change="recompute", runner="inline"
         )
+    assert "Traceback" not in str(told.value)
 
 
 def test_a_client_of_another_key_leaves_its_sockets_to_no_other(
