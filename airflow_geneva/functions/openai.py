@@ -334,7 +334,8 @@ def embeddings(
     """Make a UDF that embeds texts over OpenAI's API. It needs `airflow-geneva[openai]` where it runs.
 
     The key and the URL are `OPENAI_API_KEY` and `OPENAI_BASE_URL` where it runs, in Airflow those of the connection
-    `openai_conn_id`. NULL and empty texts have no embedding.
+    `openai_conn_id`. NULL and empty texts have no embedding. Equal texts are paid once, also those of earlier jobs,
+    unless you give `dedup=False`.
 
     Args:
         model: the model's name.
@@ -353,7 +354,8 @@ def embeddings(
     if not isinstance(price_per_million_tokens, (int, float)) or price_per_million_tokens < 0:
         raise InvalidInput(f"price_per_million_tokens={price_per_million_tokens!r}: give a number of at least 0.")
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
-    chosen = {"batch_size": batch_size, **_RETRIES, "timeout": 60.0, **settings}
+    chosen = {"batch_size": batch_size, **_RETRIES, "timeout": 60.0, "deterministic": True, **settings}
+    chosen.setdefault("dedup", chosen["deterministic"])
     limit = check_limit(settings.get("limit"))
     request = {
         "max_inputs": max_inputs,

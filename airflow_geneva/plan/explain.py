@@ -7,7 +7,7 @@ from itertools import islice
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.display import counted
 from airflow_geneva.job.estimate import FEW_ROWS, starting_spark
-from airflow_geneva.plan.model import Plan, RefreshSpec
+from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 
 _LISTED = 8
 
@@ -43,6 +43,7 @@ def explain(plan: Plan) -> str:
             lines.append(f"    fragment {fragment.id}: {what}")
         if count > _LISTED:
             lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
+    lines += _deduplicated(work) if plan.shards else []
     if work.rows_beyond:
         cap = f"max_rows={work.sizing.max_rows}" if work.most_rows == work.sizing.max_rows else "max_cost"
         lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
@@ -60,6 +61,12 @@ def explain(plan: Plan) -> str:
             lines.append(f"  Note: {starting_spark(expected.rows)}")
     lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))
     return "\n".join(lines)
+
+
+def _deduplicated(work: JobSpec) -> list[str]:
+    cache = "" if work.ignore_checkpoints else ", also those that earlier jobs computed: _checkpoints/values"
+    udfs = ((column, udf.name) for column, udf in work.udfs.items() if udf.dedup)
+    return [f"  {column}: equal inputs of {name} are called once (dedup){cache}" for column, name in udfs]
 
 
 def _aligned(count: int, noun: str) -> str:

@@ -234,7 +234,7 @@ def udf(
     visible_after: float | None = None,
     limit: RateLimit | None = None,
     deterministic: bool = False,
-    dedup: bool = False,
+    dedup: bool | None = None,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
@@ -263,7 +263,7 @@ def udf(
     visible_after: float | None = None,
     limit: RateLimit | None = None,
     deterministic: bool = False,
-    dedup: bool = False,
+    dedup: bool | None = None,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
@@ -293,7 +293,8 @@ def udf(
             60. Only then a `find` that returns None says that the service does not have the batch.
         limit: a `RateLimit` of the service that it calls. It is no part of the code's version.
         deterministic: whether a row's value depends on nothing but the row's inputs and the code.
-        dedup: whether equal inputs are called once, also across tasks and jobs; only of a deterministic function.
+        dedup: whether equal inputs are called once, also across tasks and jobs; only of a deterministic function. By
+            default those of a deterministic function with a `limit`, which calls a service.
         expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
             code's version: a change of it recomputes nothing.
 
@@ -346,7 +347,7 @@ def udf(
             cost=check_number("cost", cost, above_zero=False),
             max_in_flight=check_calls(signature.is_async, max_in_flight, chosen),
             deterministic=check_flag("deterministic", deterministic),
-            dedup=check_flag("dedup", dedup),
+            dedup=check_flag("dedup", deterministic and limit is not None if dedup is None else dedup),
             limit=check_limit(limit),
             expect=check_expectations(expect, kind),
         )

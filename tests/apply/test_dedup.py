@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_geneva import connect
+from airflow_geneva import RateLimit, connect
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.row_keys import row_keys
@@ -293,6 +293,13 @@ def test_a_file_of_the_cache_is_read_once_for_all_of_its_values(
     cache.store.remove([gone])
     assert sum(one is None for one in cache.find(every)) == 10
     assert cache.write(every, pa.array(range(100))) == 90, "what is gone is stored again"
+
+
+def test_dedup_is_on_for_a_deterministic_function_that_calls_a_service() -> None:
+    limit = RateLimit("service", concurrent=1)
+    how: list[dict[str, Any]] = [{}, {"dedup": False}, {"limit": None}, {"deterministic": False}]
+    made = [udf(data_type=pa.int64(), **{"limit": limit, "deterministic": True, **one})(lambda x: x) for one in how]
+    assert [one.dedup for one in made] == [True, False, False, False]
 
 
 def test_dedup_needs_a_deterministic_function() -> None:

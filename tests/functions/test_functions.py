@@ -153,6 +153,23 @@ def test_what_an_answer_holds_is_kept_and_only_the_rest_is_asked_again(
         assert {text for text, times in counts.paid.items() if times > 1} <= {*again}
 
 
+def test_equal_texts_are_paid_once_and_the_plan_says_so(server: OpenAIServer, database: Database) -> None:
+    texts = [f"text {at % 143:03}" for at in range(995)]
+    docs = database.create_table("docs", pa.table({"text": texts}))
+    docs.add_columns({"vector": embed})
+    said = "vector: equal inputs of embeddings are called once (dedup)"
+    assert f"{said}, also those that earlier jobs computed: _checkpoints/values" in str(docs.plan_backfill("vector"))
+    docs.backfill("vector", runner="inline")
+    assert (server.counts().rows, server.counts().most_paid) == (143, 1)
+    docs.add([{"text": text} for text in texts[:30]])
+    assert docs.backfill("vector", runner="inline").rows_cached == 30
+    assert docs.to_arrow()["vector"].to_pylist() == [embedding_of(text) for text in texts + texts[:30]]
+    assert server.counts().rows == 143
+    assert said not in str(docs.plan_backfill("vector", udf=embeddings("small", 8, dedup=False)))
+    assert not embeddings("small", 8, deterministic=False).dedup
+    assert embeddings("small", 8, dedup=False).code_version == embed.code_version
+
+
 def test_requests_are_filled_by_texts_and_by_tokens(server: OpenAIServer, database: Database) -> None:
     server.change(max_inputs=20, max_tokens=1_000, chars_per_token=3.0)
     # Short texts fill a request by their number, long ones by their tokens.
