@@ -92,7 +92,7 @@ class QueryComputer:
         begun = dict[str, BegunBatch]()
         for column in self.columns if not self.needs_row_ids else ():
             mapper = self._mappers.get(column.name)
-            if mapper and mapper.calls_at_a_time and set(column.inputs) <= set(self._input_aliases[column.name]):
+            if mapper and mapper.calls_at_a_time and set(column.columns) <= set(self._input_aliases[column.name]):
                 begun[column.name] = mapper.begin(self._inputs(column, batch, {}))
         return begun
 
@@ -147,7 +147,7 @@ class QueryComputer:
             raise StillWaiting(waiting)
 
     def _inputs(self, column: OutputColumn, batch: pa.RecordBatch, done: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        from_source, names = self._input_aliases[column.name], list(dict.fromkeys(column.inputs))
+        from_source, names = self._input_aliases[column.name], list(column.columns)
         given = [batch.column(from_source[name]) if name in from_source else done[name] for name in names]
         if self._mappers[column.name].needs_row_ids:
             names, given = [*names, ROW_ID], [*given, batch.column(ROW_ID)]

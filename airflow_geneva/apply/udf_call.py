@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.apply.event_loop import call_within
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
-from airflow_geneva.lance_io.arrays import is_list, rows_at
+from airflow_geneva.lance_io.arrays import field_at, is_list, rows_at
 from airflow_geneva.limits.calls import limited
 from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
@@ -134,16 +135,15 @@ class Mapper:
         """Select the UDF's input columns, in order; `InvalidInput` if the batch lacks one or has it twice."""
         if self.input_columns is None:
             return batch
-        bad = [name for name in self.input_columns if batch.schema.get_field_index(name) < 0]
+        found = {name: _column_at(batch, name) for name in dict.fromkeys(self.input_columns)}
+        bad = [name for name, column in found.items() if column is None]
         if bad:
             raise InvalidInput(
                 f"UDF {self.udf.name!r} expects input columns {bad!r}, which are not found, or not once, in a "
                 f"batch with the columns {batch.schema.names!r}."
             )
-        return pa.record_batch(
-            [batch.column(name) for name in self.input_columns],
-            schema=pa.schema([batch.schema.field(name) for name in self.input_columns]),
-        )
+        given = [column for name in self.input_columns if (column := found[name]) is not None]
+        return pa.record_batch([values for _, values in given], schema=pa.schema([field for field, _ in given]))
 
     def set_up(self, mark: Callable[[bool], None] = lambda begins: None) -> Callable[..., Any]:
         """Return the function that every call of a job calls, within the UDF's limit.
@@ -279,6 +279,17 @@ class Mapper:
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
         trouble = CallFailure.of(error, (), users_frames(error))
         return self.failure(trouble, inputs, row, inputs.num_rows, computed)
+
+
+def _column_at(batch: pa.RecordBatch, name: str) -> tuple[pa.Field, pa.Array] | None:
+    """Return a column of a batch, or a field of a struct under its path; None if it is not there, or not once."""
+    if (at := batch.schema.get_field_index(name)) >= 0:
+        return batch.schema.field(at), batch.column(at)
+    root, *path = name.split(".")
+    if not path or (at := batch.schema.get_field_index(root)) < 0:
+        return None
+    field = field_at(batch.schema.field(at), path)
+    return None if field is None else (field.with_name(name), pc.struct_field(batch.column(at), path))
 
 
 def describe_set_up(error: BaseException) -> str:

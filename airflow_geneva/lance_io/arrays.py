@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -109,6 +109,15 @@ def stored_as(data_type: pa.DataType) -> pa.DataType:
         return pa.json_() if getattr(found, "extension_name", "") == "arrow.json" else found
 
     return map_leaves(data_type, leaf)
+
+
+def field_at(field: pa.Field, path: Sequence[str]) -> pa.Field | None:
+    """Return the field nested in structs that a path of names leads to; None if there is none."""
+    for name in path:
+        if not pa.types.is_struct(field.type) or (at := field.type.get_field_index(name)) < 0:
+            return None
+        field = field.type.field(at)
+    return field
 
 
 def nested_types(data_type: pa.DataType) -> Iterator[pa.DataType]:

@@ -63,7 +63,7 @@ def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
     earlier: dict[str, tuple[str, ...]] = {}
     for column in definition.columns:
         if column.udf is not None:
-            inputs = tuple(dict.fromkeys(part for name in column.inputs for part in earlier.get(name, (name,))))
+            inputs = tuple(dict.fromkeys(part for name in column.columns for part in earlier.get(name, (name,))))
             by = _describe_udf(column.udf.import_path or column.udf.name, column.udf.version)
             found = ColumnSource(column.name, inputs, TRANSFORMATION, by)
         elif column.kind == "column":

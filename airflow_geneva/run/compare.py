@@ -144,18 +144,19 @@ def _columns_for(
             f"{new.data_type}. Use a UDF of that type."
         )
     earlier = {one.name: one for one in definition.columns[: definition.columns.index(then)]}
-    missing = [name for name in new.input_columns or () if name not in {*earlier, *dataset.schema.names}]
+    columns = replace(then, udf=new).columns
+    missing = [name for name in columns if name not in {*earlier, *dataset.schema.names}]
     if missing:
         raise InvalidInput(
             f"UDF {udf.name!r} takes {missing}, which are not columns of {source.name!r}, or of view {view!r} before "
             f"{column!r}. Name its inputs: @udf(input_columns=[...])."
         )
-    needed, queue = {column}, list(new.input_columns or ())
+    needed, queue = {column}, list(columns)
     while queue:
         name = queue.pop()
         if name in earlier and name not in needed:
             needed.add(name)
-            queue += earlier[name].inputs
+            queue += earlier[name].columns
     return (*(one for name, one in earlier.items() if name in needed), replace(then, udf=new))
 
 

@@ -67,7 +67,13 @@ class OutputColumn:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """The inputs of the UDF: columns, or fields of structs, as `chunk.text`."""
         return (self.udf.input_columns or ()) if self.udf else ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns in which the inputs are; Lance allows no dot in the name of a column."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.inputs))
 
     def describe(self) -> str:
         if self.udf is not None:
@@ -304,7 +310,7 @@ def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]
     earlier: set[str] = set()
     for column in columns:
         if column.udf is not None:
-            found[column.name] = tuple(name for name in column.inputs if name not in earlier)
+            found[column.name] = tuple(name for name in column.columns if name not in earlier)
         earlier.add(column.name)
     return found
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import field_at
 from airflow_geneva.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
@@ -73,14 +74,14 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
         else:
             udf, inputs = _split(name, spec)
             column = source.resolve_udf(name, udf, inputs, fields, names[position:])
-            if udf.is_batch_api and (fed := sorted(udfs.keys() & set(column.inputs))):
+            if udf.is_batch_api and (fed := sorted(udfs.keys() & set(column.columns))):
                 raise InvalidInput(
                     f"Column {name!r}: UDF {udf.name!r} is a batch API, and takes {fed}, which other UDFs compute; "
                     "these would compute it again while the service works. Make a view with these, and a view of it "
                     "with the batch API, or a computed column."
                 )
             made = pa.field(name, udf.data_type)
-            read = {given for given in column.inputs if given not in fields}
+            read = {given for given in column.columns if given not in fields}
             udfs[name] = udf
         columns.append(column)
         fields[name] = made
@@ -169,7 +170,12 @@ class _Source:
         if definition.input_columns is None:
             definition = replace(definition, input_columns=tuple(self.visible))
         given = definition.input_columns or ()
-        available = ChainMap(earlier, self.fields)
+        columns = ChainMap(earlier, self.fields)
+        available = ChainMap({}, *columns.maps)
+        for path in given:
+            root, *names = path.split(".")
+            if names and root in columns and (found := field_at(columns[root], names)) is not None:
+                available[path] = found
         missing = [column for column in given if column not in available]
         if missing:
             advice = f"Map its inputs: ({udf.name}, [...])."

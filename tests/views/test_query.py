@@ -92,6 +92,35 @@ def test_columns_feed_one_another_in_their_order(table: Table) -> None:
     ]
 
 
+def test_a_field_of_a_struct_is_an_input(table: Table) -> None:
+    @udf(data_type=pa.struct([("n", pa.int64()), ("in", pa.struct([("word", pa.string())]))]), version="1")
+    def parts(x: int) -> dict[str, Any] | None:
+        return None if x == 3 else {"n": x, "in": {"word": "w" * x}}
+
+    wanted = {"lang": (samples.length, ["meta.lang"]), "both": (parts, ["x"])}
+
+    @udf(data_type=pa.int64(), version="1")
+    def letters(word: str | None) -> int | None:
+        return None if word is None else len(word)
+
+    later = {"word": (letters, ["both.in.word"]), "n": (samples.double, ["both.n"])}
+    query = table.query().select({**wanted, **later})
+    found = query.to_arrow()
+    assert found["lang"].to_pylist() == [2] * 10
+    assert found["word"].to_pylist() == [0, None, *(3 * i for i in range(2, 10))]
+    assert found["n"].to_pylist() == [0, None, *(6 * i for i in range(2, 10))]
+    view = query.create_materialized_view(name="lengths")
+    view.refresh(runner="inline")
+    assert view.to_arrow().select(["lang", "word"]).equals(found.select(["lang", "word"]))
+    table.lance.update({"meta": "named_struct('lang', 'deu')"}, where="id = 1")
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert sorted(view.to_arrow()["lang"].to_pylist()) == [2] * 9 + [3]
+    with pytest.raises(InvalidInput, match=r"there is no column \['meta\.nope'\]"):
+        table.query().select({"n": (samples.length, ["meta.nope"])}).output_schema()
+    with pytest.raises(InvalidInput, match=r"Type mismatch for column 'meta\.lang'"):
+        table.query().select({"n": (samples.double, ["meta.lang"])}).output_schema()
+
+
 def test_once_a_column_fails_no_other_is_computed(table: Table) -> None:
     ran: list[int] = []
 
