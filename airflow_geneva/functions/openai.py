@@ -2,149 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import os
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.functions.made import check_whole, filled, library, make
+from airflow_geneva.functions.made import check_whole, filled, make
 from airflow_geneva.functions.schema import check_answer, json_schema, misfit
-from airflow_geneva.limits.calls import must_pay, retry_after
-from airflow_geneva.limits.rate_limit import RateLimited, check_limit, report
-from airflow_geneva.udf import UDF, Retry
+from airflow_geneva.functions.service import RETRIES, Service
+from airflow_geneva.limits.rate_limit import check_limit, report
+from airflow_geneva.udf import UDF
 
 _PER = 1e6
 _MOST_KEPT = 4_096
 _BYTES_PER_TOKEN = 3.0
 """Of UTF-8. Few languages and no code have fewer; English has four or five."""
-_PASSING = (ConnectionError, TimeoutError, RateLimited)
-_RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
-
-_CHECK_URL = "Check OPENAI_BASE_URL, in Airflow the host of the connection: most end in /v1."
-_SET_KEY = "Set OPENAI_API_KEY, in Airflow the password of the connection, to a key that may use the model."
-_PAY = "The account may use no more until it is paid for, or its budget is raised."
-_NO_MODEL = f"Check the model's name. {_CHECK_URL}"
-_REFUSALS: Mapping[int, tuple[type[Exception], str]] = {
-    401: (PermissionError, _SET_KEY),
-    403: (PermissionError, _SET_KEY),
-    404: (LookupError, _NO_MODEL),
-    **dict.fromkeys((400, 413, 422), (ValueError, "")),
-}
 
 
-def _settings() -> tuple[str, str]:
-    """Return the key and the URL that hold now; refuse those that cannot work."""
-    key, url = (os.environ.get(name, "") for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
-    if not key:
-        raise InvalidInput(
-            "There is no OPENAI_API_KEY where this function runs. In Airflow, name a connection: "
-            "openai_conn_id='openai_default'. Elsewhere set it, and OPENAI_BASE_URL for another service than "
-            "OpenAI; a service without keys takes any text."
-        )
-    if url and not url.startswith(("https://", "http://")):
-        raise InvalidInput(
-            f"OPENAI_BASE_URL={url!r} begins with neither https:// nor http://. In Airflow it is the host of the "
-            "connection, scheme included."
-        )
-    return key, url
-
-
-@dataclass(eq=False)
-class _Client:
-    """A client with the settings that it was made with, and the number of calls that use it now."""
-
-    settings: tuple[str, str]
-    api: Any
-    calls: int = 0
-
-
-def _refusal(kind: type[Exception], message: str, status: int) -> Exception:
-    """Return an error with the status that tells policies and advice what it is about; its message says the rest."""
-    error: Any = kind(message)
-    error.status_code = status
-    return error  # type: ignore[no-any-return]
-
-
-class _Service:
-    """A client of the endpoint, one for each event loop: its connections belong to that.
-
-    It does not try again: `limit` hears of a 429, and `on_error` of the rest. Nor does it end a request before the
-    `timeout` of the function does.
-    """
-
-    model: str
-    timeout: float | None = None
-    reports_cost: bool
-
-    def __init__(self) -> None:
-        self.openai = library("openai", "airflow-geneva[openai]")
-        _settings()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Any]:
-        """Yield the client for one call; the last call of a client that another one replaced closes it.
-
-        A client that is left to the garbage collector loses its sockets before its connections leave the event loop:
-        they then take new connections out of it that got the same file descriptors, whose calls never end.
-        """
-        loop, settings = asyncio.get_running_loop(), _settings()
-        before = self._clients.get(loop)
-        if before is None or before.settings != settings:  # a user may correct them
-            self._clients[loop] = _Client(settings, self.openai.AsyncOpenAI(max_retries=0, timeout=self.timeout))
-        used = self._clients[loop]
-        used.calls += 1
-        try:
-            if before is not None and before is not used and not before.calls:
-                await before.api.close()
-            yield used.api
-        finally:
-            used.calls -= 1
-            if not used.calls and used is not self._clients[loop]:
-                await used.api.close()
-
-    @asynccontextmanager
-    async def asking(self) -> AsyncIterator[Any]:
-        """Yield the client, and raise errors that policies can name, and that say what was asked of which service.
-
-        `ConnectionError` may pass, `RateLimited` is a 429, `ValueError` is about the input, others about the settings.
-        """
-        async with self.client() as client:
-            with self._explained(f"The model {self.model!r} at {client.base_url}"):
-                yield client
-
-    @contextmanager
-    def _explained(self, asked: str) -> Iterator[None]:
-        try:
-            yield
-        except self.openai.RateLimitError as error:
-            if must_pay(error):
-                raise _refusal(PermissionError, f"{asked} refused: {error.message:.1000} {_PAY}", 402) from None
-            raise RateLimited(str(error), retry_after=retry_after(error)) from error
-        except (self.openai.APIConnectionError, self.openai.InternalServerError) as error:
-            cause = f" ({error.__cause__})" if error.__cause__ else ""
-            raise ConnectionError(f"{asked} gave no answer: {error}{cause}") from error
-        except self.openai.APIStatusError as error:
-            if error.status_code not in _REFUSALS:
-                raise
-            kind, remedy = _REFUSALS[error.status_code]
-            refused = f"{asked} refused: {error.message:.1000} {remedy}".rstrip()
-            raise _refusal(kind, refused, error.status_code) from None
-        except AttributeError as error:
-            raise LookupError(f"{asked} gave an answer that is not of OpenAI's API: {error}. {_CHECK_URL}") from error
-
-
-class _Embeddings(_Service):
+class _Embeddings(Service):
     """Embed texts, many in a request. What an answer holds is kept, and the rest is asked again."""
 
     name = "embeddings"
@@ -263,7 +144,7 @@ def tokens_used(body: bytearray) -> float:
     raise AttributeError(f"{bytes(body[:100])!r} has no data")
 
 
-class _Chat(_Service):
+class _Chat(Service):
     """Ask a model about a text."""
 
     name = "chat"
@@ -354,7 +235,7 @@ def embeddings(
     if not isinstance(price_per_million_tokens, (int, float)) or price_per_million_tokens < 0:
         raise InvalidInput(f"price_per_million_tokens={price_per_million_tokens!r}: give a number of at least 0.")
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
-    chosen = {"batch_size": batch_size, **_RETRIES, "timeout": 60.0, "deterministic": True, **settings}
+    chosen = {"batch_size": batch_size, **RETRIES, "timeout": 60.0, "deterministic": True, **settings}
     chosen.setdefault("dedup", chosen["deterministic"])
     limit = check_limit(settings.get("limit"))
     request = {
@@ -433,7 +314,7 @@ def _make_chat(
     prices: object,
     **more: Any,
 ) -> UDF:
-    chosen = {**_RETRIES, "timeout": 300.0, **settings}
+    chosen = {**RETRIES, "timeout": 300.0, **settings}
     more |= {"prices": (paid := _prices(prices)), "timeout": chosen["timeout"], "reports_cost": any(paid)}
     return make(base, data_type, given, chosen, **more)
 
