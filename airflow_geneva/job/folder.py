@@ -68,6 +68,11 @@ class JobFolder:
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
 
+    @property
+    def alone(self) -> bool:
+        """Whether `written_by_this_process` keeps its documents."""
+        return self.storage.root in _OWN
+
     @contextmanager
     def written_by_this_process(self) -> Iterator[None]:
         """Say that the job is new, and that no other process writes its documents until the end of the body.
@@ -102,10 +107,17 @@ class JobFolder:
         self._write(name, document, waited_for=False)
 
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
-        """Write the job's record, before any other document of the job; and again with the fingerprint of its plan."""
-        if plan is None and self.storage.root not in _OWN:
+        """Write the job's record, with the fingerprint of its plan if there is something to compute."""
+        if plan is None and not self.alone:
             self.storage.delete(HEARTBEAT)  # of an earlier try
-        self._write(RECORD, {"started": time.time(), **record, "id": self.job_id, "plan": plan})
+        self._write(RECORD, self._record(record, plan))
+
+    def keep_record(self, record: Mapping[str, Any]) -> None:
+        """Keep the record of a job that is `alone` until it ends."""
+        _OWN[self.storage.root].documents[RECORD] = self._record(record, None)
+
+    def _record(self, record: Mapping[str, Any], plan: str | None) -> dict[str, Any]:
+        return {"started": time.time(), **record, "id": self.job_id, "plan": plan}
 
     def update_record(self, **parts: Any) -> None:
         """Change parts of the record, unless it is gone."""

@@ -6,6 +6,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from airflow_geneva.checkpoint.packs import from_bytes, to_bytes
@@ -106,9 +107,10 @@ class SavedPlan:
         return SwapPlan.load(_checked(job, self.swap["file"], self.swap["sha256"]))
 
 
-def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
-    """Write a plan into its job's folder; `run` gives equal plans of two runs different fingerprints."""
-    entries = [{**_save_part(job, shard.dump()), **_sizes(shard)} for shard in plan.shards]
+def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, bytes]]:
+    """Return a plan's header and its documents by name; `run` gives equal plans of two runs different fingerprints."""
+    documents: dict[str, bytes] = {}
+    entries = [{**_part(documents, shard.dump()), **_sizes(shard)} for shard in plan.shards]
     header = {
         "format": _FORMAT,
         "run": run,
@@ -119,11 +121,18 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
         "notes": list(plan.notes),
     }
     if plan.swap is not None:
-        header["swap"] = _save_part(job, plan.swap.dump())
+        header["swap"] = _part(documents, plan.swap.dump())
     data = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     fingerprint = sha256(data)
-    job.write_bytes(plan_name(fingerprint), data)
-    return _saved(fingerprint, header)
+    documents[plan_name(fingerprint)] = data
+    return _saved(fingerprint, json.loads(data)), documents
+
+
+def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
+    """Write a plan into its job's folder."""
+    saved, documents = plan_documents(plan, run)
+    job.side_by_side(*(partial(job.write_bytes, name, data) for name, data in documents.items()))
+    return saved
 
 
 def _sizes(shard: Shard) -> dict[str, int]:
@@ -138,11 +147,11 @@ def _sizes(shard: Shard) -> dict[str, int]:
     }
 
 
-def _save_part(job: Storage, data: bytes) -> dict[str, Any]:
-    """Write a shard or the swap of a plan."""
+def _part(documents: dict[str, bytes], data: bytes) -> dict[str, Any]:
+    """Add a shard or the swap of a plan to its documents."""
     digest = sha256(data)
     name = f"part-{digest[:16]}.json"
-    job.write_bytes(name, data)
+    documents[name] = data
     return {"file": name, "sha256": digest}
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from airflow_geneva.apply.advice import may_pass
@@ -19,7 +20,7 @@ from airflow_geneva.job.result import PENDING
 from airflow_geneva.lance_io.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
-from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
+from airflow_geneva.plan.saved_plan import SavedPlan, plan_documents
 from airflow_geneva.run.choice import RunnerChoice
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -68,15 +69,26 @@ def record_plan(
         "reasons": plan.reasons,
         **(about or {}),
     }
-    folder.write_record(record)
-    fault_point("plan.recorded")
-    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
-    with reporting_remade(work.tables, location.options), alive:
+    saved, documents = plan_documents(plan, run)
+
+    def write_record() -> None:
+        folder.write_record(record, saved.fingerprint if plan.shards else None)
+        fault_point("plan.recorded")
+
+    def learn() -> None:
         if isinstance(work, BackfillSpec):
             append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
-        saved = save_plan(plan, folder.storage, run)
-        if plan.shards:
-            folder.write_record(record, saved.fingerprint)
+
+    if folder.alone and not plan.shards and plan.swap is None:
+        # There is nothing to do: the record is written with the end of the job.
+        folder.keep_record(record)
+        learn()
+        return saved
+    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
+    with reporting_remade(work.tables, location.options), alive:
+        # The record names a plan whose documents may come after it; whoever misses one says that it is gone.
+        writes = (partial(folder.storage.write_bytes, name, data) for name, data in documents.items())
+        folder.storage.side_by_side(write_record, learn, *writes)
     fault_point("plan.saved")
     _log_reused_checkpoints(plan)
     return saved

@@ -31,7 +31,7 @@ def proxy(endpoint: str) -> Iterator[SlowProxy]:
 
 @pytest.mark.parametrize(
     ("kind", "first", "nothing", "one_row"),
-    [("column", (90, 58), (11, 10), (62, 53)), ("view", (100, 75), (19, 17), (90, 73))],
+    [("column", (90, 55), (8, 7), (62, 50)), ("view", (98, 68), (16, 14), (90, 68))],
 )
 def test_a_run_makes_no_more_requests_than_it_did(
     bucket: Bucket,
