@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_geneva.display import counted
-from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.progress import ProgressReporter, rows_per_second
 from airflow_geneva.job.shard_status import STARTING, ShardStatus
 from airflow_geneva.job.time_left import estimate_time_left
 
@@ -55,23 +55,14 @@ class Meter:
             parts.append(f"{self.rows_done:,} of {counted(self.rows, 'row')}")
             if failed := sum(progress.rows_failed for progress in told):
                 parts.append(f"{failed:,} failed")
-        speed = told[-1].rows_per_second if told else 0.0
-        if self.stage == "apply" and speed:
+        samples = told[-1].samples if told else ()  # of the shard at work; the others begin where it ends
+        if self.stage == "apply" and (speed := rows_per_second(samples)):
             parts.append(f"{speed:,.0f} rows/s")
         if self.stage in _SHARD_STAGES and self.rows:
-            left = told[-1].seconds_left if told else None
-            if left is not None and speed:  # of the shard at work; the others begin where it ends
-                left += max(self.rows - self.rows_done - told[-1].rows + told[-1].rows_done, 0) / speed
+            done: dict[str, Any] = {"rows_checkpointed": self.rows_done, "rows_computed": self.rows_done}
             whole = ShardStatus(
-                0,
-                _SHARD_STAGES[self.stage],
-                self.rows,
-                rows_checkpointed=self.rows_done,
-                rows_computed=self.rows_done,
-                rows_per_second=speed,
-                seconds_left=left,
-                since=self._since,
-            )
+                0, _SHARD_STAGES[self.stage], self.rows, samples=samples, since=self._since, **done
+            )  # fmt: skip
             parts.append(str(estimate_time_left([whole], self.expected, self.stage == "spark", time.time())))
         return ", ".join(parts)
 

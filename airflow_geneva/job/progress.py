@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.trend import rest_of, seconds_per_row
+from airflow_geneva.job.counts import Counts
+from airflow_geneva.job.folder import APPLYING
 from airflow_geneva.limits.rate_limit import Usage
 
 logger = logging.getLogger("airflow_geneva.progress")
@@ -26,80 +27,61 @@ _FIRST_PAUSE = 1.0
 
 
 class Sample(NamedTuple):
-    """How many rows were done when; `slot_seconds` is the time of all Spark tasks together, or the same."""
+    """How many rows were done when."""
 
     seconds: float
     rows: int
-    slot_seconds: float
+
+
+def rows_per_second(samples: Sequence[tuple[float, int]]) -> float:
+    """Return the speed over the newer half of the rows; 0 while only the first rows are there.
+
+    How long the first rows took does not count, because they may have waited for a model.
+    """
+    timed = [sample for sample in samples if sample[1]]
+    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
+        return 0.0
+    import numpy as np  # the dag processor imports this module
+
+    seconds, rows = np.array(timed, dtype=float).T
+    middle = (rows[0] + rows[-1]) / 2
+    return float((rows[-1] - middle) / max(seconds[-1] - np.interp(middle, rows, seconds), 1e-9))
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The progress of one shard: `ready` is staged, and `held` was in checkpoints when the shard was planned.
-
-    Rows on which the UDF failed are `done`, and neither ready nor committed.
+class Progress(Counts):
+    """The progress of one shard, of `rows` that must run: `ready` fragments are staged, and `committed` ones visible.
 
     Args:
-        rows_ahead: rows that the Spark task slot with most still has before it; None: all rows are in one line.
         samples: how many rows were done when, up to the newest.
     """
 
     rows: int
-    rows_done: int
     fragments: int
-    ready: int
-    committed: int
-    seconds: float
-    rows_held: int = 0
-    rows_ready: int = 0
-    rows_committed: int = 0
-    rows_failed: int = 0
+    ready: int = 0
+    committed: int = 0
+    seconds: float = 0.0
     versions: tuple[int, ...] = ()
-    rows_ahead: int | None = None
     samples: tuple[Sample, ...] = ()
 
     @property
-    def rows_checkpointed(self) -> int:
-        """Rows that are computed and kept, except what running tasks computed since their last checkpoint."""
-        return max(self.rows_held + self.rows_done - self.rows_failed, self.rows_ready, self.rows_committed)
-
-    @property
-    def _timed(self) -> list[Sample]:
-        """The samples from the first rows on, each with more rows than the one before."""
-        timed: list[Sample] = []
-        for sample in self.samples:
-            if sample.rows > (timed[-1].rows if timed else 0):
-                timed.append(sample)
-        return timed
+    def rows_done(self) -> int:
+        """Rows that were computed or failed."""
+        return self.rows_computed + self.rows_failed
 
     @property
     def rows_per_second(self) -> float:
-        """The speed since the first rows were there, because they may have waited for a model; 0 until more are."""
-        timed = self._timed
-        seconds = timed[-1].seconds - timed[0].seconds if timed else 0.0
-        return (timed[-1].rows - timed[0].rows) / seconds if seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate, or None while there is nothing to go by."""
-        if self.ready >= self.fragments:
-            return 0.0
-        timed, left = self._timed, max(self.rows - self.rows_done, 0)
-        each = seconds_per_row([(sample.slot_seconds, sample.rows) for sample in timed], left)
-        if each is None:
-            return None
-        ahead = left if self.rows_ahead is None else self.rows_ahead
-        return rest_of(ahead * each, max(self.seconds - timed[-1].seconds, 0.0))
+        return rows_per_second(self.samples)
 
     def __str__(self) -> str:
-        left = self.seconds_left
+        speed, left = self.rows_per_second, max(self.rows - self.rows_done, 0)
         share = 100 * self.rows_done / self.rows if self.rows else 100.0
         failed = f"{self.rows_failed:,} of them failed, " if self.rows_failed else ""
+        known = speed or self.ready >= self.fragments
         return (
             f"{self.rows_done:,} of {counted(self.rows, 'row')} computed ({share:.0f} %), {failed}{self.ready} of "
-            f"{counted(self.fragments, 'fragment')} ready ({counted(self.rows_ready, 'row')}), "
-            f"{self.rows_per_second:,.0f} rows/s, "
-            + (f"about {left:,.0f} s left" if left is not None else "time left not known yet")
+            f"{counted(self.fragments, 'fragment')} ready ({counted(self.rows_ready, 'row')}), {speed:,.0f} rows/s, "
+            + (f"about {left / (speed or 1.0):,.0f} s left" if known else "time left not known yet")
         )
 
 
@@ -125,8 +107,6 @@ class ProgressReporter:
     rows_committed: int = 0
     rows_failed: int = 0
     versions: tuple[int, ...] = ()
-    rows_ahead: int | None = None
-    slot_seconds: float | None = None
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
     usage: Callable[[], Usage] = Usage
@@ -141,10 +121,23 @@ class ProgressReporter:
     _sample_pause: float = 1.0
 
     def now(self) -> Progress:
-        own = {part.name for part in fields(Progress)} - {"seconds", "samples"}
-        counts = {name: getattr(self, name) for name in own}
-        counts["rows_failed"] = max(self.rows_failed, self.failed())
-        return Progress(seconds=time.monotonic() - self._began, samples=tuple(self._samples), **counts)
+        failed = max(self.rows_failed, self.failed())
+        computed = max(self.rows_done - failed, 0)
+        return Progress(
+            rows=self.rows,
+            fragments=self.fragments,
+            ready=self.ready,
+            committed=self.committed,
+            seconds=time.monotonic() - self._began,
+            versions=self.versions,
+            samples=tuple(self._samples),
+            # What running tasks computed since their last checkpoint is counted before it is there.
+            rows_checkpointed=max(self.rows_held + computed, self.rows_ready, self.rows_committed),
+            rows_ready=self.rows_ready,
+            rows_committed=self.rows_committed,
+            rows_computed=computed,
+            rows_failed=failed,
+        )
 
     def add_rows(self, rows: int) -> None:
         self.rows_done += rows
@@ -188,18 +181,14 @@ class ProgressReporter:
 
     def document(self) -> dict[str, Any]:
         self._sample(time.monotonic() - self._began)
-        progress = self.now()
-        shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
-        kept = {"at": time.time(), "skipped": self.skipped(), "rows_per_second": progress.rows_per_second}
-        if not self.has_executor:
-            kept[NO_EXECUTOR] = True
-        kept["usage"] = asdict(self.used_before + self.usage())
-        return {**asdict(progress), **kept, **shown}
+        kept = {"at": time.time(), "skipped": self.skipped(), "usage": asdict(self.used_before + self.usage())}
+        kept |= {} if self.has_executor else {NO_EXECUTOR: True}
+        kept |= {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
+        return {**asdict(self.now()), **kept}
 
     def _sample(self, seconds: float) -> bool:
         """Keep how many rows are done, in at most 60 samples over all of the time; whether they are the first."""
-        samples, slot_seconds = self._samples, seconds if self.slot_seconds is None else self.slot_seconds
-        sample = Sample(round(seconds, 2), self.rows_done, round(slot_seconds, 2))
+        samples, sample = self._samples, Sample(round(seconds, 2), self.rows_done)
         if not samples:
             samples.append(sample)
             return self.rows_done > 0
@@ -215,8 +204,17 @@ class ProgressReporter:
         return first
 
 
+def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
+    """Return what calls of each shard reported that they used, in all its tries, by the documents of its status."""
+    return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
+
+
 def read_progress(document: Mapping[str, Any]) -> Progress:
     """Parse a progress document, also of an older version of this package; KeyError, TypeError if it is none."""
     known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
-    samples = (Sample(*(sample if len(sample) > 2 else (*sample, sample[0]))) for sample in document.get("samples", ()))
-    return Progress(**{**known, "versions": tuple(document.get("versions", ())), "samples": tuple(samples)})
+    if "rows_done" in document:  # written by an older version
+        known["rows_computed"] = computed = max(document["rows_done"] - document.get("rows_failed", 0), 0)
+        kept = document.get("rows_held", 0) + computed
+        known["rows_checkpointed"] = max(kept, known.get("rows_ready", 0), known.get("rows_committed", 0))
+    samples = tuple(Sample(*sample[:2]) for sample in document.get("samples", ()))
+    return Progress(**{**known, "versions": tuple(document.get("versions", ())), "samples": samples})

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_geneva.display import Described, Listed, counted, duration
+from airflow_geneva.job.counts import Counts, Outcome
 from airflow_geneva.job.folder import JobFolder, shard_name
-from airflow_geneva.job.shard_status import usage_of
+from airflow_geneva.job.progress import usage_of
 from airflow_geneva.limits.rate_limit import Usage
 
 CARRIED = "carried"
@@ -76,8 +77,8 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class ShardResult:
-    """The result of committing one shard; fields are as in :class:`BackfillResult`.
+class ShardResult(Outcome):
+    """The result of committing one shard.
 
     Args:
         rows_taken: rows among the reused ones whose value another UDF version computed.
@@ -88,10 +89,6 @@ class ShardResult:
 
     shard: int
     fingerprint: str
-    rows_computed: int = 0
-    rows_reused: int = 0
-    rows_failed: int = 0
-    rows_left: int = 0
     rows_taken: int = 0
     rows_deleted: int = 0
     fragments: int = 0
@@ -99,6 +96,10 @@ class ShardResult:
     left_reasons: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
     visible: bool = True
+
+    @property
+    def shown(self) -> bool:
+        return self.visible
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -140,19 +141,12 @@ def carried_counts(folder: JobFolder, record: Mapping[str, Any]) -> dict[str, An
 
 
 @dataclass(frozen=True, repr=False)
-class BackfillResult(Listed):
-    """The result of a backfill or refresh.
+class BackfillResult(Listed, Outcome):
+    """The result of a backfill or refresh, with :class:`~airflow_geneva.job.counts.Counts` of its rows.
 
     Args:
         job_id: the job.
         state: DONE, PARTIAL (rows were left: other writers changed them meanwhile, or the job reached a cap) or FAILED.
-        rows_run: rows that functions were called on in this job, whether or not their values became visible. A row
-            counts once for each call, also in tries that failed, but for the last seconds before a kill.
-        rows_computed: rows that this job computed and that are visible now.
-        rows_reused: rows that earlier, unfinished jobs computed and this job made visible.
-        rows_skipped: rows with nothing to do.
-        rows_failed: due rows on which the UDF failed.
-        rows_left: due rows that were not made visible, and did not fail.
         version: the newest table version that the job knows.
         from_version: the planned version.
         commits: table versions that this job wrote.
@@ -164,15 +158,12 @@ class BackfillResult(Listed):
         rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
         rows_cached: rows that took the value that another task or job had computed for equal inputs.
         rows_raced: rows that were called although another task called equal inputs at the same time.
+        rows_run: rows that functions were called on in this job, whether or not their values became visible. A row
+            counts once for each call, also in tries that failed, but for the last seconds before a kill.
     """
 
     job_id: str
     state: str
-    rows_computed: int = 0
-    rows_reused: int = 0
-    rows_skipped: int = 0
-    rows_failed: int = 0
-    rows_left: int = 0
     version: int = 0
     from_version: int = 0
     commits: tuple[int, ...] = ()
@@ -194,13 +185,13 @@ class BackfillResult(Listed):
     def with_carried(self, record: Mapping[str, Any]) -> BackfillResult:
         """Add what earlier plans of the job committed; rows that failed then were due again, and are counted."""
         carried = [ShardResult.from_json(document) for document in record.get(CARRIED, ())]
-        computed, reused = sum(one.rows_computed for one in carried), sum(one.rows_reused for one in carried)
+        before = sum(carried, Counts())
         return replace(
             self,
+            rows_computed=self.rows_computed + before.rows_computed,
+            rows_reused=self.rows_reused + before.rows_reused,
             rows_run=self.rows_run + int(record.get(ROWS_RUN, 0)),
-            rows_computed=self.rows_computed + computed,
-            rows_reused=self.rows_reused + reused,
-            rows_skipped=max(self.rows_skipped - computed - reused, 0),
+            rows_skipped=max(self.rows_skipped - before.rows_visible, 0),
             commits=tuple(sorted({*self.commits, *(version for one in carried for version in one.versions)})),
         )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from airflow_geneva.display import counted
+from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.folder import (
     APPLIED,
     APPLYING,
@@ -18,7 +19,8 @@ from airflow_geneva.job.folder import (
     plan_name,
     shard_name,
 )
-from airflow_geneva.job.progress import NO_EXECUTOR, read_progress
+from airflow_geneva.job.progress import NO_EXECUTOR, read_progress, rows_per_second
+from airflow_geneva.job.result import ShardResult
 from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.storage.files import in_threads
 
@@ -26,14 +28,15 @@ _READERS = 16
 
 WAITING, STARTING, FAILED, LEFT = "waiting", "starting", "failed", "left"
 QUEUED = "waiting for an executor"
+AT_WORK = (STARTING, QUEUED, "applying")
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
-class ShardStatus:
-    """One shard of a job at one time; committed rows count as ready, and ready rows as checkpointed.
+class ShardStatus(Counts):
+    """One shard of a job at one time; failed rows are exact once it is committed, and reused ones known.
 
     Args:
         index: its position in the plan.
@@ -42,17 +45,9 @@ class ShardStatus:
             also ``verified``; ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was
             done.
         rows: due rows.
-        rows_checkpointed: due rows that are computed and checkpointed, without those that failed.
-        rows_ready: those of them in a finished data file.
-        rows_committed: those of them that are visible in the table.
-        rows_failed: due rows on which the UDF failed; exact once the shard is committed.
-        fragments, fragments_ready, fragments_committed: the same in fragments.
-        rows_computed: rows that the UDF computed in this job.
-        rows_reused: rows that other jobs computed; known once the shard is committed.
+        fragments, fragments_ready, fragments_committed: how many there are, are in finished files, and are visible.
         versions: table versions written.
         seconds: time spent, by stage.
-        rows_per_second: speed of the UDF while it runs, else 0.
-        seconds_left: estimated seconds left in the current stage, or None.
         error: why the last try failed, until a new try begins; None for a try that was killed.
         since: seconds since the epoch when its last try began; None if it is not known.
         seen: the same of its newest progress.
@@ -67,19 +62,11 @@ class ShardStatus:
     index: int
     stage: str
     rows: int
-    rows_checkpointed: int = 0
-    rows_ready: int = 0
-    rows_committed: int = 0
     fragments: int = 0
     fragments_ready: int = 0
     fragments_committed: int = 0
-    rows_computed: int = 0
-    rows_reused: int = 0
-    rows_failed: int = 0
     versions: tuple[int, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
-    rows_per_second: float = 0.0
-    seconds_left: float | None = None
     error: str | None = None
     spark_ui: str | None = None
     since: float | None = None
@@ -91,11 +78,29 @@ class ShardStatus:
     last: bool = False
 
     @property
+    def rows_to_compute(self) -> int:
+        return max(self.rows - self.rows_checkpointed - self.rows_failed, 0)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Speed of the UDF while it runs, else 0."""
+        return rows_per_second(self.samples) if self.stage == "applying" else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until all of it is computed, or None."""
+        speed = self.rows_per_second
+        return self.rows_to_compute / speed if speed else None
+
+    @property
     def applied_per_second(self) -> float:
         """Speed with which all of it was computed; 0 if it is not, or nothing had to be."""
         spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
         rows = self.rows_computed + self.rows_failed
-        return rows / spent if spent > 0 and self.stage not in (WAITING, STARTING, QUEUED, "applying") else 0.0
+        return rows / spent if spent > 0 and self.stage not in (WAITING, *AT_WORK) else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
 
     def __str__(self) -> str:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
@@ -110,22 +115,13 @@ class ShardStatus:
 
     def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
         """Return the shard after its job has ended or died; the swap of a view makes all shards visible at once."""
-        ended = replace(self, rows_per_second=0.0, seconds_left=None)
-        if not swapped:
-            worked_on = self.stage in (STARTING, QUEUED, "applying", "committing")
-            if worked_on or self.stage == WAITING:
-                return replace(ended, stage=FAILED if worked_on and failed else LEFT)
-            return ended
-        return replace(
-            ended,
-            stage="committed",
-            rows_checkpointed=self.rows - self.rows_failed,
-            rows_ready=self.rows - self.rows_failed,
-            rows_committed=self.rows - self.rows_failed,
-            fragments_ready=self.fragments,
-            fragments_committed=self.fragments,
-            error=None,
-        )
+        if swapped:
+            rows, fragments = self.rows - self.rows_failed, self.fragments
+            shown = replace(self, rows_checkpointed=rows, rows_ready=rows, rows_committed=rows, rows_left=0, error=None)
+            return replace(shown, stage="committed", fragments_ready=fragments, fragments_committed=fragments)
+        if self.stage == WAITING or self.stage in (*AT_WORK, "committing"):
+            return replace(self, stage=FAILED if failed and self.stage != WAITING else LEFT)
+        return self
 
     @property
     def reason(self) -> str:
@@ -154,12 +150,7 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStat
     found = in_parallel(
         lambda item: _read_shard(folder, fingerprint, item[0], item[1], names), sizes, folder.storage.local
     )
-    return tuple(found)
-
-
-def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
-    """Return what calls of each shard reported that they used, in all its tries, by the documents of its status."""
-    return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
+    return tuple(replace(one, rows_left=max(one.rows - one.rows_committed - one.rows_failed, 0)) for one in found)
 
 
 def computed_rows_of(applied: Mapping[str, Any]) -> int:
@@ -208,8 +199,7 @@ def _read_shard(
     if committed:
         return _committed(status, committed)
     if failure := found.get(FAILURE):
-        last = bool(failure.get("last"))
-        return replace(status, stage=FAILED, error=failure["error"], last=last, rows_per_second=0.0, seconds_left=None)
+        return replace(status, stage=FAILED, error=failure["error"], last=bool(failure.get("last")))
     return status
 
 
@@ -228,45 +218,39 @@ def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardSt
         return status
     since = float(document["at"])
     if status.stage == WAITING or (status.stage in (QUEUED, "applying") and (status.seen or 0.0) < since):
-        return replace(status, stage=STARTING, since=since, rows_per_second=0.0, seconds_left=None)
+        return replace(status, stage=STARTING, since=since)
     if status.stage == "applying" and status.seen is not None:
         spent = tuple((name, status.seen - since if name == "apply" else value) for name, value in status.seconds)
         first = next((at for at, rows in status.samples if rows), status.seen - dict(status.seconds)["apply"])
-        begun = max(first - since, 0.0)
-        return replace(status, since=since, seconds=spent, start_seconds=begun)
+        return replace(status, since=since, seconds=spent, start_seconds=max(first - since, 0.0))
     return replace(status, since=since)
 
 
 def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     progress = read_progress(document)
     # Fragments that were staged when the shard was planned are not applied again.
-    rows_ready = status.rows_ready + progress.rows_ready
-    done = rows_ready + progress.rows_failed >= status.rows
-    stage = QUEUED if document.get(NO_EXECUTOR) else "applied" if done else "applying"
+    staged = status.rows_ready
+    counts = progress + Counts(rows_checkpointed=staged, rows_ready=staged)
+    done = counts.rows_ready + counts.rows_failed >= status.rows
     address = str(document.get("spark_ui") or "")
     began = float(document.get("at", 0.0)) - progress.seconds
     return replace(
         status,
-        stage=stage,
-        rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
-        rows_ready=rows_ready,
+        **counts.counts(),
+        stage=QUEUED if document.get(NO_EXECUTOR) else "applied" if done else "applying",
         fragments_ready=status.fragments_ready + progress.ready,
-        rows_computed=max(progress.rows_done - progress.rows_failed, 0),
-        rows_failed=progress.rows_failed,
         seconds=(("apply", round(progress.seconds, 3)),),
-        rows_per_second=0.0 if done else progress.rows_per_second,
-        seconds_left=None if done else progress.seconds_left,
         seen=float(document["at"]) if "at" in document else None,
         usage=Usage.from_json(document.get("usage")),
         # A page makes a link of it.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
-        samples=tuple((round(began + sample.seconds, 1), int(sample.rows)) for sample in progress.samples),
+        samples=tuple((round(began + sample.seconds, 2), int(sample.rows)) for sample in progress.samples),
     )
 
 
 def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     if document.get("stopped"):  # at a cap: what is computed is kept, and committed as far as it goes
-        return replace(status, stage="applied", rows_per_second=0.0, seconds_left=None)
+        return replace(status, stage="applied")
     failed = int(document.get("rows_failed", 0))
     return replace(
         status,
@@ -278,8 +262,6 @@ def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_computed=max(status.rows_computed, computed_rows_of(document)),
         seconds=(("apply", float(document.get("seconds", 0.0))),),
         start_seconds=document.get("start_seconds"),
-        rows_per_second=0.0,
-        seconds_left=None,
     )
 
 
@@ -287,38 +269,27 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
     progress = read_progress(document)
     return replace(
         status,
+        **(status | replace(progress, rows_computed=0)).counts(),
         stage="committing",
-        rows_checkpointed=max(status.rows_checkpointed, progress.rows_checkpointed),
-        rows_ready=progress.rows_ready,
-        rows_committed=progress.rows_committed,
-        rows_failed=max(status.rows_failed, progress.rows_failed),
         fragments_ready=progress.ready,
         fragments_committed=progress.committed,
         versions=progress.versions,
         seconds=_with_commit(status.seconds, progress.seconds),
-        rows_per_second=0.0,
-        seconds_left=None,
     )
 
 
 def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
-    visible = int(document["rows_computed"]) + int(document["rows_reused"])
-    whole = not document["rows_left"]
-    shown = document.get("visible", True)
+    result = ShardResult.from_json(document)
+    # Rows that were deleted after planning no longer count; what could not be committed stays ready.
+    kept = Counts(rows_checkpointed=status.rows_checkpointed, rows_ready=status.rows_ready)
     return replace(
         status,
-        stage="committed" if shown else "verified",
-        # Rows that were deleted after planning no longer count.
-        rows_checkpointed=visible if whole else max(status.rows_checkpointed, visible),
-        rows_ready=visible if whole else max(status.rows_ready, visible),
-        rows_committed=visible if shown else 0,
-        fragments_ready=max(status.fragments_ready, int(document["fragments"])),
-        fragments_committed=int(document["fragments"]) if shown else 0,
-        rows_computed=int(document["rows_computed"]),
-        rows_reused=int(document["rows_reused"]),
-        rows_failed=int(document["rows_failed"]),
-        versions=tuple(document["versions"]),
-        seconds=_with_commit(status.seconds, float(document.get("seconds", 0.0))),
+        **(result | kept if result.rows_left else result).counts(),
+        stage="committed" if result.visible else "verified",
+        fragments_ready=max(status.fragments_ready, result.fragments),
+        fragments_committed=result.fragments if result.visible else 0,
+        versions=result.versions,
+        seconds=_with_commit(status.seconds, result.seconds),
     )
 
 

@@ -10,10 +10,21 @@ from typing import Any
 
 from airflow_geneva.display import Listed, counted, duration, format_time
 from airflow_geneva.errors import DamagedRecord
+from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, ROWS_RUN, RUNNING, Checked, in_order
+from airflow_geneva.job.result import (
+    DONE,
+    FAILED,
+    PARTIAL,
+    PENDING,
+    ROWS_RUN,
+    RUNNING,
+    BackfillResult,
+    Checked,
+    in_order,
+)
 from airflow_geneva.job.shard_status import FAILED as FAILED_SHARD
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
@@ -41,8 +52,8 @@ class AirflowRun:
 
 
 @dataclass(frozen=True, repr=False)
-class Job(Listed):
-    """The status of a job when its record was read.
+class Job(Listed, Counts):
+    """The status of a job when its record was read, with :class:`~airflow_geneva.job.counts.Counts` of its rows.
 
     Args:
         id: the job id.
@@ -62,14 +73,7 @@ class Job(Listed):
         rows_total: live rows of the table, or of the source, when it was planned.
         rows_pending: rows that were due then.
         rows_run: rows that functions were called on; a row counts once for each call.
-        rows_computed: rows that the UDF computed; after the end, those that are visible.
-        rows_reused: rows that other jobs computed and this job made visible.
-        rows_skipped: rows with nothing to do.
-        rows_failed: due rows on which the UDF failed.
-        rows_left: due rows that are neither visible nor failed.
         reasons: number of rows by the reason why they were due or not, when the job was planned.
-        rows_checkpointed, rows_ready, rows_committed: due rows that are checkpointed; those of them that are in
-            finished data files; those of them that are visible in the table. Rows that failed are none of these.
         shard_count: number of shards.
         shards: status of each shard; for a DONE job only on request.
         seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session. That of a task
@@ -83,7 +87,7 @@ class Job(Listed):
         usage: what calls of a service reported that they used.
         unindexed_rows: rows that an index over what changed did not cover at the end, at most.
         time_left: how long it will still take; None once it has ended, or is dead.
-        runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None for jobs of before.
+        runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
     """
 
     id: str
@@ -91,11 +95,14 @@ class Job(Listed):
     table: str
     column: str | None
     view: str | None
+    source: str | None
     udf: str
     udf_version: str
     where: str | None
     version: int
     read_version: int | None
+    runner: str | None
+    runner_reason: str | None
     state: str
     dead: bool
     started: float
@@ -104,14 +111,8 @@ class Job(Listed):
     stage: str | None
     rows_total: int = 0
     rows_pending: int = 0
-    rows_computed: int = 0
-    rows_reused: int = 0
-    rows_skipped: int = 0
-    rows_failed: int = 0
-    rows_left: int = 0
-    rows_checkpointed: int = 0
-    rows_ready: int = 0
-    rows_committed: int = 0
+    rows_run: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
     shard_count: int = 0
     shards: tuple[ShardStatus, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -122,13 +123,8 @@ class Job(Listed):
     notes: tuple[str, ...] = ()
     checked: tuple[Checked, ...] = ()
     unindexed_rows: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    source: str | None = None
-    runner: str | None = None
-    runner_reason: str | None = None
     time_left: TimeLeft | None = None
     usage: Usage = field(default_factory=Usage)
-    rows_run: int = 0
 
     @property
     def open(self) -> bool:
@@ -166,8 +162,7 @@ class Job(Listed):
     @property
     def share_reused(self) -> float:
         """Fraction of the visible rows that earlier jobs computed; 0 if there are no rows."""
-        visible = self.rows_computed + self.rows_reused
-        return self.rows_reused / visible if visible else 0.0
+        return self.rows_reused / self.rows_visible if self.rows_visible else 0.0
 
     @property
     def took(self) -> float:
@@ -186,7 +181,8 @@ class Job(Listed):
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        speed = {"rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
+        speed: dict[str, Any] = {"rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
+        speed["shards"] = tuple(shard.to_json() for shard in self.shards)
         return {**asdict(self), "open": self.open, "share_reused": round(self.share_reused, 4), **speed}
 
     def __str__(self) -> str:
@@ -313,26 +309,22 @@ def _job(
     state = _state(record, heartbeat, shards) if ended is None else ended["state"]
     if state not in (PENDING, RUNNING, DONE, PARTIAL, FAILED):
         raise ValueError(f"unknown state {state!r}")
-    asked = _text(record.get(APPROVAL)) if state == PENDING else None
+    asked = record.get(APPROVAL) if state == PENDING else None
     # A heartbeat from far in the future does not count either: a clock was wrong.
     dead = ended is None and abs(now - last_seen) > heartbeat_timeout(heartbeat, run is not None, asked is not None)
     if dead:
         shards = tuple(shard.at_rest(failed=False) for shard in shards)
-    total, pending = (int(record.get(name, 0)) for name in ("rows_total", "rows_pending"))
+    pending = int(record.get("rows_pending", 0))
+    total = int(record.get("rows_total", 0))
+    named: dict[str, Any] = {name: record.get(name) for name in _AS_RECORDED}
+    run_by = None if run is None else AirflowRun(run["dag_id"], run["run_id"], run["task_id"], run["try"])
     job = Job(
+        **named,
         id=job_id,
-        kind=str(record["kind"]),
-        table=str(record["table"]),
-        column=_text(record.get("column")),
-        view=_text(record.get("view")),
-        source=_text(record.get("source")),
-        runner=_text(chosen.get("runner")),
-        runner_reason=_text(chosen.get("runner_reason")),
-        udf=str(record.get("udf", "")),
-        udf_version=str(record.get("udf_version", "")),
-        where=_text(record.get("where")),
-        version=int(record["version"]),
-        read_version=record.get("read_version"),
+        udf=record.get("udf", ""),
+        udf_version=record.get("udf_version", ""),
+        runner=chosen.get("runner"),
+        runner_reason=chosen.get("runner_reason"),
         state=state,
         dead=dead,
         started=check_time(record["started"]),
@@ -345,9 +337,7 @@ def _job(
         shard_count=int(record.get("shards", 0)),
         shards=shards,
         reasons=dict(record.get("reasons", {})),
-        airflow=run
-        if run is None
-        else AirflowRun(str(run["dag_id"]), str(run["run_id"]), str(run["task_id"]), int(run["try"])),
+        airflow=run_by,
     )
     job = _with_shards(job, int(record.get(ROWS_RUN, 0)))
     if job.open:
@@ -360,10 +350,7 @@ def _job(
     return job if ended is None else _with_result(job, ended)
 
 
-def _text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise TypeError(f"{value!r} is not a text")
+_AS_RECORDED = ("kind", "table", "column", "view", "source", "where", "version", "read_version")
 
 
 def _resumed(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:
@@ -387,19 +374,13 @@ def _with_shards(job: Job, run_before: int) -> Job:
     for shard in job.shards:
         for stage, spent in shard.seconds:
             seconds[stage] = round(seconds.get(stage, 0.0) + spent, 3)
-    committed = sum(shard.rows_committed for shard in job.shards)
-    failed = sum(shard.rows_failed for shard in job.shards)
+    counts = sum(job.shards, Counts())
     used = sum((shard.usage for shard in job.shards), Usage())
+    left = max(job.rows_pending - counts.rows_committed - counts.rows_failed, 0)
     return replace(
         job,
+        **replace(counts, rows_skipped=job.rows_skipped, rows_left=left).counts(),
         rows_run=run_before + used.rows,
-        rows_computed=sum(shard.rows_computed for shard in job.shards),
-        rows_reused=sum(shard.rows_reused for shard in job.shards),
-        rows_failed=failed,
-        rows_left=max(job.rows_pending - committed - failed, 0),
-        rows_checkpointed=sum(shard.rows_checkpointed for shard in job.shards),
-        rows_ready=sum(shard.rows_ready for shard in job.shards),
-        rows_committed=committed,
         usage=used.reported,
         seconds=in_order(seconds),
         commits=tuple(sorted({version for shard in job.shards for version in shard.versions})),
@@ -407,25 +388,18 @@ def _with_shards(job: Job, run_before: int) -> Job:
 
 
 def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
-    result = ended["result"]
-    committed = int(result["rows_computed"]) + int(result["rows_reused"])
+    found = BackfillResult.from_json(ended["result"])
+    kept = Counts(rows_checkpointed=job.rows_checkpointed, rows_ready=job.rows_ready)
     return replace(
         job,
-        rows_run=int(result.get("rows_run", result["rows_computed"])),
-        rows_computed=int(result["rows_computed"]),
-        rows_reused=int(result["rows_reused"]),
-        rows_skipped=int(result["rows_skipped"]),
-        rows_failed=int(result["rows_failed"]),
-        rows_left=int(result["rows_left"]),
-        rows_checkpointed=max(job.rows_checkpointed, committed),
-        rows_ready=max(job.rows_ready, committed),
-        rows_committed=committed,
-        seconds=in_order(result["seconds"]),
-        commits=tuple(result["commits"]),
+        **(found | kept).counts(),
+        rows_run=found.rows_run,
+        seconds=in_order(found.seconds),
+        commits=found.commits,
         error=ended.get("error"),
         errors=int(ended.get("errors", 0)),
-        notes=tuple(result["notes"]),
-        checked=tuple(map(Checked.from_json, result.get("checked", ()))),
-        usage=Usage.from_json(result.get("usage")),
-        unindexed_rows=int(result.get("unindexed_rows", 0)),
+        notes=found.notes,
+        checked=found.checked,
+        usage=found.usage,
+        unindexed_rows=found.unindexed_rows,
     )

@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter, Verification
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.folder import APPLIED, COMMITTING, JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
@@ -257,18 +258,15 @@ class ColumnPublisher:
         work, saved = self.work, self.saved
         there = {result.shard: result for result in committed}
         results = [there.get(index) or self._begun(index) for index in range(len(saved.shards))]
-        left = sum(result.rows_left for result in results)
+        counts = sum(results, Counts())
+        skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
         capped = (work.cap_note,) if work.rows_beyond else ()
         commits = tuple(find_commits(self.location.open(), work.version, [work.job_id]))
         return BackfillResult(
             job_id=work.job_id,
-            state=PARTIAL if left or work.rows_beyond else DONE,
-            rows_computed=sum(result.rows_computed for result in results),
-            rows_reused=sum(result.rows_reused for result in results),
-            rows_skipped=saved.rows_skipped + sum(result.rows_deleted for result in results),
-            rows_failed=sum(result.rows_failed for result in results),
-            rows_left=left + work.rows_beyond,
+            state=PARTIAL if counts.rows_left or work.rows_beyond else DONE,
+            **(counts + Counts(rows_skipped=skipped, rows_left=work.rows_beyond)).counts(),
             version=max(commits, default=work.version),
             from_version=work.version,
             commits=commits,
@@ -280,10 +278,9 @@ class ColumnPublisher:
         status = JobFolder.of(self.location.checkpoints, self.work.job_id).read_shard(self.saved.fingerprint, shard)
         visible = int((status.get(COMMITTING) or {}).get("rows_committed", 0))
         computed = min(visible, computed_rows_of(status.get(APPLIED) or {}))
-        rows = int(self.saved.shards[shard]["rows"])
-        return ShardResult(
-            shard, self.saved.fingerprint, computed, visible - computed, rows_left=max(rows - visible, 0)
-        )
+        left = max(int(self.saved.shards[shard]["rows"]) - visible, 0)
+        reused, plan = visible - computed, self.saved.fingerprint
+        return ShardResult(shard, plan, rows_computed=computed, rows_reused=reused, rows_left=left)
 
 
 def _before_others_moved_rows(dataset: lance.LanceDataset, work: BackfillSpec, commits: Sequence[int]) -> int:

@@ -11,8 +11,7 @@ from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.apply.skipped_rows import skipped_before
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import measured
-from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
-from airflow_geneva.job.shard_status import usage_of
+from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter, usage_of
 from airflow_geneva.lance_io.task_memory import return_large_buffers
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec

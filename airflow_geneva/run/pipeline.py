@@ -21,8 +21,8 @@ from airflow_geneva.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import Stopwatch, measured
+from airflow_geneva.job.progress import usage_of
 from airflow_geneva.job.result import FAILED, BackfillResult, Checked, ShardResult
-from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf, nextafter
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from airflow_geneva import errors
 from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.errors import GenevaError, UdfError
-from airflow_geneva.job.progress import ProgressReporter
-from airflow_geneva.job.trend import rows_of_longest_line
+from airflow_geneva.job.counts import Counts
+from airflow_geneva.job.progress import ProgressReporter, read_progress
 from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.caps import CapReached, Caps
@@ -114,6 +114,7 @@ class ProgressCollector:
     """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows.
 
     Args:
+        tasks: how many the stage has.
         has_executor: whether something could compute a task.
     """
 
@@ -123,7 +124,7 @@ class ProgressCollector:
     count: SkipCount
     caps: Caps
     done_before: int
-    sizes: Sequence[int]
+    tasks: int
     has_executor: Callable[[], bool]
     failure: GenevaError | CapReached | None = None
     allowances: Allowances = field(default_factory=Allowances)
@@ -135,9 +136,8 @@ class ProgressCollector:
         if time.monotonic() < self._next and not now:
             return
         self._next = time.monotonic() + report_seconds(self.caps.work)
-        rows = ready = rows_ready = failed = seconds = 0
+        ready, seconds, counts = 0, 0.0, Counts()
         skipped: Counter[int] = Counter()
-        begun: dict[int, int] = {}
         spent: dict[int, float] = {}
         running: list[int] = []
         progress, slots, usage = self.task_spec.progress, self.task_spec.slots, self.task_spec.used
@@ -145,14 +145,11 @@ class ProgressCollector:
             document = progress.read_document(name) if name.startswith(TASK) else None
             if document is None:
                 continue
-            rows += document["rows_done"]
-            whole = document["ready"] >= document["fragments"]
+            found = read_progress(document)
             task = int(name[len(TASK) :].partition(".")[0])
-            begun[task] = 0 if whole else document["rows"] - document["rows_done"]
-            seconds += document["seconds"]
-            ready += document["ready"]
-            rows_ready += document["rows_ready"]
-            failed += document["rows_failed"]
+            counts += found
+            seconds += found.seconds
+            ready += found.ready
             used = Usage.from_json(document.get("usage"))
             spent[task], usage = used.paid, usage + used
             if not document.get(ENDED):
@@ -161,23 +158,20 @@ class ProgressCollector:
             if failure := document.get(FAILURE):
                 kind, message = failure
                 self._stop(getattr(errors, kind, GenevaError)(message))
+        rows = counts.rows_computed + counts.rows_failed
         self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
         self.reporter.ready = max(self.reporter.ready, ready)
-        self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
-        self.reporter.rows_failed = max(self.reporter.rows_failed, failed)
-        self.reporter.slot_seconds = max(self.reporter.slot_seconds or 0.0, seconds)
-        waiting = [size for task, size in enumerate(self.sizes) if task not in begun]
-        busy = max(slots, sum(left > 0 for left in begun.values()))
-        self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, busy)
+        self.reporter.rows_ready = max(self.reporter.rows_ready, counts.rows_ready)
+        self.reporter.rows_failed = max(self.reporter.rows_failed, counts.rows_failed)
         self.reporter.usage = lambda: usage
-        self._look_for_executor(bool(begun))
+        self._look_for_executor(bool(spent))
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
         try:
             self.count.check(skipped)
             if not now:
                 self.caps.see(rows, seconds, usage.paid)
-                self._allow(spent, running, min(slots, len(running) + len(waiting)), usage.paid)
+                self._allow(spent, running, min(slots, len(running) + max(self.tasks - len(spent), 0)), usage.paid)
         except (UdfError, CapReached) as stop:
             self._stop(stop)
 

@@ -8,7 +8,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -107,13 +107,12 @@ def apply_on_spark(
     rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
-    sizes = [sum(unit.rows for unit in group) for group in groups]
     earlier = list[UnitReport]()
     while True:
         # Each round has a folder of its own: what its tasks used adds up with what was used before.
         attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
         task_spec = replace(task_spec, attempt=attempt, used=reporter.usage())
-        reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, sizes)
+        reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, len(groups))
         if not (waiting := sum(reports, UnitReport(True)).waiting):
             break
         # The tasks look at all units again, and find what is staged.
@@ -121,7 +120,9 @@ def apply_on_spark(
         reporter.keep()
         wait(waiting)
     reports += earlier
-    reports += _run_stage(session, _GroupRunner(task_spec, 1, len(groups)), len(rest), reporter, limits, caps, sizes)
+    reports += _run_stage(
+        session, _GroupRunner(task_spec, 1, len(groups)), len(rest), reporter, limits, caps, len(groups)
+    )
     reporter.rows_done = sum(report.speed.rows for report in reports)
     reporter.rows_failed = sum(report.failed for report in reports)
     reporter.ready = sum(report.staged for report in reports) - len(earlier)
@@ -171,9 +172,9 @@ def _run_stage(
     reporter: ProgressReporter,
     limits: Policy,
     caps: Caps,
-    sizes: Sequence[int],
+    computing: int,
 ) -> list[UnitReport]:
-    """Run so many groups of units as one Spark job, and report progress; `sizes` are the rows of the first stage's."""
+    """Run so many groups of units as one Spark job, and report progress; `computing` of the shard's compute rows."""
     if not groups:
         return []
     from pyspark.sql.functions import udf
@@ -200,7 +201,7 @@ def _run_stage(
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
     asked = partial(_has_executor, session)
-    watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, sizes, asked)
+    watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, computing, asked)
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_geneva.job import progress
-from airflow_geneva.job.progress import ProgressReporter, Sample
+from airflow_geneva.job.progress import ProgressReporter, Sample, rows_per_second
 
 
 class Clock:
@@ -57,7 +57,7 @@ def test_a_shard_of_days_says_it_every_ten_minutes(clock: Clock) -> None:
 
 def test_the_file_is_written_every_few_seconds_all_the_time(clock: Clock) -> None:
     written: list[int] = []
-    reporter = ProgressReporter(3_600, 1, lambda progress: written.append(progress["rows_done"]), _began=clock.now)
+    reporter = ProgressReporter(3_600, 1, lambda progress: written.append(progress["rows_computed"]), _began=clock.now)
     run(clock, reporter, 3_600)
     before = written[-1]
     assert run(clock, reporter, 5) == []
@@ -76,11 +76,11 @@ def test_a_few_samples_over_all_of_the_time_are_kept(clock: Clock) -> None:
     reporter = ProgressReporter(30_000, 1, lambda progress: written.append(progress["samples"]), _began=clock.now)
     reporter.keep()
     run(clock, reporter, 30_000)
-    assert written[0] == ((0.0, 0, 0.0),)
+    assert written[0] == ((0.0, 0),)
     assert max(map(len, written)) <= 60
     samples = written[-1]
     assert len(samples) > 25
-    assert all(sample.rows == sample.seconds == sample.slot_seconds for sample in samples)
+    assert all(sample.rows == sample.seconds for sample in samples)
     assert samples[-1].rows > 29_990
     pauses = [later[0] - earlier[0] for earlier, later in pairwise(samples)]
     assert max(pauses) < 30_000 / 15
@@ -88,3 +88,17 @@ def test_a_few_samples_over_all_of_the_time_are_kept(clock: Clock) -> None:
 
 def test_what_others_are_told_may_stay_as_frequent(clock: Clock) -> None:
     assert len(run(clock, ProgressReporter(1_000, 1, every=2.0, longest=2.0, _began=clock.now), 1_000)) == 500
+
+
+@pytest.mark.parametrize("every", [1, 7, 20, 90])
+@pytest.mark.parametrize("waited", [0, 40])
+def test_an_even_speed_is_that_whatever_is_sampled_and_whatever_was_waited_for(every: int, waited: float) -> None:
+    assert rows_per_second([(waited + row / 10, row) for row in range(0, 500, every)]) == pytest.approx(10)
+
+
+def test_the_speed_is_that_of_the_newer_half_of_the_rows() -> None:
+    assert rows_per_second([(0, 0), (4, 10)]) == 0.0  # the first rows may have waited for a model
+    slower = [(row / 10, row) for row in range(1, 101)] + [(10 + row / 5, 100 + row) for row in range(1, 201)]
+    assert rows_per_second(slower) == pytest.approx(5)
+    stalled = [(row / 10 + 60 * (row > 40), row) for row in range(1, 201)]
+    assert rows_per_second(stalled) == pytest.approx(10)

@@ -299,7 +299,12 @@ def test_progress_is_kept_in_a_file_and_ends_with_the_truth(spark: object, tmp_p
     result = table.backfill("y", runner="spark")
     [status] = Path(table.uri, "_checkpoints", "jobs", result.job_id).glob("status-*-0000.json")
     progress = json.loads(status.read_text())["applying"]
-    assert (progress["rows"], progress["rows_done"], progress["ready"], progress["fragments"]) == (2_000, 2_000, 4, 4)
+    assert (progress["rows"], progress["rows_computed"], progress["ready"], progress["fragments"]) == (
+        2_000,
+        2_000,
+        4,
+        4,
+    )
 
 
 def test_udf_of_a_module_is_used_as_it_is_in_the_table(spark: object, tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def jobs() -> Any:
     listed = found.jobs(newest=None)
     short = [[job.id, job.state, job.dead, job.target] for job in listed]
     whole = [found.job(job.id).to_json() for job in listed]
-    # Jobs of then do not say where they were computed, nothing of Spark's UI, and not when a task began.
+    # Jobs of then do not say where they were computed, nothing of Spark's UI, and neither when a task began nor what is
+    # left.
     for shard in (shard for job in whole for shard in job["shards"]):
         seen = shard.pop("seen")
         assert seen is None or seen > 0
@@ -133,6 +134,8 @@ def jobs() -> Any:
         assert shard.pop("samples") == ()
         assert shard.pop("rows_submitted") == 0
         assert shard.pop("last") is False
+        assert shard.pop("rows_skipped") == 0
+        assert 0 <= shard.pop("rows_left") <= shard["rows"]
     assert [job.pop("time_left") for job in whole] == [None] * len(whole)
     assert [job.pop("checked") for job in whole] == [()] * len(whole)
     assert [job.pop("unindexed_rows") for job in whole] == [0] * len(whole)
