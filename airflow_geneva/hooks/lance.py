@@ -95,8 +95,8 @@ class LanceHook(BaseHook):
         """
         try:
             self._connection = await self.aget_connection(self.lance_conn_id)
-        except AirflowNotFoundException as error:
-            raise self._missing() from error
+        except AirflowNotFoundException:
+            raise self._missing() from None
         # Fill both cached properties.
         _ = self._host, self.storage_options
         return self
@@ -123,8 +123,8 @@ class LanceHook(BaseHook):
     def _connection(self) -> Connection:
         try:
             return self.get_connection(self.lance_conn_id)
-        except AirflowNotFoundException as error:
-            raise self._missing() from error
+        except AirflowNotFoundException:
+            raise self._missing() from None
 
     @cached_property
     def _host(self) -> str:

@@ -28,9 +28,9 @@ def openai_connection(openai_conn_id: str | None) -> Iterator[None]:
         return
     try:
         found = BaseHook.get_connection(openai_conn_id)
-    except AirflowNotFoundException as error:
+    except AirflowNotFoundException:
         remedy = 'Define it: {"conn_type": "openai", "password": "the key", "host": "https://api.openai.com/v1"}.'
-        raise missing_connection(openai_conn_id, remedy) from error
+        raise missing_connection(openai_conn_id, remedy) from None
     given = {"OPENAI_API_KEY": found.password or "none", "OPENAI_BASE_URL": found.host or ""}
     mask_secret(given["OPENAI_API_KEY"])
     before = {name: os.environ.pop(name, None) for name in given}

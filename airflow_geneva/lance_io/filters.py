@@ -103,16 +103,15 @@ def where_columns(where: str | None, columns: list[str]) -> list[str]:
 def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
     if where is None:
         return
-
-    def invalid(error: BaseException) -> InvalidInput:
-        return InvalidInput(
+    try:
+        with engine_errors():
+            dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
+            dataset.scanner(columns={"selected": f"({where})"}, with_row_id=True, limit=1).to_table()
+    except EngineError as error:
+        raise InvalidInput(
             f"The filter {where!r} is not valid for columns {', '.join(dataset.schema.names)}: "
             f"{explain_sql_error(dataset, where, error)} Write a condition as after WHERE in SQL."
-        )
-
-    with engine_errors(invalid):
-        dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
-        dataset.scanner(columns={"selected": f"({where})"}, with_row_id=True, limit=1).to_table()
+        ) from None
 
 
 def explain_sql_error(dataset: lance.LanceDataset, sql: str, error: BaseException) -> str:

@@ -270,8 +270,8 @@ class ApplyOperator(SparkSubmitOperator):
     def _connection(self, conn_id: str) -> Connection:
         try:
             return BaseHook.get_connection(conn_id)
-        except AirflowNotFoundException as error:
-            raise missing_connection(conn_id, HOW_TO_CONNECT) from error
+        except AirflowNotFoundException:
+            raise missing_connection(conn_id, HOW_TO_CONNECT) from None
 
     def _check_connection(self) -> Mapping[str, Any]:
         """Return the resolved Spark connection; reject one that cannot be read, for which Airflow would use `yarn`."""

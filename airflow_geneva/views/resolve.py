@@ -151,12 +151,12 @@ class _Source:
                 raise InvalidInput(
                     f"Column {name!r} is not in table {self.table!r}, which has: {listed}. Select one of these, or "
                     f'give an expression: select({{"{name}": "..."}}).'
-                ) from error
+                ) from None
             raise InvalidInput(
                 f"The expression {sql!r} of column {name!r} is not valid for table {self.table!r} with the columns "
                 f"{listed}: {explain_sql_error(self.dataset, sql, error)} Write it as after SELECT in SQL, over "
                 "columns of the table, without aggregates."
-            ) from error
+            ) from None
         if is_blob(found):
             raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")
         if pa.types.is_null(found.type):

@@ -191,6 +191,7 @@ def test_a_mistake_in_a_filter_is_told_without_what_is_the_engines_own(table: Ta
     with pytest.raises(InvalidInput) as caught:
         check_where(table.lance, where)
     assert said in str(caught.value)
+    assert caught.value.__suppress_context__, "pylance's error would be a second traceback"
 
 
 @pytest.mark.parametrize(
