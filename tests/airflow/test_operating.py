@@ -367,7 +367,7 @@ class Watch:
             self.leaks += [
                 f"{name} of {line}"
                 for name, value in environment.items()
-                if SECRET in value and name not in (CREDENTIALS, "TOKEN")
+                if SECRET in value and name not in (CREDENTIALS, "SERVICE_KEY")
             ]
 
 

@@ -62,7 +62,9 @@ def test_a_store_that_is_away_in_each_task_costs_no_try(
         run = Driver.trigger(make_dag(far_desk, default_args={"retries": 0})).go()
     assert proxy.watched == 0
     assert_no_try_was_spent(run, far_desk)
-    said = [line.partition(" ")[2][:13] for line in lines]
+    # A thread of the test before may still wait for its own bucket.
+    (bucket, _, _) = far_desk.database.uri.rpartition("/")
+    said = [line.partition(" ")[2][:13] for line in lines if line.startswith(f"{bucket} ")]
     assert said == ["does not answ", "answers again"] * (len(said) // 2)
     assert said
 

