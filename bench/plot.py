@@ -11,8 +11,13 @@ _LIGHT = ("#4051b5", "#c62828", "#2e7d32", "#a15c00", "#6a1b9a")
 _DARK = ("#8c9eff", "#ef9a9a", "#a5d6a7", "#ffcc80", "#ce93d8")
 
 
-def plot_lines(title: str, across: str, up: str, lines: Mapping[str, Sequence[float]]) -> str:
-    """Draw at most five lines of equally many positive values; ``across`` and ``up`` name the axes."""
+def plot_lines(
+    title: str, across: str, up: str, lines: Mapping[str, Sequence[float]], places: Sequence[float] = ()
+) -> str:
+    """Draw at most five lines of equally many positive values; ``across`` and ``up`` name the axes.
+
+    Values stand at the given places from zero, which are written below the axis, or one after another.
+    """
     count = max(len(values) for values in lines.values())
     top = max(max(values) for values in lines.values())
     step = 10 ** math.floor(math.log10(top)) / (1 if top >= 4 * 10 ** math.floor(math.log10(top)) else 2)
@@ -20,11 +25,13 @@ def plot_lines(title: str, across: str, up: str, lines: Mapping[str, Sequence[fl
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def x(at: int) -> float:
-        return round(_LEFT + width * at / max(count - 1, 1), 1)
+        share = places[at] / max(places) if places else at / max(count - 1, 1)
+        return round(_LEFT + width * share, 1)
 
     def y(value: float) -> float:
         return round(_TOP + height * (1 - value / highest), 1)
 
+    axes = f"{across}; {up}" if places else f"{across}, 1 to {count}; {up}"
     marks = [step * i for i in range(round(highest / step) + 1)]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="t">',
@@ -33,7 +40,8 @@ def plot_lines(title: str, across: str, up: str, lines: Mapping[str, Sequence[fl
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="4" class="page"/>',
         *(f'<path d="M{_LEFT} {y(mark)}H{_LEFT + width}" class="grid"/>' for mark in marks),
         *(f'<text x="{_LEFT - 6}" y="{y(mark) + 4}" class="up">{mark:g}</text>' for mark in marks),
-        f'<text x="{_LEFT}" y="{_HEIGHT - 10}">{escape(across)}, 1 to {count}; {escape(up)}</text>',
+        *(f'<text x="{x(at)}" y="{_HEIGHT - 20}" class="across">{place:g}</text>' for at, place in enumerate(places)),
+        f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{escape(axes)}</text>',
     ]
     # Names stand at the ends of their lines, at least a line of text apart.
     below = float("-inf")
@@ -56,5 +64,12 @@ def _style(lines: int) -> str:
         ]
 
     light, dark = colors(_LIGHT, "#fff", "#222", "#ddd"), colors(_DARK, "#1e2129", "#e2e4e9", "#3a3f4b")
-    styles = [*light, ".up { text-anchor: end }", "@media (prefers-color-scheme: dark) {", *dark, "}"]
+    styles = [
+        *light,
+        ".up { text-anchor: end }",
+        ".across { text-anchor: middle }",
+        "@media (prefers-color-scheme: dark) {",
+        *dark,
+        "}",
+    ]
     return "\n".join(["<style>", *styles, "</style>"])

@@ -20,6 +20,7 @@ from bench.estimate import ON_SPARK
 from bench.plot import plot_lines
 
 HOURLY_PLOT = "images/hourly.svg"
+FAR_PLOT = "images/far.svg"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -35,7 +36,7 @@ def joined(sections: Mapping[str, str]) -> str:
 
 
 def write(page: Path, results: Mapping[str, Any]) -> None:
-    """Replace the sections of a page, between its markers, that a run measured, and draw its plot."""
+    """Replace the sections of a page, between its markers, that a run measured, and draw its plots."""
     before, _, rest = page.read_text().partition(BEGIN)
     inside, found, after = rest.partition(END)
     if not found:
@@ -47,6 +48,8 @@ def write(page: Path, results: Mapping[str, Any]) -> None:
     if results.get("hourly"):
         drawn = plot_lines("Hourly runs: seconds from trigger to end", "hour", "seconds", results["hourly"]["seconds"])
         (page.parent / HOURLY_PLOT).write_text(drawn)
+    if results.get("far"):
+        (page.parent / FAR_PLOT).write_text(_far_plot(results["far"]))
 
 
 def _machine() -> str:
@@ -232,6 +235,38 @@ def _hourly(run: Mapping[str, Any]) -> str:
     return f"{about}\n\n{_table(head, rows)}\n\n{large}\n\n![Seconds of each hour's runs]({HOURLY_PLOT})"
 
 
+def _far(found: Mapping[str, Any]) -> str:
+    first, *others = found["at"]
+    head = ("run", f"{first['ms']} ms: s", "requests", "depth", *(f"{at['ms']} ms: s" for at in others))
+    rows = [
+        (
+            name,
+            f"{run['seconds']:.1f}",
+            f"{run['requests']:,}",
+            f"{run['depth']:,}",
+            *(f"{at['runs'][name]['seconds']:.1f}" for at in others),
+        )
+        for name, run in first["runs"].items()
+    ]
+    busy = ", ".join(f"{100 * at['busy']:.0f} % at {at['ms']} ms" for at in found["at"])
+    about = (
+        "An S3 server on this machine, behind a proxy that delays each request. *Depth* is the number of requests that "
+        f"had to wait for another one. {found['fragments']} fragments of {found['rows']:,} rows, `x * 2`, one process, "
+        f"inline; pylance alone has eight threads. Images: {found['image_fragments']} fragments of {found['images']} "
+        "images of 20 KB, and a function that takes 4 ms an image. It ran for this part of the time between its first "
+        f"call and its last: {busy}."
+    )
+    return f"{about}\n\n{_table(head, rows)}\n\n![Seconds of a run by the latency of the store]({FAR_PLOT})"
+
+
+def _far_plot(found: Mapping[str, Any]) -> str:
+    sides = sorted(found["at"], key=lambda at: at["ms"])
+    names = ("pylance alone", "column, first", "view, first", "column, one new row", "column, nothing to do")
+    lines = {name: [at["runs"][name]["seconds"] for at in sides] for name in names}
+    title = "Seconds of a run by the latency of the store"
+    return plot_lines(title, "latency in ms", "seconds", lines, [at["ms"] for at in sides])
+
+
 def _time_left(found: Mapping[str, Any]) -> str:
     head = ("run", "took, s", "said at half time, s", "was left, s", "error")
     rows, near = [], 0
@@ -392,6 +427,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("aging", "Growing old", _aged),
     ("view", "Refreshing a view", _all_viewed),
     ("peer", "Beside LanceDB", _beside),
+    ("far", "Far from the data", _far),
     ("hourly", "An hourly DAG run", _hourly),
     ("time_left", "The time left, at half time", _time_left),
     ("estimate", "The cost that a plan states", _estimate),

@@ -15,6 +15,7 @@ from bench.__main__ import OTHERS, BenchmarkRun, main
 from bench.cases import CASES, Case, open_table
 from bench.measure import MEASUREMENTS
 from bench.planning import FIRST_ROWS, ROWS
+from tests.support.s3_server import WEED
 
 
 @pytest.mark.parametrize("name", sorted({case.udf.name: case.name for case in CASES.values()}.values()))
@@ -68,6 +69,10 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert {job["by"] for job in results["estimate"]} == {"history", "sample"}
     assert [run["calls"] for run in results["async"]] == [50]
     assert {(job["job"], job["calls"]) for job in results["paid_once"]["jobs"]} == {("first", 120), ("later", 0)}
+    if WEED.exists():
+        first, nothing = (results["far"]["at"][0]["runs"][f"column, {run}"] for run in ("first", "nothing to do"))
+        assert 0 < nothing["depth"] <= nothing["requests"] < first["requests"]
+        assert 0 < results["far"]["at"][0]["busy"] <= 1
     indexed = results["indexes"]
     assert (indexed["unindexed"], indexed["segments"]) == (0, 8)
     assert indexed["recall"] >= indexed["rebuilt"] - 0.01
@@ -119,6 +124,24 @@ def test_the_measured_sections_are_replaced_and_hours_are_drawn(tmp_path: Path) 
     drawn = ElementTree.parse(tmp_path / report.HOURLY_PLOT).getroot()
     lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
     assert [len(points.split()) for points in lines] == [3, 3]
+
+
+def test_seconds_are_drawn_over_the_latency(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{report.BEGIN}\n\n{report.END}\n")
+    (tmp_path / "images").mkdir()
+    names = ("pylance alone", "column, first", "view, first", "column, one new row", "column, nothing to do")
+    runs = {ms: {name: {"seconds": ms / 10, "requests": 127, "depth": 19} for name in names} for ms in (50, 25, 100)}
+    at = [{"ms": ms, "runs": found, "busy": 0.68} for ms, found in runs.items()]
+    report.write(page, {"far": {"at": at, "fragments": 40, "rows": 1000, "image_fragments": 20, "images": 250}})
+    text = page.read_text()
+    assert "| run | 50 ms: s | requests | depth | 25 ms: s | 100 ms: s |" in text
+    assert "| column, first | 5.0 | 127 | 19 | 2.5 | 10.0 |" in text
+    assert "68 % at 50 ms" in text
+    drawn = ElementTree.parse(tmp_path / report.FAR_PLOT).getroot()
+    lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    across = [[float(point.partition(",")[0]) for point in points.split()] for points in lines]
+    assert across == [[162.5, 285.0, 530.0]] * 5
 
 
 def _small_rows() -> list[tuple[str, int]]:

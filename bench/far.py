@@ -1,0 +1,125 @@
+"""Runs on an object store whose requests take long, beside pylance alone: their requests, their depth and seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva import connect, udf
+from airflow_geneva.database import Database
+from bench import floor, udfs
+from bench.cases import TABLE
+from tests.support.latency import SlowProxy
+from tests.support.object_store import Bucket, options_of, running_server
+
+_ROWS = 1_000
+_IMAGE_BYTES = 20_000
+_SECONDS_AN_IMAGE = 0.004
+_THREADS = 8
+
+_calls: list[tuple[float, float]] = []
+
+
+@udf(data_type=pa.int64(), version="1")
+def size_of_image(image: bytes) -> int:
+    began = time.perf_counter()
+    time.sleep(_SECONDS_AN_IMAGE)
+    _calls.append((began, time.perf_counter()))
+    return len(image)
+
+
+def measure(folder: str, latencies: Sequence[int], fragments: int, image_fragments: int, images: int) -> dict[str, Any]:
+    """Run the same jobs at each latency, once; return for each the seconds, requests and depth by run.
+
+    Args:
+        latencies: milliseconds by which every request is delayed.
+        fragments: fragments of 1,000 rows.
+        image_fragments: fragments of images.
+        images: images in a fragment.
+    """
+    Path(folder).mkdir(parents=True)
+    with running_server(Path(folder)) as endpoint, SlowProxy(endpoint).running() as proxy:
+        # What is imported and set up once counts for none of the runs.
+        _Store(proxy, 0).runs(2, 1, 1)
+        found = {ms: _Store(proxy, ms).runs(fragments, image_fragments, images) for ms in latencies}
+    return {
+        "at": [{"ms": ms, **runs} for ms, runs in found.items()],
+        "fragments": fragments,
+        "rows": _ROWS,
+        "image_fragments": image_fragments,
+        "images": images,
+    }
+
+
+@dataclass
+class _Store:
+    """A database in a bucket of its own, which is filled without the proxy and measured through it."""
+
+    proxy: SlowProxy
+    latency_ms: int
+    found: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.proxy.seconds = self.latency_ms / 1_000
+        self.uri = f"s3://{Bucket(self.proxy.endpoint).name}/db"
+        self.near = connect(self.uri, storage_options=options_of(self.proxy.endpoint))
+
+    @property
+    def far(self) -> Database:
+        return connect(self.uri, storage_options=options_of(self.proxy.url))
+
+    def runs(self, fragments: int, image_fragments: int, images: int) -> dict[str, Any]:
+        self._numbers(fragments)
+        return {"runs": self.found, "busy": self._images(image_fragments, images)}
+
+    def _numbers(self, fragments: int) -> None:
+        x = pa.array(range(fragments * _ROWS))
+        table = self.near.create_table(TABLE, pa.table({"x": x}), max_rows_per_file=_ROWS)
+        table.add_columns({"y": (udfs.double, ["x"])})
+        table.query().select({"x": "x", "y": (udfs.double, ["x"])}).create_materialized_view(self.near, "view")
+        floor.add_column(table.uri, "floor", udfs.double, options_of(self.proxy.endpoint))
+        with self._measured("pylance alone"):
+            floor.fill_column(
+                table.uri, "x", "floor", udfs.double, options=options_of(self.proxy.url), threads=_THREADS
+            )
+        self._both("first")
+        self._both("nothing to do")
+        table.add(pa.table({"x": pa.array([-1])}))
+        self._both("one new row")
+        column, view = self.near.open_table(TABLE).to_arrow(), self.near.open_view("view").to_arrow()
+        if not all(rows["y"].equals(pc.multiply(rows["x"], 2)) for rows in (column, view)):
+            raise SystemExit("Case far: a value is wrong.")
+
+    def _both(self, name: str) -> None:
+        with self._measured(f"column, {name}"):
+            self.far.open_table(TABLE).backfill("y", udf=udfs.double, runner="inline")
+        with self._measured(f"view, {name}"):
+            self.far.open_view("view").refresh(runner="inline")
+
+    def _images(self, fragments: int, images: int) -> float:
+        """Compute a column of images; return how much of the time the function ran, from its first call to its last."""
+        pixels = np.random.default_rng(0)
+        rows = pa.table({"image": pa.array([pixels.bytes(_IMAGE_BYTES) for _ in range(fragments * images)])})
+        self.near.create_table("images", rows, max_rows_per_file=images).add_columns({"size": size_of_image})
+        _calls.clear()
+        with self._measured("images, first"):
+            self.far.open_table("images").backfill("size", udf=size_of_image, runner="inline")
+        if len(_calls) != fragments * images:
+            raise SystemExit("Case far: an image was not computed once.")
+        return sum(ended - began for began, ended in _calls) / (_calls[-1][1] - _calls[0][0])
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        with self.proxy.counting() as requests:
+            began = time.perf_counter()
+            yield
+            seconds = time.perf_counter() - began
+            self.found[name] = {"seconds": seconds, "requests": len(requests), "depth": requests.depth}
