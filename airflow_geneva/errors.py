@@ -33,13 +33,25 @@ _NAMED = re.compile(
 )
 
 _LEAST_KEY = 8
+_SERVICE = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+
+
+def service_variables(connection: str | None = None) -> tuple[str, str]:
+    """Return the variables with the key and the URL of a model service, or of one that a connection names."""
+    suffix = "" if connection is None else "_" + re.sub(r"[^A-Z0-9]", "_", connection.upper())
+    return f"{_SERVICE[0]}{suffix}", f"{_SERVICE[1]}{suffix}"
+
+
+def is_service_variable(name: str) -> bool:
+    """Whether an environment variable is one of a model service."""
+    return name.startswith(_SERVICE) or name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
 def mask_secrets(text: str) -> str:
     """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given."""
-    key = os.environ.get("OPENAI_API_KEY", "")
-    if len(key) >= _LEAST_KEY:
-        text = text.replace(key, "***")
+    for key in (value for name, value in os.environ.items() if name.startswith(_SERVICE[0])):
+        if len(key) >= _LEAST_KEY:
+            text = text.replace(key, "***")
     masked = _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
     return _NAMED.sub(lambda found: f"{found[1] or found[2]}***", masked)
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class _Embeddings(Service):
         """Make a request; add the vectors of its answer, also if it is cut. Return the lengths of all vectors in it."""
         more = {"dimensions": self.dimensions} if self.shorten else {}
         request = {"model": self.model, "input": texts, "encoding_format": "base64", **more}
+        request["extra_body"] = dict(self.extra_body)
         body, lengths = bytearray(), set[int]()
         async with self.asking() as client:
             try:
@@ -151,13 +153,20 @@ class _Chat(Service):
     revision = 1
     instructions: str
     options: Mapping[str, Any]
+    template: str | None = None
     prices: tuple[float, float] = (0.0, 0.0)
 
-    async def __call__(self, text: str) -> str | None:
-        return await self.ask(text) if text else None
+    async def __call__(self, *values: Any) -> Any:
+        text = fill(self.template, values)
+        return await self.answer(text) if text else None
+
+    async def answer(self, text: str) -> Any:
+        return await self.ask(text)
 
     async def ask(self, text: str, **more: Any) -> str:
         messages = [{"role": "system", "content": self.instructions}, {"role": "user", "content": text}]
+        if self.extra_body:
+            more["extra_body"] = dict(self.extra_body)
         async with self.asking() as client:
             answer = await client.chat.completions.create(model=self.model, messages=messages, **more, **self.options)
             usage, choices = answer.usage, answer.choices
@@ -184,21 +193,46 @@ class _Extraction(_Chat):
     schema: Mapping[str, Any]
     kind: pa.DataType
 
-    async def __call__(self, text: str) -> dict[str, Any] | None:  # type: ignore[override]
-        if not text:
-            return None
+    async def answer(self, text: str) -> dict[str, Any]:
         wanted = {"name": "row", "strict": True, "schema": self.schema}
-        answer = await self.ask(text, response_format={"type": "json_schema", "json_schema": wanted})
+        said = await self.ask(text, response_format={"type": "json_schema", "json_schema": wanted})
         try:
-            found = json.loads(answer)
+            found = json.loads(said)
         except ValueError as error:
-            raise ValueError(f"The answer of the model {self.model!r} is no JSON: {answer:.500}") from error
-        checked: dict[str, Any] = check_answer(found, self.schema, answer)
+            raise ValueError(f"The answer of the model {self.model!r} is no JSON: {said:.500}") from error
+        checked: dict[str, Any] = check_answer(found, self.schema, said)
         try:
             pa.array([checked], self.kind)
         except (pa.ArrowException, OverflowError) as error:
-            raise misfit(str(error), answer) from error
+            raise misfit(str(error), said) from error
         return checked
+
+
+def inputs_of(template: str | None) -> list[str]:
+    """Return the columns that a template names, each once; without one, the column with the text."""
+    if template is None:
+        return ["text"]
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidInput(f"template={template!r}: {error}. Name columns as in '{{title}}: {{text}}'.") from error
+    names = list(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
+    if not names or not all(names) or any(spec or conversion for _, _, spec, conversion in parts):
+        raise InvalidInput(f"template={template!r}: name at least one column, each as in '{{title}}: {{text}}'.")
+    return names
+
+
+def fill(template: str | None, values: Sequence[Any]) -> str:
+    """Put values in the place of the columns of a template; "" if all are NULL or empty."""
+    names = inputs_of(template)
+    if len(values) != len(names):
+        raise InvalidInput(f"The template {template!r} takes the columns {names}, and got {len(values)} values.")
+    texts = ["" if value is None else str(value) for value in values]
+    if template is None or not any(texts):
+        return "".join(texts)
+    of = dict(zip(names, texts, strict=True))
+    parts = Formatter().parse(template)
+    return "".join(text + ("" if name is None else of[name]) for text, name, _, _ in parts)
 
 
 def embeddings(
@@ -206,6 +240,9 @@ def embeddings(
     dimensions: int,
     *,
     shorten: bool = False,
+    input_type: str | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    connection: str | None = None,
     price_per_million_tokens: float = 0.0,
     max_inputs: int = 2_048,
     max_tokens: int = 300_000,
@@ -222,6 +259,12 @@ def embeddings(
         model: the model's name.
         dimensions: length of its vectors.
         shorten: ask for vectors of that length, of a model that can give shorter ones.
+        input_type: what the texts are, for a model that tells documents from queries: of most services `"document"` or
+            `"query"`. Make a function of each.
+        extra_body: more of the request, for what a service has beside OpenAI's API.
+        connection: where key and URL are in place of `OPENAI_API_KEY` and `OPENAI_BASE_URL`, for several services in
+            one job: in Airflow the connection of this name, elsewhere the variables with the name at their ends, such
+            as `OPENAI_API_KEY_VOYAGE`. It is no part of the version.
         price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
         max_inputs, max_tokens: most texts, and most tokens of all of them, in a request. The defaults are OpenAI's own.
             A token counts as three bytes. A `limit` of fewer tokens a minute counts, too.
@@ -234,7 +277,7 @@ def embeddings(
     check_whole("max_tokens", max_tokens)
     if not isinstance(price_per_million_tokens, (int, float)) or price_per_million_tokens < 0:
         raise InvalidInput(f"price_per_million_tokens={price_per_million_tokens!r}: give a number of at least 0.")
-    given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
+    given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten), **_extra(extra_body, input_type)}
     chosen = {"batch_size": batch_size, **RETRIES, "timeout": 60.0, "deterministic": True, **settings}
     chosen.setdefault("dedup", chosen["deterministic"])
     limit = check_limit(settings.get("limit"))
@@ -243,6 +286,7 @@ def embeddings(
         "max_tokens": min(max_tokens, (limit and limit.tokens_per_minute) or max_tokens),
         "timeout": chosen["timeout"],
         "reports_cost": price_per_million_tokens > 0,
+        "connection": connection,
     }
     kind = pa.list_(pa.float32(), dimensions)
     return make(_Embeddings, kind, given, chosen, price=price_per_million_tokens, **request)
@@ -252,7 +296,10 @@ def chat(
     model: str,
     instructions: str,
     *,
+    template: str | None = None,
     options: Mapping[str, Any] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    connection: str | None = None,
     prices_per_million_tokens: tuple[float, float] = (0.0, 0.0),
     **settings: Any,
 ) -> UDF:
@@ -264,12 +311,15 @@ def chat(
     Args:
         model: the model's name.
         instructions: the system message; the text of the row is the user's.
+        template: the user's message with the names of columns, as `"{title}: {text}"`; NULL is an empty text there. The
+            columns are the inputs, in this order. The template is a part of the version.
         options: more arguments of the request, such as `{"temperature": 0, "max_completion_tokens": 200}`.
+        extra_body, connection: as of :func:`embeddings`.
         prices_per_million_tokens: of the prompt and of the answer, reported for each request, for `max_cost`.
         settings: for the decorator `udf`, as of :func:`embeddings`; `timeout` is 300 seconds by default.
     """
-    given = {"model": model, "instructions": instructions, "options": dict(options or {})}
-    return _make_chat(_Chat, pa.string(), given, settings, prices_per_million_tokens)
+    given = {"model": model, "instructions": instructions, "options": dict(options or {}), **_extra(extra_body)}
+    return _make_chat(_Chat, pa.string(), template, given, settings, prices_per_million_tokens, connection=connection)
 
 
 def extraction(
@@ -277,7 +327,10 @@ def extraction(
     instructions: str,
     schema: pa.StructType,
     *,
+    template: str | None = None,
     options: Mapping[str, Any] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    connection: str | None = None,
     prices_per_million_tokens: tuple[float, float] = (0.0, 0.0),
     **settings: Any,
 ) -> UDF:
@@ -291,6 +344,7 @@ def extraction(
         instructions: the system message; the text of the row is the user's.
         schema: a `pa.struct` of texts, numbers, booleans, lists and structs. A field that is not nullable must be
             answered. The metadata `description` of a field is given to the model.
+        template, extra_body, connection: as of :func:`chat`.
         options: more arguments of the request.
         prices_per_million_tokens: of the prompt and of the answer.
         settings: for the decorator `udf`, as of :func:`chat`.
@@ -302,19 +356,31 @@ def extraction(
         "instructions": instructions,
         "options": dict(options or {}),
         "schema": json_schema(schema),
+        **_extra(extra_body),
     }
-    return _make_chat(_Extraction, schema, given, settings, prices_per_million_tokens, kind=schema)
+    more = {"kind": schema, "connection": connection}
+    return _make_chat(_Extraction, schema, template, given, settings, prices_per_million_tokens, **more)
+
+
+def _extra(extra_body: object, input_type: str | None = None) -> dict[str, Any]:
+    """Return what a request has beside OpenAI's API, as a parameter; nothing, so that it leaves the version alone."""
+    if extra_body is not None and not isinstance(extra_body, Mapping):
+        raise InvalidInput(f'extra_body={extra_body!r:.200}: give a dict, such as {{"truncate": "END"}}.')
+    body = {**(extra_body or {}), **({} if input_type is None else {"input_type": input_type})}
+    return {"extra_body": body} if body else {}
 
 
 def _make_chat(
     base: type,
     data_type: pa.DataType,
+    template: str | None,
     given: Mapping[str, Any],
     settings: Mapping[str, Any],
     prices: object,
     **more: Any,
 ) -> UDF:
-    chosen = {**RETRIES, "timeout": 300.0, **settings}
+    chosen = {**RETRIES, "timeout": 300.0, "input_columns": inputs_of(template), **settings}
+    given = given if template is None else {**given, "template": template}
     more |= {"prices": (paid := _prices(prices)), "timeout": chosen["timeout"], "reports_cost": any(paid)}
     return make(base, data_type, given, chosen, **more)
 

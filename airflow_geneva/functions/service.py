@@ -7,15 +7,17 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, service_variables
 from airflow_geneva.functions.made import library
 from airflow_geneva.limits.calls import must_pay, retry_after
 from airflow_geneva.limits.rate_limit import RateLimited
 from airflow_geneva.udf import Retry
 
+_OPENAI = "https://api.openai.com/v1"
 _PASSING = (ConnectionError, TimeoutError, RateLimited)
 RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
 
@@ -31,9 +33,15 @@ _REFUSALS: Mapping[int, tuple[type[Exception], str]] = {
 }
 
 
-def _settings() -> tuple[str, str]:
-    """Return the key and the URL that hold now; refuse those that cannot work."""
-    key, url = (os.environ.get(name, "") for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
+def settings_now(connection: str | None = None) -> tuple[str, str]:
+    """Return the key and the URL that hold now, of a connection or else of all; refuse those that cannot work."""
+    name, place = service_variables(connection)
+    key, url = os.environ.get(name, ""), os.environ.get(place, "")
+    if not key and connection:
+        raise InvalidInput(
+            f"There is no {name} where this function runs, which has connection={connection!r}. Tasks of Airflow set "
+            f"it by the connection of that name. Elsewhere set it, and {place} for another service than OpenAI."
+        )
     if not key:
         raise InvalidInput(
             "There is no OPENAI_API_KEY where this function runs. In Airflow, name a connection: "
@@ -42,10 +50,10 @@ def _settings() -> tuple[str, str]:
         )
     if url and not url.startswith(("https://", "http://")):
         raise InvalidInput(
-            f"OPENAI_BASE_URL={url!r} begins with neither https:// nor http://. In Airflow it is the host of the "
+            f"{place}={url!r} begins with neither https:// nor http://. In Airflow it is the host of the "
             "connection, scheme included."
         )
-    return key, url
+    return key, url or _OPENAI
 
 
 def _refusal(kind: type[Exception], message: str, status: int) -> Exception:
@@ -73,11 +81,13 @@ class Service:
 
     model: str
     timeout: float | None = None
+    connection: str | None = None
+    extra_body: Mapping[str, Any] = MappingProxyType({})
     reports_cost: bool
 
     def __init__(self) -> None:
         self.openai = library("openai", "airflow-geneva[openai]")
-        _settings()
+        settings_now(self.connection)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
 
     @asynccontextmanager
@@ -87,10 +97,12 @@ class Service:
         A client that is left to the garbage collector loses its sockets before its connections leave the event loop:
         they then take new connections out of it that got the same file descriptors, whose calls never end.
         """
-        loop, settings = asyncio.get_running_loop(), _settings()
+        loop, settings = asyncio.get_running_loop(), settings_now(self.connection)
         before = self._clients.get(loop)
         if before is None or before.settings != settings:  # a user may correct them
-            self._clients[loop] = _Client(settings, self.openai.AsyncOpenAI(max_retries=0, timeout=self.timeout))
+            key, url = settings
+            api = self.openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=self.timeout)
+            self._clients[loop] = _Client(settings, api)
         used = self._clients[loop]
         used.calls += 1
         try:
@@ -109,11 +121,12 @@ class Service:
         `ConnectionError` may pass, `RateLimited` is a 429, `ValueError` is about the input, others about the settings.
         """
         async with self.client() as client:
-            with self._explained(f"The model {self.model!r} at {client.base_url}"):
+            with self.explained(client):
                 yield client
 
     @contextmanager
-    def _explained(self, asked: str) -> Iterator[None]:
+    def explained(self, client: Any) -> Iterator[None]:
+        asked = f"The model {self.model!r} at {client.base_url}"
         try:
             yield
         except self.openai.RateLimitError as error:

@@ -146,7 +146,7 @@ class ApplyOperator(SparkSubmitOperator):
             cause_first(self.log),
             writing_heartbeats(job.folder.storage, "apply"),
             job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context.get("ti"))),
-            openai_connection(optional_text(self.openai_conn_id)),
+            openai_connection(optional_text(self.openai_conn_id), job.work.connections),
         ):
             waiting.look(Udfs.planned(job.work))
             job.begin(shard)

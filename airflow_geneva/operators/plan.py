@@ -216,7 +216,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         from airflow_geneva.run.pipeline import apply_and_commit
 
         pace, watch = job.pace(shards), Stopwatch()
-        with openai_connection(optional_text(self.openai_conn_id)):
+        with openai_connection(optional_text(self.openai_conn_id), job.work.connections):
             for shard in shards:
                 apply_and_commit(job, shard, udfs, watch, pace)
 

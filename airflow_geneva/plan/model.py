@@ -148,6 +148,11 @@ class _JobSpec(ABC):
         return sum(udf.cost or 0.0 for udf in self.udfs.values())
 
     @property
+    def connections(self) -> list[str]:
+        """The connections of services that the UDFs name."""
+        return [udf.connection for udf in self.udfs.values() if udf.connection]
+
+    @property
     def reports_cost(self) -> bool:
         """Whether calls will say what they cost, which counts for `max_cost` in place of `cost_per_row`."""
         return any(udf.reports_cost for udf in self.udfs.values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, is_service_variable
 from airflow_geneva.storage.location import secret_values
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ THREAD_VARIABLES = (
 )
 """How many threads a library starts: one for each task, because the tasks share the cores."""
 
-SERVICE_VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
-"""Environment variables of a model service, which the driver gets, and each task of it on an executor."""
-
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
 _CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|local-cluster\[.+\]")
 _TASK_FAILURES = 4
@@ -50,7 +47,7 @@ SPARK_DIST_CLASSPATH HADOOP_HOME HADOOP_CONF_DIR HADOOP_USER_NAME YARN_CONF_DIR 
 PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYTHONPATH VIRTUAL_ENV SSL_CERT_FILE SSL_CERT_DIR
 CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT
 """
-_KEPT = frozenset([*_KEPT_NAMES.split(), *SERVICE_VARIABLES])
+_KEPT = frozenset(_KEPT_NAMES.split())
 _KEPT_PREFIXES = ("LC_",)
 # Rows are read, computed and written by Python, so the JVM's second compiler costs more than it saves: 1.4 s of a
 # driver of 16 s, and 4 s of CPU.
@@ -172,7 +169,7 @@ def driver_environment(
 ) -> dict[str, str]:
     """Return the environment of spark-submit and its driver: what an allow-list keeps of the worker's, and `given`."""
     prefixes = _KEPT_PREFIXES if secret_values(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
-    kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
+    kept = {name: value for name, value in environ.items() if _is_kept(name, prefixes)}
     kept.setdefault("PATH", os.defpath)
     kept.setdefault("SPARK_SUBMIT_OPTS", _JVM_OPTIONS)
     # The worker's Python has the packages for the driver. Executors have it at the same path on a local master only.
@@ -181,6 +178,10 @@ def driver_environment(
         kept.setdefault("PYSPARK_PYTHON", sys.executable)
         kept.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return {**kept, **given}
+
+
+def _is_kept(name: str, prefixes: tuple[str, ...]) -> bool:
+    return name in _KEPT or name.startswith(prefixes) or is_service_variable(name)
 
 
 def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, str]:

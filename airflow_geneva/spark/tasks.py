@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.display import counted
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfCrashed
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfCrashed, is_service_variable
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.limits.rate_limit import Meter, Usage
@@ -32,7 +32,7 @@ from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
 from airflow_geneva.spark.progress import ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
-from airflow_geneva.spark.submit import SERVICE_VARIABLES, THREAD_VARIABLES
+from airflow_geneva.spark.submit import THREAD_VARIABLES
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
@@ -95,7 +95,7 @@ def apply_on_spark(
     """
     job = JobFolder.of(location.checkpoints, work.job_id)
     slots, skipped = _slots(session, work), skipped_before(location, work)
-    services = {name: os.environ[name] for name in SERVICE_VARIABLES if name in os.environ}
+    services = {name: value for name, value in os.environ.items() if is_service_variable(name)}
     task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, "", slots, skipped, services)
     reporter = open_reporter(location, work, shard, plan, every)
     if not is_connect(session) and (address := session.sparkContext.uiWebUrl):

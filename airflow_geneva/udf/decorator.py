@@ -132,6 +132,12 @@ class UDF:
         return getattr(self.func, "reports_cost", None) is True or None
 
     @property
+    def connection(self) -> str | None:
+        """The connection of the service that a ready-made function calls; None: that of all."""
+        found = getattr(self.func, "connection", None)
+        return found if isinstance(found, str) else None
+
+    @property
     def needs_process(self) -> bool:
         """Whether its calls run in a process of their own, which may be killed; async calls are cancelled."""
         return not (self.is_async or self.is_batch_api) and (self.on_error != "fail" or self.timeout is not None)

@@ -139,7 +139,8 @@ def check_memory(value: int | str | None) -> int | None:
 class UdfDefinition:
     """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display.
 
-    Calls of a function that `reports_cost` say what they cost.
+    Calls of a function that `reports_cost` say what they cost. `connection` names the service that it calls, which
+    tasks of Airflow look up.
 
     `as_written` is what the version was before relative imports were resolved, if that is another. In the metadata it
     says that the column never had values of that version of this function.
@@ -167,6 +168,7 @@ class UdfDefinition:
     dedup: bool | None = None
     expect: list[dict[str, Any]] | None = None
     reports_cost: bool | None = None
+    connection: str | None = None
     as_written: str | None = None
 
     def version_before(self, stored: UdfDefinition | None) -> str | None:

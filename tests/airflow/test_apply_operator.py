@@ -20,7 +20,9 @@ import pytest
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
 from airflow_geneva import connect
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.functions.service import settings_now
+from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.operators._lance_task import load_job
 from airflow_geneva.run.record import record_plan
@@ -375,6 +377,20 @@ def test_a_small_shard_is_computed_in_the_task_when_it_has_the_planned_code(desk
 def test_a_shard_that_is_not_small_enough_goes_to_spark(desk: Desk, recorder: Recorder) -> None:
     go(desk, inline_below_rows=10)
     assert recorder.seen
+
+
+def test_a_function_gets_the_key_of_the_connection_that_it_names(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    for name in ("service", "voyage_eu"):
+        service = {"conn_type": "openai", "password": f"planted-{name}", "host": f"http://{name}/v1"}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(service))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with openai_connection("service", ["voyage_eu", "voyage_eu"]):
+        assert os.environ["OPENAI_API_KEY"] == "planted-service"
+        assert settings_now("voyage_eu") == ("planted-voyage_eu", "http://voyage_eu/v1")
+        assert mask_secrets("with planted-voyage_eu and planted-service") == "with *** and ***"
+    assert not [name for name in os.environ if name.startswith("OPENAI_API_KEY")]
+    with pytest.raises(InvalidInput, match="not_there"), openai_connection(None, ["not_there"]):
+        pass
 
 
 def test_the_wait_for_a_batch_api_is_in_the_triggerer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,6 +373,54 @@ def test_a_job_of_calls_stops_at_its_cost_and_the_next_one_goes_on(server: OpenA
     assert table.to_arrow()["said"].to_pylist() == [f"echo: {text}" for text in texts]
 
 
+def test_several_columns_fill_a_template_whose_text_is_a_part_of_the_version(
+    server: OpenAIServer, database: Database
+) -> None:
+    rows = {"title": ["Cats", None, ""], "body": ["purr", "bark", None], "n": [1, 2, None]}
+    table = database.create_table("docs", pa.table(rows))
+    asked = chat("small", "Say it.", template="{{{title}}} {body}, {n}: {body}")
+    table.add_columns({"said": asked, "other": (asked, ["body", "title", "n"])})
+    table.backfill(["said", "other"], runner="inline")
+    found = table.to_arrow()
+    assert found["said"].to_pylist() == ["echo: {Cats} purr, 1: purr", "echo: {} bark, 2: bark", None]
+    assert found["other"].to_pylist()[0] == "echo: {purr} Cats, 1: Cats"
+    others = [chat("small", "Say it."), chat("small", "Say it.", template="{n}")]
+    assert len({made.code_version for made in (asked, *others)}) == 3
+    struct = extraction("small", "Who?", PERSON, template="{title} {body}", on_error=[Skip(ValueError)])
+    assert struct.definition().input_columns == ("title", "body")
+    for bad in ("no column", "{}", "{a!r}", "{a:>3}", "{"):
+        with pytest.raises(InvalidInput, match="template="):
+            chat("small", "Say it.", template=bad)
+
+
+def test_functions_of_two_services_each_ask_theirs_and_say_what_the_api_does_not_know(
+    server: OpenAIServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = database.create_table("docs", pa.table({"text": ["one", "two"]}))
+    with OpenAIServer(api_keys=("sk-of-voyage",)) as second:
+        monkeypatch.setenv("OPENAI_API_KEY_VOYAGE_EU", "sk-of-voyage")
+        monkeypatch.setenv("OPENAI_BASE_URL_VOYAGE_EU", second.base_url)
+        more: Any = {"input_type": "document", "extra_body": {"truncation": False}}
+        documents = embeddings("small", 8, connection="voyage-eu", **more)
+        view = table.query().select({"a": (documents, ["text"]), "b": (embed, ["text"])}).create_materialized_view(
+            database, "both"
+        )  # fmt: skip
+        view.refresh(runner="inline")
+        assert (second.counts().rows, server.counts().rows) == (2, 2)
+        assert second.counts().last_request["input_type"] == "document"
+        assert second.counts().last_request["truncation"] is False
+        assert "input_type" not in server.counts().last_request
+    assert documents.code_version == embeddings("small", 8, **more).code_version
+    assert len({embeddings("small", 8, input_type=kind).code_version for kind in (None, "document", "query")}) == 3
+    assert [
+        file for file in Path(database.uri).rglob("*") if file.is_file() and b"sk-of-voyage" in file.read_bytes()
+    ] == []
+    monkeypatch.delenv("OPENAI_API_KEY_VOYAGE_EU")
+    table.add([{"text": "three"}])
+    with pytest.raises(GenevaError, match=r"no OPENAI_API_KEY_VOYAGE_EU .* connection='voyage-eu'"):
+        view.refresh(runner="inline")
+
+
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 def test_an_answer_that_is_not_whole_is_a_failure(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = SimpleNamespace(content=None, refusal=None)

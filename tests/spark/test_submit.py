@@ -136,6 +136,7 @@ WORKER = {
     "DATABASE_PASSWORD": "secret",
     "AWS_ACCESS_KEY_ID": "identity",
     "OPENAI_API_KEY": "model",
+    "OPENAI_API_KEY_VOYAGE": "other",
     "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
 }
 
@@ -148,6 +149,7 @@ def test_the_driver_gets_an_allow_list_and_what_the_author_gives() -> None:
         "LC_ALL": "C.UTF-8",
         "JAVA_HOME": "/java",
         "OPENAI_API_KEY": "model",
+        "OPENAI_API_KEY_VOYAGE": "other",
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
         "MODEL": "small",

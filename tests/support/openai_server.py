@@ -82,6 +82,7 @@ class Counts:
         admitted: paid requests by the second since the start.
         batches: batches that were submitted.
         paid: how often each input was paid.
+        last_request: the body of the last request to a model.
     """
 
     requests: int
@@ -93,6 +94,7 @@ class Counts:
     admitted: dict[str, int]
     batches: int
     paid: dict[str, int]
+    last_request: dict[str, Any]
 
     @property
     def most_paid(self) -> int:
@@ -204,6 +206,7 @@ class _Server:
 
     def reset(self) -> None:
         self.windows: dict[str, _Window] = {}
+        self.last: dict[str, Any] = {}
         self.numbers: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.failed_inputs: Counter[str] = Counter()
@@ -219,6 +222,7 @@ class _Server:
         found = Counts(
             numbers["requests"], numbers["refused"], dict(self.failed), numbers["rows"], numbers["tokens"],
             self.most_concurrent, dict(self.admitted), numbers["batches"], dict(self.paid) if paid else {},
+            self.last,
         )  # fmt: skip
         return asdict(found)
 
@@ -296,6 +300,7 @@ class _Server:
             raise _error(400, "invalid_request_error", "The body is not a JSON object.") from None
 
     async def model(self, key: str, path: str, request: dict[str, Any], reader: asyncio.StreamReader) -> Any:
+        self.last = request
         inputs = _inputs_of(request)
         tokens = self.tokens_of(inputs, path)
         window = self.windows.setdefault(key, _Window())
