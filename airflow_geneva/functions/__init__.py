@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from airflow_geneva.functions.images import images
-from airflow_geneva.functions.openai import chat, embeddings, extraction
+from airflow_geneva.functions.openai import batch_chat, batch_embeddings, chat, embeddings, extraction
 from airflow_geneva.functions.sentences import sentence_embeddings
 from airflow_geneva.functions.text import text_chunks
 
-__all__ = ["chat", "embeddings", "extraction", "images", "sentence_embeddings", "text_chunks"]
+__all__ = [
+    "batch_chat",
+    "batch_embeddings",
+    "chat",
+    "embeddings",
+    "extraction",
+    "images",
+    "sentence_embeddings",
+    "text_chunks",
+]

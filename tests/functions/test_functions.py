@@ -22,7 +22,16 @@ from hypothesis import strategies as st
 
 from airflow_geneva import Database, RateLimit, RateLimited, Retry, Skip, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.functions import chat, embeddings, extraction, images, sentence_embeddings, text_chunks
+from airflow_geneva.functions import (
+    batch_chat,
+    batch_embeddings,
+    chat,
+    embeddings,
+    extraction,
+    images,
+    sentence_embeddings,
+    text_chunks,
+)
 from tests.support.openai_server import OpenAIServer, embedding_of
 
 KEY = "sk-planted-5d1c9a"
@@ -419,6 +428,49 @@ def test_functions_of_two_services_each_ask_theirs_and_say_what_the_api_does_not
     table.add([{"text": "three"}])
     with pytest.raises(GenevaError, match=r"no OPENAI_API_KEY_VOYAGE_EU .* connection='voyage-eu'"):
         view.refresh(runner="inline")
+
+
+def test_a_batch_api_computes_what_the_other_functions_go_on_with(server: OpenAIServer, database: Database) -> None:
+    rows = {"text": ["one", None, "three", "bad", ""], "title": ["a", "b", None, "c", None]}
+    table = database.create_table("docs", pa.table(rows))
+    server.change(fail_inputs={"bad": ["500", 1]})
+    how: dict[str, Any] = {"poll_interval": 0.05, "on_error": [Skip(ConnectionError)]}
+    vectors = batch_embeddings("small", 8, price_per_million_tokens=1_000, **how)
+    said = batch_chat("small", "Say it.", template="{title}: {text}", prices_per_million_tokens=(1, 2), **how)
+    table.add_columns({"vector": vectors, "said": said})
+    result = table.backfill("vector", udf=vectors, runner="inline")
+    assert (result.rows_computed, result.rows_failed) == (4, 1)
+    assert result.usage.tokens == server.counts().tokens == 1 + 2
+    assert result.usage.cost == pytest.approx(3 / 1_000)
+    assert "500" in table.get_errors(column_name="vector")[0].message
+    assert table.backfill("vector", udf=vectors, runner="inline").rows_computed == 1
+    wanted = [embedding_of(text) if text else None for text in rows["text"]]
+    assert table.to_arrow()["vector"].to_pylist() == wanted
+    table.backfill("said", udf=said, runner="inline")
+    assert table.to_arrow()["said"].to_pylist() == ["echo: a: one", "echo: b: ", "echo: : three", "echo: c: bad", None]
+    assert (vectors.code_version, said.code_version) == (
+        embeddings("small", 8).code_version,
+        chat("small", "Say it.", template="{title}: {text}").code_version,
+    )
+    before = server.counts()
+    table.alter_columns({"vector": embeddings("small", 8)})
+    table.add([{"text": "late", "title": "d"}])
+    assert table.backfill("vector", runner="inline").rows_computed == 1
+    assert server.counts().batches == before.batches == 3
+
+
+def test_a_batch_with_another_answer_fails_its_rows_only(server: OpenAIServer, database: Database) -> None:
+    table = database.create_table("docs", pa.table({"text": ["one", None]}))
+    made = batch_embeddings("small", 4, poll_interval=0.05, on_error=[Skip(ValueError)])
+    table.add_columns({"vector": made})
+    assert table.backfill("vector", udf=made, runner="inline").rows_failed == 1
+    assert "a vector of 8 numbers, and dimensions=4" in table.get_errors()[0].message
+    function = made.function
+    handle = function.submit(pa.record_batch([["two"]], ["text"]), "a-key")
+    assert function.find("a-key") == handle
+    assert function.find("another") is None
+    empty = function.submit(pa.record_batch([pa.array([None, ""])], ["text"]), "no-key")
+    assert (function.poll(empty), function.fetch(empty)) == (True, [None, None])
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
