@@ -179,6 +179,35 @@ def test_equal_texts_are_paid_once_and_the_plan_says_so(server: OpenAIServer, da
     assert embeddings("small", 8, dedup=False).code_version == embed.code_version
 
 
+def test_chunks_whose_text_did_not_change_are_not_paid_again(server: OpenAIServer, database: Database) -> None:
+    texts = [" ".join(f"Sentence {at} of document {doc}." for at in range(8)) for doc in range(5)]
+    rows = {"id": range(5), "path": [f"{doc}.md" for doc in range(5)], "text": texts}
+    docs = database.create_table("docs", pa.table({**rows, "id": pa.array(rows["id"])}))
+    cut = docs.query().select({"path": "path", "passage": (text_chunks(60), ["text"])}).explode("passage")
+    passages = cut.create_materialized_view(database, "passages")
+    chosen = {"path": "path", "text": "passage.text", "vector": (embed, ["passage.text"])}
+    embedded = database.open_table("passages").query().select(chosen).create_materialized_view(database, "embedded")
+
+    def refresh() -> int:
+        before = server.counts().rows
+        passages.refresh(runner="inline")
+        embedded.refresh(runner="inline")
+        found = embedded.to_arrow()
+        assert found["vector"].to_pylist() == [embedding_of(text) for text in found["text"].to_pylist()]
+        assert found.num_rows == passages.count_rows()
+        return server.counts().rows - before
+
+    assert refresh() == passages.count_rows()
+    docs.lance.update({"path": "'moved.md'"}, where="id IN (1, 3)")
+    assert refresh() == 0
+    assert sorted(set(embedded.to_arrow()["path"].to_pylist())) == ["0.md", "2.md", "4.md", "moved.md"]
+    docs.lance.update({"text": "text || ' A sentence of its own at the end of it.'"}, where="id = 2")
+    assert refresh() == 1
+    docs.add(pa.table({"id": [5, 6], "path": ["a.md", "b.md"], "text": [texts[0], texts[4]]}))
+    assert refresh() == 0
+    assert server.counts().most_paid == 1
+
+
 def test_requests_are_filled_by_texts_and_by_tokens(server: OpenAIServer, database: Database) -> None:
     server.change(max_inputs=20, max_tokens=1_000, chars_per_token=3.0)
     # Short texts fill a request by their number, long ones by their tokens.
