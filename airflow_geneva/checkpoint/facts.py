@@ -29,6 +29,8 @@ from airflow_geneva.lance_io.row_ranges import Ranges, to_lists
 from airflow_geneva.storage.files import Storage, in_threads
 
 _FOLD_AFTER = 16
+_OF_A_JOB = 3
+"""Ledgers that a job writes: what its plan learned, one for a commit, and the mark at its end."""
 _FOLD = "ledger._fold-"
 """What the keys of folds begin with; no job id begins with an underscore."""
 _SEEN_KEPT = 8
@@ -305,6 +307,11 @@ def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Seque
     if facts:
         store = state_store(checkpoints, field_id)
         store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"job_id": job_id})
+
+
+def may_fold(ledgers: int | None) -> bool:
+    """Whether a column may have enough ledgers to fold, if it had so many when its job was planned; None: unknown."""
+    return ledgers is None or ledgers + _OF_A_JOB >= _FOLD_AFTER
 
 
 def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:

@@ -205,6 +205,7 @@ class ShardCommitter:
         planned: the table in which its column has the planned name.
         data: its staged files, with what is known of them already.
         restage: stages what checkpoints hold of the due rows of a fragment of a version, with its other values.
+        newest: the version of the last commit.
     """
 
     location: TableLocation
@@ -213,6 +214,7 @@ class ShardCommitter:
     planned: lance.LanceDataset
     data: StagedFiles
     restage: Restage
+    newest: lance.LanceDataset | None = None
     _done: list[Candidate] = field(default_factory=list)
     _lost: list[LostRows] = field(default_factory=list)
     _removed: list[Candidate] = field(default_factory=list)
@@ -436,6 +438,7 @@ class ShardCommitter:
                 f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
                 "then run again: nothing is lost."
             ) from error
+        self.newest = committed
         self._versions.append(committed.version)
         self._verify_committed(committed, verdict)
         return True

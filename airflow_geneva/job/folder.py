@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
@@ -89,6 +90,8 @@ class JobFolder:
             yield
         finally:
             try:
+                if (_OWN[root].documents.get(RECORD) or {}).get("ended"):
+                    behind.BEHIND.discard(self.storage, HEARTBEAT)
                 behind.BEHIND.flush(self.storage)
             finally:
                 del _OWN[root]
@@ -140,7 +143,8 @@ class JobFolder:
             return
         ended = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
         ended["error"] = None if error is None else mask_secrets(error)
-        self._write(RECORD, {**record, "ended": ended})
+        flush = [partial(behind.BEHIND.flush, self.storage)] if self.alone else []
+        self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
 
     def read_end(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return how the job ended: what its record says, or a document of its own if it is older; else None."""

@@ -136,6 +136,7 @@ class _Planner:
             notes=tuple(self.computed.notes),
             savings=tuple(continue_from_savings(self.dataset, store, self.work, works)),
             mismatches=find_mismatches(index, works),
+            ledgers=len(self.state.ledgers),
         )
 
     def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:

@@ -349,6 +349,7 @@ class Plan(Described):
         swap: refresh only: the swap at the end.
         archives: refresh only: zips of the old code that it is planned with, by name.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
+        ledgers: number of the column's ledgers that no fold covers.
         estimator: makes the estimate, if so many rows as given, from a sample of these.
     """
 
@@ -363,6 +364,7 @@ class Plan(Described):
     swap: SwapPlan | None = None
     archives: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     mismatches: Mismatches = field(default_factory=Mismatches)
+    ledgers: int = 0
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -85,6 +85,7 @@ class SavedPlan:
         fingerprint: SHA-256 of the header, which holds the digests of the parts.
         shards: for each shard its ``file`` and ``sha256``, and its sizes, which the status of the job begins with.
         swap: for a refresh, ``file`` and ``sha256`` of its swap.
+        ledgers: number of the column's ledgers that no fold covers; None: unknown.
     """
 
     fingerprint: str
@@ -94,6 +95,7 @@ class SavedPlan:
     rows_skipped: int
     notes: tuple[str, ...]
     swap: Mapping[str, str] | None = None
+    ledgers: int | None = None
 
     def load_shard(self, job: Storage, index: int) -> Shard:
         """Read one shard and check its digest against the header."""
@@ -119,6 +121,7 @@ def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, byte
         "rows_total": plan.rows_total,
         "rows_skipped": plan.rows_skipped,
         "notes": list(plan.notes),
+        "ledgers": plan.ledgers,
     }
     if plan.swap is not None:
         header["swap"] = _part(documents, plan.swap.dump())
@@ -209,6 +212,7 @@ def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
         header["rows_skipped"],
         tuple(header["notes"]),
         header.get("swap"),
+        header.get("ledgers"),
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.apply.reader import fixed_width
-from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
+from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, may_fold, seen
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
@@ -110,6 +110,9 @@ class ColumnPublisher:
     work: BackfillSpec
     checked: tuple[Checked, ...] = ()
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
+    newest: lance.LanceDataset | None = None
+    beside_end: list[Callable[[], object]] = field(default_factory=list)
+    _noted: set[int] = field(default_factory=set)
 
     @cached_property
     def target(self) -> ColumnTarget:
@@ -216,7 +219,9 @@ class ColumnPublisher:
 
         committer = ShardCommitter(self.location, self.saved, work, target.source, target.data, self._restage)
         judge = check if checks.expected else None
-        return committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
+        result = committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
+        self.newest = committer.newest or self.newest
+        return result
 
     def _commit_at_once(self) -> list[ShardResult]:
         """Check and commit all shards; the first result has the rows of all of them."""
@@ -245,14 +250,38 @@ class ColumnPublisher:
             if failed:
                 return self.result(()), False
             committed = self._commit_at_once() if self.saved.shards else []
-        record_mixed_versions(self.location, work, committed, whole=not missing)
+        if committed:
+            before = self._newest()
+            self.newest = record_mixed_versions(self.location, work, before, committed, whole=not missing)
+            self._noted = {int(self.newest.version)} - {int(before.version)}
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             work.written.look(self.location.options)
         if result.commits:
-            known = {result.version, _before_others_moved_rows(self.location.open(), work, result.commits)}
-            append_ledger(checkpoints, work.field_id, work.job_id, [seen(version) for version in sorted(known)])
+            known = {result.version, _before_others_moved_rows(self._newest(), work, result.commits)}
+            marks = [seen(version) for version in sorted(known)]
+            self.beside_end = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
+        if not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
+            return result, False
+        for write in self.beside_end:
+            write()
+        self.beside_end = []
         return result, fold_ledgers(checkpoints, work.field_id)
+
+    def _newest(self) -> lance.LanceDataset:
+        """Return the version of this process's last commit, or else the newest one, opened once."""
+        self.newest = self.newest or self.location.open()
+        return self.newest
+
+    def _commits(self, results: Iterable[ShardResult | None]) -> tuple[int, ...]:
+        """Return the versions that the job wrote: this process knows them if it alone has worked on the job."""
+        work, there = self.work, list(results)
+        if not there:
+            return ()
+        if self.newest is not None and None not in there and JobFolder(self.target.job, work.job_id).alone:
+            own = {version for result in there if result is not None for version in result.versions}
+            return tuple(sorted(own | self._noted))
+        return tuple(find_commits(self._newest(), work.version, [work.job_id]))
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
         work, saved = self.work, self.saved
@@ -262,7 +291,7 @@ class ColumnPublisher:
         skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
         capped = (work.cap_note,) if work.rows_beyond else ()
-        commits = tuple(find_commits(self.location.open(), work.version, [work.job_id]))
+        commits = self._commits(there.get(index) for index in range(len(saved.shards)))
         return BackfillResult(
             job_id=work.job_id,
             state=PARTIAL if counts.rows_left or work.rows_beyond else DONE,
@@ -316,23 +345,25 @@ def _stage_part(target: ColumnTarget, part: FragmentWork) -> Candidate:
 
 
 def record_mixed_versions(
-    location: TableLocation, work: BackfillSpec, shards: Sequence[ShardResult], whole: bool
-) -> None:
+    location: TableLocation,
+    work: BackfillSpec,
+    dataset: lance.LanceDataset,
+    shards: Sequence[ShardResult],
+    whole: bool,
+) -> lance.LanceDataset:
     """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
 
-    The note is for readers of the table; the column's ledgers say which rows have which version.
+    The note is for readers of the table; the column's ledgers say which rows have which version. Return the version
+    with the note.
     """
     import lance
 
-    if not shards:
-        return
     taken = work.continue_from if any(shard.rows_taken for shard in shards) else ()
     makers = sorted({version_label(maker) for maker in (*work.makers, *taken)})
     left = not whole or any(shard.rows_left for shard in shards)
-    dataset = location.open()
     field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
     if field is None:
-        return
+        return dataset
     noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
     wanted = noted
     if makers:
@@ -340,7 +371,7 @@ def record_mixed_versions(
     elif not (left or work.where or work.read_version):
         wanted = ""
     if wanted == noted:
-        return
+        return dataset
     operation = lance.LanceOperation
     update = operation.UpdateMap({MIXED_VERSIONS_KEY: wanted or None}, False)
     transaction = lance.Transaction(
@@ -351,6 +382,7 @@ def record_mixed_versions(
     try:
         with engine_errors():
             options, points = location.options, ("note.write", "note.written")
-            work.written.commit_transaction(options, lambda: transaction, *points)
+            dataset = work.written.commit_transaction(options, lambda: transaction, *points)
     except EngineError as error:
         logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)
+    return dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.checkpoint.keys import FragmentKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import FOLDER as PACKED
@@ -26,6 +26,9 @@ from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+
+if TYPE_CHECKING:
+    import lance
 
 _KEPT_WHOLE = 16
 _MOST_AT_ONCE = 100
@@ -85,8 +88,13 @@ def _read_state(checkpoints: Storage) -> dict[str, Any]:
     return checkpoints.read_document(_DONE_UNTIL) or {}
 
 
-def with_indexes(location: TableLocation, work: JobSpec, result: BackfillResult) -> BackfillResult:
+def with_indexes(
+    location: TableLocation, work: JobSpec, result: BackfillResult, newest: lance.LanceDataset | None
+) -> BackfillResult:
     """Bring the indexes over what the job changed up to date, if it is asked to; count the rows that they leave out.
+
+    Args:
+        newest: the table after the job's last commit, if this process has it open.
 
     An error is a note of the result: values are visible, and searches find them without an index. The next job with
     the same request tries again, as it does after a kill.
@@ -97,7 +105,8 @@ def with_indexes(location: TableLocation, work: JobSpec, result: BackfillResult)
     try:
         if work.indexes:
             update_indexes(location, field_id)
-        left = max((index.unindexed_rows for index in read_indexes(location.open(), field_id)), default=0)
+            newest = None
+        left = max((index.unindexed_rows for index in read_indexes(newest or location.open(), field_id)), default=0)
         return replace(result, unindexed_rows=left)
     except (CommitConflict, EngineError, InvalidInput, StorageError) as error:
         note = f"the indexes are not up to date: {error}"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_geneva.display import counted
@@ -56,6 +56,10 @@ class Publisher(Protocol):
     """A column or a view: how its staged rows become visible."""
 
     checked: tuple[Checked, ...]
+    newest: lance.LanceDataset | None
+    """The version of the last commit of this process."""
+    beside_end: list[Callable[[], object]]
+    """What writes, after `finish`, what nobody misses if the end of the job is recorded without it."""
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
     """Work for rows that the last commit did not find in checkpoints, with the version to compute them from."""
 
@@ -403,9 +407,10 @@ class PlannedJob:
                 self.unmet = error = str(unmet)
                 result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
-            result = with_indexes(self.location, self.work, result).with_carried(self.folder.read(RECORD) or {})
+            result = with_indexes(self.location, self.work, result, self.publisher.newest)
+            result = result.with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
-            result = self._write_end(result, error)
+            result = self._write_end(result, error, self.publisher.beside_end)
             if many_documents and not missing:
                 run_maintenance(self.location, self.work)
         fault_point("finish.end")
@@ -423,9 +428,13 @@ class PlannedJob:
             logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
             return result
 
-    def _write_end(self, result: BackfillResult, error: str | None) -> BackfillResult:
+    def _write_end(
+        self, result: BackfillResult, error: str | None, beside: Iterable[Callable[[], object]] = ()
+    ) -> BackfillResult:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
-        errors = count_errors(self.folder.storage) if self.saved.shards else 0
+        failed = result.state == FAILED or result.rows_failed or any(one.get("rows_failed") for one in self.applied)
+        unread = self.saved.shards and (failed or not self.folder.alone)
+        errors = count_errors(self.folder.storage) if unread else 0
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
         checked = found_in_job(self.folder, self.saved, self.publisher.checked)
         result = replace(speed.saved.added_to(result), checked=checked)
@@ -439,7 +448,8 @@ class PlannedJob:
         starts = [document["start_seconds"] for document in self.applied if document.get("start_seconds")]
         if starts:
             about["start_seconds"] = round(sum(starts) / len(starts), 3)
-        self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
+        end = (result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
+        self.folder.storage.side_by_side(*beside, partial(self.folder.write_result, *end))
         return result
 
     def _with_usage(self, result: BackfillResult, used: Usage) -> BackfillResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -153,6 +153,8 @@ class ViewPublisher:
     swap: SwapPlan | None = None
     checked: tuple[Checked, ...] = ()
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
+    newest: lance.LanceDataset | None = None
+    beside_end: list[Callable[[], object]] = field(default_factory=list)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
     _swapped: Swapped = field(default_factory=Swapped)
 
@@ -181,13 +183,15 @@ class ViewPublisher:
             return replace(self.result(()), state=PARTIAL, notes=(*self.saved.notes, self.work.cap_note)), False
         job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
         swap = self.swap or self.saved.load_swap(job)
+        if swap.idle and JobFolder(job, self.work.job_id).alone:
+            return replace(self.result(()), state=DONE), False
         if swap.idle:
             view = self.location.open()
             self.work.written.check(view)
             if view.version == self.work.written.version:
                 return replace(self.result(()), state=DONE), False
         result = self._swap_rows(job, swap)
-        mirror_swap(self.location, self._swapped)
+        self.newest = mirror_swap(self.location, self._swapped)
         return result, bool(self.saved.shards) and has_many_snapshots(self.location)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:

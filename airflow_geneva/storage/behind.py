@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import StorageError
+from airflow_geneva.storage.files import in_threads
 
 if TYPE_CHECKING:
     from airflow_geneva.storage.files import Storage
@@ -30,33 +31,46 @@ class WriteBehind:
         self._waiting: dict[_Key, tuple[Storage, bytes]] = {}
         self._written: dict[_Key, float] = {}
         self._writing: _Key | None = None
-        self._flushed: set[str] = set()
         self._thread: threading.Thread | None = None
+        self._crash: BaseException | None = None
         self._warned = False
 
     def put(self, storage: Storage, name: str, content: bytes) -> None:
-        """Write a document soon, unless a newer content replaces this one before."""
+        """Write a document soon, unless a newer content replaces this one before; raises as `flush`."""
         with self._changed:
+            self._check(storage)
             self._waiting[storage.root, name] = (storage, content)
             self._start()
             self._changed.notify_all()
 
     def flush(self, storage: Storage) -> None:
-        """Wait until all documents of a folder are written.
+        """Write all documents of a folder that wait, side by side, and wait for the one that is being written.
 
         Raises:
-            StorageError: the thread that writes has ended.
+            StorageError: the thread that writes has crashed, so a document may be lost.
         """
-        with self._changed:
-            self._flushed.add(storage.root)
-            try:
-                while any(root == storage.root for root, _ in (*self._waiting, *filter(None, [self._writing]))):
-                    if self._thread is None or not self._thread.is_alive():
-                        raise StorageError(f"The thread that writes the documents of {storage.root} has ended.")
-                    self._changed.notify_all()
+        while True:
+            with self._changed:
+                self._check(storage)
+                busy = self._writing
+                mine = [key for key in self._waiting if key[0] == storage.root and key != busy]
+                if not mine and (busy is None or busy[0] != storage.root):
+                    return
+                if not mine:
                     self._changed.wait(1.0)
-            finally:
-                self._flushed.discard(storage.root)
+                    continue
+                writes = [(key, *self._waiting.pop(key)) for key in mine]
+            in_threads(lambda write: self._write(*write), writes)
+
+    def discard(self, storage: Storage, name: str) -> None:
+        """Forget a document that waits."""
+        with self._changed:
+            self._waiting.pop((storage.root, name), None)
+
+    def _check(self, storage: Storage) -> None:
+        crash, self._crash = self._crash, None
+        if crash is not None:
+            raise StorageError(f"The thread that writes the documents of {storage.root} has crashed: {crash!r}.")
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -65,30 +79,35 @@ class WriteBehind:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                key = self._next()
-                storage, content = self._waiting.pop(key)
-                self._writing = key
             try:
-                storage.write_bytes(key[1], content)
-            except StorageError as error:
-                if not self._warned:
-                    self._warned = True
-                    logger.warning("Cannot write %s; the work goes on: %s", storage.path(key[1]), error)
+                with self._changed:
+                    key = self._next()
+                    storage, content = self._waiting.pop(key)
+                    self._writing = key
+                self._write(key, storage, content)
+            except BaseException as crash:
+                self._crash = crash
+                raise
             finally:
                 with self._changed:
                     self._writing = None
-                    self._written[key] = time.monotonic()
                     self._changed.notify_all()
+
+    def _write(self, key: _Key, storage: Storage, content: bytes) -> None:
+        try:
+            storage.write_bytes(key[1], content)
+        except StorageError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("Cannot write %s; the work goes on: %s", storage.path(key[1]), error)
+        finally:
+            self._written[key] = time.monotonic()
 
     def _next(self) -> _Key:
         """Block until a document is due to be written."""
         while True:
             now = time.monotonic()
-            due = {
-                key: 0.0 if key[0] in self._flushed else self._written.get(key, -1e9) + _EVERY_SECONDS - now
-                for key in self._waiting
-            }
+            due = {key: self._written.get(key, -1e9) + _EVERY_SECONDS - now for key in self._waiting}
             key = min(due, key=lambda key: due[key], default=None)
             if key is not None and due[key] <= 0:
                 return key

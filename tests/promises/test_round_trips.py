@@ -31,7 +31,7 @@ def proxy(endpoint: str) -> Iterator[SlowProxy]:
 
 @pytest.mark.parametrize(
     ("kind", "first", "nothing", "one_row"),
-    [("column", (90, 55), (8, 7), (62, 50)), ("view", (98, 68), (16, 14), (90, 68))],
+    [("column", (80, 46), (6, 5), (55, 40)), ("view", (95, 62), (15, 13), (84, 63))],
 )
 def test_a_run_makes_no_more_requests_than_it_did(
     bucket: Bucket,

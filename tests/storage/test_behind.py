@@ -1,0 +1,96 @@
+"""Documents that are written behind the work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from airflow_geneva.errors import StorageError
+from airflow_geneva.storage.behind import WriteBehind
+from airflow_geneva.storage.files import Storage
+
+
+class Store(Storage):
+    """A folder that notes what is written to it, and can be held up or broken."""
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        WRITES.append((name, data))
+        if name == "held":
+            HELD.wait(30)
+        if name == "broken":
+            raise StorageError("the store is full")
+        super().write_bytes(name, data)
+
+
+WRITES: list[tuple[str, bytes]] = []
+HELD = threading.Event()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    WRITES.clear()
+    HELD.clear()
+    return Store(str(tmp_path))
+
+
+def test_of_several_contents_only_the_newest_is_written_after_the_first(store: Store) -> None:
+    behind = WriteBehind()
+    for number in range(50):
+        behind.put(store, "a", b"%d" % number)
+    behind.put(store, "b", b"other")
+    behind.flush(store)
+    assert (store.read_bytes("a"), store.read_bytes("b")) == (b"49", b"other")
+    assert len(WRITES) <= 4
+
+
+def test_a_flush_waits_for_the_document_that_is_being_written_and_writes_the_others_meanwhile(store: Store) -> None:
+    behind = WriteBehind()
+    behind.put(store, "held", b"old")
+    while not WRITES:
+        time.sleep(0.01)
+    behind.put(store, "held", b"new")
+    behind.put(store, "b", b"1")
+    flushing = threading.Thread(target=behind.flush, args=[store])
+    flushing.start()
+    while ("b", b"1") not in WRITES:
+        time.sleep(0.01)
+    assert flushing.is_alive()
+    HELD.set()
+    flushing.join(30)
+    assert not flushing.is_alive()
+    assert store.read_bytes("held") == b"new"
+
+
+def test_a_write_that_fails_is_said_once_and_fails_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    behind = WriteBehind()
+    for _ in range(2):
+        behind.put(store, "broken", b"1")
+        behind.flush(store)
+    behind.put(store, "b", b"1")
+    behind.flush(store)
+    assert store.read_bytes("b") == b"1"
+    assert [record.getMessage() for record in caplog.records if "the store is full" in record.getMessage()] == [
+        f"Cannot write {store.path('broken')}; the work goes on: the store is full"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_of_the_thread_is_noticed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = WriteBehind()
+
+    def crash(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(behind, "_write", crash)
+        behind.put(store, "a", b"1")
+        while behind._crash is None:
+            time.sleep(0.01)
+    with pytest.raises(StorageError, match=r"The thread that writes the documents of .* has crashed: MemoryError\(\)"):
+        behind.flush(store)
+    behind.put(store, "a", b"2")
+    behind.flush(store)
+    assert store.read_bytes("a") == b"2"
