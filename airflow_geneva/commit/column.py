@@ -22,6 +22,7 @@ from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import (
     Columns,
     FragmentFiles,
+    columns_in,
     columns_of,
     fields_present,
     live_offsets,
@@ -49,6 +50,7 @@ _MOST_WARNED = 5
 _DONE = "committed already"
 _REMOVED = "its committed data file was removed"
 _DROPPED = "the column was dropped"
+_OTHER_INPUTS = "an input column was dropped, or its nested fields are others now"
 _UPDATED = "updated meanwhile"
 _REPLACED = "another writer replaced its inputs during the commit"
 _NOT_HELD = "their computed values are gone from the checkpoints"
@@ -157,12 +159,13 @@ def verify(
 ) -> Verification:
     """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
     output = fields_present(dataset, columns.output)
+    same_inputs = all(columns_in(dataset, columns.inputs_text, columns.output)[1])
     manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
 
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
         # Rows hidden at an earlier version are searched again if their fragment has been removed since.
         candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.work.id)
-        reason = _reason(dataset, now, candidate, output, data)
+        reason = _reason(dataset, now, candidate, output, data) if same_inputs else _OTHER_INPUTS
         if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
             return candidate, reason
         return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason

@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance, add_
 from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.checkpoint.reuse import Ancestor
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, live_offsets
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets
 from airflow_geneva.lance_io.history import History, Tracer, among
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import version_exists
@@ -100,7 +100,7 @@ def find_moved_rows(
     """
     found = FoundRows()
     by_id = {column.id(): column.name() for column in newest.lance_schema.fields()}
-    names = tuple(by_id.get(fields[0], "") for fields in (*columns.inputs, columns.output))
+    names = (*columns_in(newest, columns.inputs_text, columns.output)[1], by_id.get(columns.output[0], ""))
     if names != (*work.inputs, work.column):
         found.left.extend((one.work.id, len(one.rows), RENAMED if all(names) else one.why) for one in lost)
         return found

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_geneva import UDF, udf
 from airflow_geneva.errors import CodeChanged, JobFailed
-from airflow_geneva.lance_io import fragments
+from airflow_geneva.lance_io import fragments, table_versions
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_nothing_to_do_is_free, assert_right
@@ -83,6 +83,39 @@ def test_other_nested_fields_ask_first(
     assert len(trace) == 6
     assert_right(table, "y", joined, inputs=("s",))
     free(table, trace)
+
+
+@pytest.mark.parametrize("change", [swap_names, drop_and_add, drop_and_add_values])
+def test_rows_whose_nested_fields_change_during_a_run_are_left_for_the_next(
+    table: Table, trace: Trace, change: Callable[[Table], None]
+) -> None:
+    changes = [change]
+
+    def changing(s: dict[str, Any]) -> int:
+        if changes:
+            changes.pop()(table)
+        return of_struct().func(s)
+
+    result = run(table, udf(data_type=pa.int64(), name="joined", version="v1")(changing))
+    assert (result.state, result.rows_left, result.commits) == ("PARTIAL", 6, ())
+    assert table.to_arrow()["y"].null_count == 6
+    assert run(table).rows_computed == 6
+    assert_right(table, "y", joined, inputs=("s",))
+    free(table, trace)
+
+
+def test_rows_whose_nested_fields_change_during_a_commit_are_left_and_asked_about(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lance reports no conflict, so that the values are visible."""
+    changes = {"commit.before": swap_names}
+    monkeypatch.setattr(table_versions, "fault_point", lambda name: changes.pop(name, lambda _: None)(table))
+    result = run(table)
+    assert (result.state, result.rows_left, len(result.commits)) == ("PARTIAL", 6, 1)
+    with pytest.raises(CodeChanged, match=f"6 {OTHER_INPUTS}"):
+        run(table)
+    run(table, on_code_change="recompute")
+    assert_right(table, "y", joined, inputs=("s",))
 
 
 def test_nested_fields_that_are_as_they_were_cost_nothing(table: Table, trace: Trace) -> None:
