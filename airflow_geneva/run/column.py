@@ -258,7 +258,9 @@ class ColumnPublisher:
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             work.written.look(self.location.options)
         if result.commits:
-            known = {result.version, _before_others_moved_rows(self._newest(), work, result.commits)}
+            moved = _before_others_moved_rows(self._newest(), result.commits)
+            # A plan compares with four versions; the first of these also has what earlier jobs computed.
+            known = {result.version, *moved[:1], *moved[-2:]}
             marks = [seen(version) for version in sorted(known)]
             self.beside_end = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
         if not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
@@ -312,22 +314,22 @@ class ColumnPublisher:
         return ShardResult(shard, plan, rows_computed=computed, rows_reused=reused, rows_left=left)
 
 
-def _before_others_moved_rows(dataset: lance.LanceDataset, work: BackfillSpec, commits: Sequence[int]) -> int:
-    """Return the last commit of a job before an update of others could move a row that it had committed.
+def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int]) -> list[int]:
+    """Return the commits of a job after which an update of others could move rows that it had committed.
 
-    At later versions there is no fact about such a row.
+    At later versions there is no fact about such rows.
     """
     import lance
 
-    last = commits[0]
+    found, last = list[int](), commits[0]
     if commits[-1] - commits[0] + 1 == len(commits):
-        return commits[-1]
+        return found
     for commit in reversed(list(commits_newest_first(dataset, commits[-1], commits[0]))):
         if commit.version in commits:
             last = commit.version
-        elif commit.gone or isinstance(commit.operation, lance.LanceOperation.Update):
-            break
-    return last
+        elif (commit.gone or isinstance(commit.operation, lance.LanceOperation.Update)) and last not in found:
+            found.append(last)
+    return found
 
 
 def _computed_part(target: ColumnTarget, fragment: FragmentWork) -> FragmentWork:

@@ -372,6 +372,24 @@ def test_failed_rows_that_a_compaction_moves_count_once(make_table: MakeTable, t
     assert len(table.get_errors(job_id=result.job_id)) == 15
 
 
+def test_rows_that_are_moved_between_two_commits_of_a_run_cost_nothing_later(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(24, per_fragment=6, u=pa.array([0] * 24))
+    table.add_columns({"y": triple})
+    moves = iter(["id = 1", "id = 7", "id = 2"])
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.after" and (where := next(moves, None)):
+            table.lance.update({"u": "u + 1"}, where=where)
+
+    monkeypatch.setattr(table_versions, "fault_point", meanwhile)
+    result = table.backfill("y", runner="inline", commit_granularity=1)
+    assert (result.state, len(result.commits)) == ("DONE", 4)
+    assert_exact(trace, range(24))
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
 def test_rows_that_are_moved_before_and_again_during_the_commit_become_visible(
     table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
