@@ -1,16 +1,20 @@
 # Each has an environment of its own: AIRFLOW=3.1, 3.2 or 3.4; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that
 # makes the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows;
 # RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes.
+# STORE=azurite runs the tests of an object store on Azurite, in the usual one.
 VERSION := $(filter 3.%,$(PYTHON))
 VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
 LOCK := requirements/$(if $(RECIPES),recipes,$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev))).txt
 BIN := $(VENV)/bin
 LANCEDB := .venv-lancedb/.installed
+AZURITE := .venv-azurite/node_modules/.bin
 STAMP := $(VENV)/.installed
 # One more than the cores of a small machine: tests that start an Airflow or a Spark of their own mostly wait for it.
 WORKERS ?= 3
 LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
 NEWEST_BETA := $(patsubst %,--upgrade-package %,apache-airflow apache-airflow-core apache-airflow-task-sdk)
+TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(STORE),tests/promises/test_object_store.py)
+FOUND := $(PATH):$(CURDIR)/$(AZURITE)
 export QUERY
 
 .DEFAULT_GOAL := help
@@ -32,8 +36,12 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(RECIPES),tests/airflow/test_recipes.py)
+test: $(if $(STORE),$(AZURITE)) install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, STORE=azurite
+	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+$(AZURITE):
+	@command -v npm >/dev/null || { echo "test: STORE=azurite needs npm. Install (Debian, Ubuntu): apt-get install -y npm" >&2; exit 1; }
+	@npm install --silent --no-audit --no-fund --prefix .venv-azurite azurite@3.35.0
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
 	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.counting import Trace
     from tests.support.tables import MakeTable
 
-pytest_plugins = ["tests.support.object_store", "tests.support.outage"]
+pytest_plugins = [f"tests.support.{os.environ.get('GENEVA_STORE', 'object_store')}", "tests.support.outage"]
 
 # What collection makes stays, Airflow and thousands of tests: no search for garbage looks through it.
 gc.disable()

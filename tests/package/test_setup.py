@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_a_version_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp
         (["AIRFLOW=3.4"], ".venv-3.4", "airflow-3.4"),
         (["LOWEST=1"], ".venv-lowest", "lowest"),
         (["RECIPES=1"], ".venv-recipes", "recipes"),
+        (["STORE=azurite"], ".venv", "dev"),
         (["PYLANCE=latest", "PYTHON=3.12"], ".venv-pylance-latest-py3.12", "dev"),
     ],
 )
@@ -66,3 +68,18 @@ def test_each_choice_has_an_environment_of_its_own(given: list[str], environment
     )
     assert f"scripts/setup_env.sh {environment} requirements/{lock}.txt" in said.stdout
     assert f"{environment}/bin/python -m pytest" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "needed"),
+    [("STORE=azurite", "npm")],
+)
+def test_what_a_choice_lacks_is_named_before_anything_is_installed(tmp_path: Path, setting: str, needed: str) -> None:
+    make = shutil.which("make")
+    assert make
+    found = [f"FOUND={tmp_path}", f"AZURITE={tmp_path}/azurite"]
+    command = [make, "--no-print-directory", "test", setting, *found]
+    refused = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert refused.returncode == 2
+    said = f"test: {setting} needs {needed}. Install (Debian, Ubuntu): apt-get install -y {needed}"
+    assert refused.stderr.splitlines()[0] == said

@@ -98,6 +98,7 @@ def test_a_run_that_failed_goes_on_from_its_checkpoints(db: Database, bucket: Bu
     assert_nothing_secret(bucket)
 
 
+@pytest.mark.skipif("'GENEVA_STORE' in os.environ", reason="only the S3 server counts its requests")
 @pytest.mark.parametrize("change", ["append", "update"])
 def test_a_backfill_of_one_row_asks_as_much_however_many_versions_passed(
     bucket: Bucket, endpoint: str, options: dict[str, str], trace: Trace, change: str
@@ -125,7 +126,7 @@ def test_a_backfill_of_one_row_asks_as_much_however_many_versions_passed(
 
 
 def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str, str]) -> None:
-    folder = Storage.at(f"s3://{bucket.name}/db/docs.lance/_checkpoints", options)
+    folder = Storage.at(f"{bucket.uri}/db/docs.lance/_checkpoints", options)
     assert folder.list_files() == []
     assert folder.list_folder("jobs") == ([], [])
     folder.write_json("jobs/a/job.json", {"k": 1})
@@ -149,7 +150,7 @@ def test_checkpoints_are_packed_and_old_jobs_reduced(
     bucket: Bucket, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_geneva.run.housekeeping._KEPT_WHOLE", 0)
-    folder = Storage.at(f"s3://{bucket.name}/db/docs.lance/_checkpoints", options)
+    folder = Storage.at(f"{bucket.uri}/db/docs.lance/_checkpoints", options)
     store = CheckpointStore(folder)
     keys = [f"udf-f_ver-1_col-y_where-0_uri-0_srcfiles-{'0' * 32}_frag-{at}" for at in range(3)]
     for name in keys:
@@ -191,10 +192,12 @@ def test_the_newest_version_of_a_table_is_known_without_opening_it(db: Database)
 
 
 @pytest.mark.parametrize("call", [lambda db: db.open_table("docs"), lambda db: db.table_names()])
-def test_a_store_that_does_not_answer_is_named(options: dict[str, str], call: Callable[[Database], Any]) -> None:
-    deaf = {**options, "aws_endpoint": "http://127.0.0.1:9", "client_max_retries": "0", "retry_timeout": "1"}
-    db = connect("s3://bucket/db", storage_options=deaf)
-    with pytest.raises(GenevaError, match="s3://bucket/db") as caught:
+def test_a_store_that_does_not_answer_is_named(
+    db: Database, endpoint: str, options: dict[str, str], call: Callable[[Database], Any]
+) -> None:
+    away = {name: value.replace(endpoint, "http://127.0.0.1:9") for name, value in options.items()}
+    db = connect(db.uri, storage_options={**away, "client_max_retries": "0", "retry_timeout": "1"})
+    with pytest.raises(GenevaError, match=db.uri) as caught:
         call(db)
     assert SECRET not in str(caught.value)
 

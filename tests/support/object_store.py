@@ -17,7 +17,8 @@ from airflow_geneva import connect
 from airflow_geneva.database import Database
 from tests.support.s3_server import WEED
 
-KEY, SECRET = "AKIA-the-key-id", "the-very-secret-key"
+# They are also fit for an account of Azure's: see tests/support/azurite.py.
+KEY, SECRET = "thekeyid", "dGhlLXZlcnktc2VjcmV0LWtleQ=="
 SERVER = Path(__file__).with_name("s3_server.py")
 
 
@@ -68,6 +69,7 @@ class Bucket:
             for key in (KEY, f"{KEY}-of-administrator")
         )
         self.name = name or f"bucket-{uuid.uuid4().hex[:8]}"
+        self.uri = f"s3://{self.name}"
         administrator.create_bucket(Bucket=self.name)
 
     def objects(self, part: str = "") -> dict[str, bytes]:
@@ -102,7 +104,7 @@ def options(endpoint: str) -> dict[str, str]:
 
 @pytest.fixture
 def db(bucket: Bucket, options: dict[str, str]) -> Database:
-    return connect(f"s3://{bucket.name}/some/db", storage_options=options)
+    return connect(f"{bucket.uri}/some/db", storage_options=options)
 
 
 def numbers(*xs: int) -> pa.Table:
