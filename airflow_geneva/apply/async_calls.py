@@ -31,6 +31,7 @@ class AsyncMapper(BatchMapper):
         self.mapper = mapper
         self.rules = rules_of(mapper.udf.on_error)
         self.calls_at_a_time = mapper.udf.max_in_flight or 1
+        self.calls_rows = mapper.udf.form == "scalar"
         self.functions: dict[CallLoop, Callable[..., Any]] = {}
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:

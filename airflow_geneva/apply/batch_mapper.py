@@ -46,6 +46,9 @@ class BatchMapper:
     calls_at_a_time: int = 0
     """How many calls may be in flight; 0: `result` makes the calls of a batch."""
 
+    calls_rows: bool = False
+    """Whether a call in flight is of a single row, not of a batch."""
+
     needs_row_ids: bool = False
     """Whether its batches also have the row ids, as column `_rowid`."""
 

@@ -114,7 +114,7 @@ class DedupMapper(BatchMapper):
         self.inputs = mapper.inputs
         self.kind = mapper.udf.data_type
         self.known = known
-        self.calls_at_a_time = inner.calls_at_a_time
+        self.calls_at_a_time, self.calls_rows = inner.calls_at_a_time, inner.calls_rows
 
     def close(self) -> None:
         self.inner.close()

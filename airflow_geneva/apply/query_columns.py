@@ -83,6 +83,11 @@ class QueryComputer:
         return max((mapper.calls_at_a_time for mapper in self._mappers.values()), default=0)
 
     @property
+    def calls_rows(self) -> bool:
+        """Whether calls that `begin` has in flight are of single rows."""
+        return any(mapper.calls_rows for mapper in self._mappers.values())
+
+    @property
     def needs_row_ids(self) -> bool:
         """Whether a batch also has the row ids: one of its UDFs is a batch API."""
         return any(mapper.needs_row_ids for mapper in self._mappers.values())

@@ -42,6 +42,10 @@ class RowBatch:
     columns: pa.RecordBatch
     selected: npt.NDArray[np.bool_] | None
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.columns.nbytes + self.offsets.nbytes + self.row_ids.nbytes)
+
     def mask(self, run: Ranges) -> npt.NDArray[np.bool_] | None:
         """Return for each row whether it is in these ranges; None if all are, and no offset between them is missing."""
         first, end = int(self.offsets[0]), int(self.offsets[-1]) + 1
@@ -253,17 +257,3 @@ class CheckpointSizer:
     def _clamp(self, rows: int) -> int:
         rows = max(rows, self.least, 1)
         return rows if self.most is None else min(rows, self.most)
-
-
-@dataclass
-class LearnedSizes:
-    """What the units of one task learn about row widths and speed, so that not each begins with small steps.
-
-    Args:
-        computed: rows of the task so far.
-    """
-
-    outputs: RowsPerBudget
-    computed: int = 0
-    reads: ReadSize | None = None
-    sizer: CheckpointSizer | None = None

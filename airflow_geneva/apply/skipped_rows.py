@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from airflow_geneva.apply.udf_call import RowFailure
 from airflow_geneva.display import counted
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
-from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
@@ -57,61 +56,60 @@ class SkipCount:
             raise UdfError(message)
 
 
-@dataclass
-class ErrorLog:
-    """Collects error records of a fragment until they are written to the job's folder."""
-
-    work: JobSpec
-    fragment: FragmentWork
-    job: Storage
-    records: list[ErrorRecord] = field(default_factory=list)
-
-    def _maker(self, column: str) -> tuple[str, str, str]:
-        """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
-        udf = self.work.udfs.get(column)
-        if udf is not None:
-            return column, udf.name, udf.version
-        work = self.work.identity
-        return work.column, work.udf, work.version
-
-    def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
-        """Add the failures of a batch, whose rows have these offsets and ids; return the offsets of the failed rows."""
-        if not failures:
-            return Ranges.empty()
-        tried = self.work.tried(self.fragment)
-        failed = offsets[[failure.index for failure in failures]]
-        runs = np.ones(len(failed), np.int64)
-        for before, rows in tried:
-            runs[rows.mask(failed)] = before + 1
-        now = time.time()
-        source = self.work.definition.source_table if isinstance(self.work, RefreshSpec) else ""
-        for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
-            column, udf, udf_version = self._maker(failure.column)
-            self.records.append(
-                ErrorRecord(
-                    job_id=self.work.job_id,
-                    column=column,
-                    udf=udf,
-                    udf_version=udf_version,
-                    row_address=self.fragment.id << 32 | offset,
-                    row_id=int(ids[failure.index]),
-                    exception=failure.exception,
-                    message=failure.message,
-                    traceback=self.work.with_source_paths(failure.traceback),
-                    attempt=attempt,
-                    calls=failure.calls,
-                    rule=failure.rule,
-                    time=now,
-                    source=source,
-                )
+def error_records(
+    work: JobSpec, fragment: FragmentWork, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds
+) -> tuple[ErrorRecord, ...]:
+    """Describe the failures of a batch of a fragment, whose rows have these offsets and ids."""
+    if not failures:
+        return ()
+    failed = failed_offsets(failures, offsets)
+    runs = np.ones(len(failed), np.int64)
+    for before, rows in work.tried(fragment):
+        runs[rows.mask(failed)] = before + 1
+    now = time.time()
+    source = work.definition.source_table if isinstance(work, RefreshSpec) else ""
+    records = []
+    for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
+        column, udf, udf_version = _maker(work, failure.column)
+        records.append(
+            ErrorRecord(
+                job_id=work.job_id,
+                column=column,
+                udf=udf,
+                udf_version=udf_version,
+                row_address=fragment.id << 32 | offset,
+                row_id=int(ids[failure.index]),
+                exception=failure.exception,
+                message=failure.message,
+                traceback=work.with_source_paths(failure.traceback),
+                attempt=attempt,
+                calls=failure.calls,
+                rule=failure.rule,
+                time=now,
+                source=source,
             )
-        return Ranges.from_offsets(failed)
+        )
+    return tuple(records)
 
-    def write(self) -> None:
-        if self.records:
-            first, last = self.records[0].offset, self.records[-1].offset
-            write_errors(self.job, f"v{self.work.version}-frag-{self.fragment.id}-rows-{first}-{last}", self.records)
-            self.records = []
+
+def failed_offsets(failures: Sequence[RowFailure], offsets: Offsets) -> Offsets:
+    """Return the offsets of the rows of a batch that failed."""
+    return offsets[[failure.index for failure in failures]] if failures else offsets[:0]
+
+
+def _maker(work: JobSpec, column: str) -> tuple[str, str, str]:
+    """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
+    udf = work.udfs.get(column)
+    if udf is not None:
+        return column, udf.name, udf.version
+    return work.identity.column, work.identity.udf, work.identity.version
+
+
+def write_records(work: JobSpec, fragment: FragmentWork, job: Storage, records: Sequence[ErrorRecord]) -> None:
+    """Write error records of a fragment to the job's folder."""
+    if records:
+        first, last = records[0].offset, records[-1].offset
+        write_errors(job, f"v{work.version}-frag-{fragment.id}-rows-{first}-{last}", records)
 
 
 def fatal_failure(error: UdfError, row: int) -> RowFailure:

@@ -1,13 +1,11 @@
-"""Compute a shard in this process: one unit after another, or several in threads. Spark's tasks run theirs so, too."""
+"""Compute a shard in this process. Spark's tasks run their units so, too."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 
-from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.apply.skipped_rows import skipped_before
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import measured
@@ -17,10 +15,12 @@ from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run import caps
-from airflow_geneva.run.caps import CapReached
 from airflow_geneva.run.prepare import Udfs, open_target, prepare
-from airflow_geneva.run.units import RunUnit, Target, Unit, UnitReport, whole_unit
+from airflow_geneva.run.task import TaskRunner
+from airflow_geneva.run.units import Target, Unit, UnitReport, whole_unit
 from airflow_geneva.storage.location import TableLocation
+
+_TICK_SECONDS = 0.05
 
 
 def apply_inline(
@@ -52,22 +52,9 @@ def apply_inline(
 
     def compute(units: Sequence[Unit]) -> list[UnitReport]:
         target = opened.at_begin(len(units))
-        with prepare(location, work, udfs, skipped_before(location, work), counting, target) as (do, skipped):
+        with prepare(location, work, udfs, skipped_before(location, work), counting, target) as (run, skipped):
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-
-            def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
-                def both(rows: int) -> None:
-                    report(rows)
-                    on_rows(rows)
-
-                try:
-                    return do(unit, both)
-                except StillWaiting:
-                    waiting.append(unit)
-                    raise
-
-            reports = run_units(run, units, reporter, work.sizing.intra_applier_concurrency)
-        return [*reports, do.rest()]
+            return run_units(run, units, reporter, on_rows, waiting.append)
 
     units, waiting, done = [whole_unit(item) for item in works], list[Unit](), list[UnitReport]()
     try:
@@ -102,57 +89,61 @@ def open_reporter(
     return reporter
 
 
-def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, threads: int = 1) -> list[UnitReport]:
-    """Run units one after another, or several at a time in threads; the first error is raised at their end.
-
-    A unit that waits for a service does not keep the others from being submitted.
-    """
+def run_units(
+    run: TaskRunner,
+    units: Sequence[Unit],
+    reporter: ProgressReporter,
+    on_rows: Callable[[int], None] = lambda rows: None,
+    on_waiting: Callable[[Unit], None] = lambda unit: None,
+) -> list[UnitReport]:
+    """Run the units of a task and report their progress; `on_waiting` is called with units that a service has."""
     return_large_buffers()
     lock = threading.Lock()
 
-    def add_rows(rows: int) -> None:
+    def add_unit(report: UnitReport, unit: Unit) -> None:
         with lock:
-            reporter.add_rows(rows)
-
-    def run(unit: Unit) -> UnitReport:
-        try:
-            report = do(unit, add_rows)
-        except StillWaiting as still:
-            return UnitReport(False, waiting=still.batches)
-        if report.staged:
-            with lock:
+            if report.staged:
                 reporter.add_ready(unit.work.rows - report.failed)
-        return report
+            if report.waiting:
+                on_waiting(unit)
 
-    reports = list[UnitReport]()
-    try:
-        for report in map(run, units) if threads <= 1 or len(units) <= 1 else _in_threads(run, units, threads):
-            reports.append(report)
-    except CapReached as reached:
-        reached.reports = reports
-        raise
-    return reports
+    with _Ticking(reporter) as ticking:
+
+        def add_rows(rows: int) -> None:
+            reporter.rows_done += rows
+            ticking.check()
+            on_rows(rows)
+
+        return run(units, add_rows, add_unit)
 
 
-def _in_threads(run: Callable[[Unit], UnitReport], units: Sequence[Unit], threads: int) -> Iterator[UnitReport]:
-    """Run units in threads and yield their reports as they end; begin none after one has failed."""
-    left = deque(units)
+class _Ticking:
+    """Writes progress in a thread of its own, for the time of a block: the function does not wait for the store."""
 
-    def run_next() -> UnitReport | None:
+    def __init__(self, reporter: ProgressReporter) -> None:
+        self._reporter = reporter
+        self._ended = threading.Event()
+        self._stop: BaseException | None = None
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._run,), name="geneva-progress", daemon=True
+        )
+
+    def check(self) -> None:
+        """Raise what ended the thread: StopComputing if the job was stopped meanwhile."""
+        if self._stop is not None:
+            raise self._stop
+
+    def _run(self) -> None:
         try:
-            unit = left.popleft()
-        except IndexError:
-            return None
-        try:
-            return run(unit)
-        except BaseException:
-            left.clear()
-            raise
+            while not self._ended.wait(_TICK_SECONDS):
+                self._reporter.tick()
+        except BaseException as stop:
+            self._stop = stop
 
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for future in as_completed([pool.submit(run_next) for _ in units]):
-                if (report := future.result()) is not None:
-                    yield report
-        finally:
-            left.clear()
+    def __enter__(self) -> _Ticking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()

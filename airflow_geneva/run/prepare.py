@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
@@ -16,21 +16,21 @@ from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
-from airflow_geneva.apply.reader import LearnedSizes
 from airflow_geneva.apply.skipped_rows import SkipCount
+from airflow_geneva.apply.threads import ThreadedMapper
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.errors import InvalidInput, StorageError, UdfError
-from airflow_geneva.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.run.column import ColumnTarget
-from airflow_geneva.run.units import Target, Unit, UnitReport, run_unit
+from airflow_geneva.run.task import TaskRunner
+from airflow_geneva.run.units import Target
 from airflow_geneva.run.view import ViewTarget
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
@@ -103,23 +103,6 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
 
 
-class PreparedUnits:
-    """Runs the units of one task, each with the calls that equal inputs have saved."""
-
-    def __init__(self, run: Callable[[Unit, Callable[[int], None]], UnitReport], known: Iterable[KnownValues]) -> None:
-        self._run = run
-        self._known = tuple(known)
-
-    def __call__(self, unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
-        report, saved = self._run(unit, on_rows), self.rest()
-        return replace(report, speed=replace(report.speed, saved=saved.speed.saved))
-
-    def rest(self) -> UnitReport:
-        """Return the saved calls that no unit has reported, as of a unit that stages nothing."""
-        saved = sum((known.take_saved() for known in self._known), SavedCalls())
-        return UnitReport(False, speed=UdfSpeed(saved=saved))
-
-
 @contextmanager
 def prepare(
     location: TableLocation,
@@ -128,7 +111,7 @@ def prepare(
     before: Mapping[int, int],
     meter: Meter,
     target: Target | None = None,
-) -> Iterator[tuple[PreparedUnits, SkipCount]]:
+) -> Iterator[tuple[TaskRunner, SkipCount]]:
     """Give what runs the units of a task, and the counter of rows that the job skips; the meter counts what calls use.
 
     So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
@@ -142,7 +125,7 @@ def prepare(
     target = target or open_target(location, work)
     delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
     target = replace(target, delayed=delayed)
-    sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
+    fitting = RowsPerBudget(work.sizing.batch_bytes, target.output_width)
     known = {
         name: KnownValues(_value_cache(location, work, udf), work.sizing.batch_bytes)
         for name, udf in loaded.items()
@@ -150,26 +133,20 @@ def prepare(
     }
     submissions = submissions_of(location, work, loaded)
 
-    def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
-        def on_step(rows: int) -> None:
-            delayed.write_if_due()
-            on_rows(rows)
-
-        with calling(location.limits, meter), computing(work, loaded, opened, known, submissions) as (compute, reads):
-            applier = Applier(
-                target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_step
-            )
-            report = run_unit(target, unit, applier)
-            delayed.write_if_due(applier.sizer.most)
-            return report
-
     def keep() -> None:
         delayed.write()
         for values in known.values():
             values.flush()
 
     try:
-        yield PreparedUnits(run, known.values()), skipped
+        with calling(location.limits, meter), ExitStack() as stack:
+            threads = work.sizing.intra_applier_concurrency
+            made = [stack.enter_context(computing(work, loaded, opened, known, submissions)) for _ in range(threads)]
+            (mapper, reads), mappers = made[0], [mapper for mapper, _ in made]
+            if threads > 1 and not mapper.calls_at_a_time:
+                mapper = stack.enter_context(ThreadedMapper(mappers))
+            applier = Applier(work, first, mapper, skipped, fitting)
+            yield TaskRunner(target, applier, reads, delayed, known.values()), skipped
     except BaseException:
         try:
             keep()
@@ -228,6 +205,7 @@ class _QueryRows(BatchMapper):
     def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
         self.computer = computer
         self.calls_at_a_time = computer.calls_at_a_time
+        self.calls_rows = computer.calls_rows
         self.needs_row_ids = computer.needs_row_ids
         rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
         self.first_rule = dict(zip(udfs, rules, strict=False))

@@ -7,12 +7,17 @@ import random
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
+from time import sleep
 from typing import Any, TypeAlias
 
-from airflow_geneva.apply.applier import Applier, StepResult, joint_looked_at
+from airflow_geneva.apply.applier import StepResult
+from airflow_geneva.apply.keeper import Keeper, joint_looked_at
+from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
@@ -30,7 +35,6 @@ from airflow_geneva.storage.files import Storage, in_threads
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
 logger = logging.getLogger("airflow_geneva.run")
-_GONE = "computed rows were not there"
 _MOST_TIMES = 4
 _WAIT_SECONDS = 0.5
 _LISTED_ONCE = 8
@@ -72,8 +76,6 @@ class UnitReport:
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
-RunUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
-"""Runs one unit, and reports rows as they are computed."""
 
 
 def whole_unit(work: FragmentWork) -> Unit:
@@ -237,34 +239,74 @@ class Target(Reusable):
         return staged
 
 
-def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
-    """Compute the missing rows of a unit; a unit that owns its fragment stages it too."""
-    fragment, began = unit.work, time.monotonic()
+@dataclass(frozen=True)
+class OpenedUnit:
+    """A unit with what the store has of it.
+
+    Args:
+        held: rows that are in checkpoints.
+        staged: the fragment's data file, if it is there.
+        streams: whether the computed rows alone make the data file.
+    """
+
+    target: Target
+    unit: Unit
+    live: Ranges
+    held: ReusableRows
+    staged: StagedFragment | None
+    streams: bool
+
+    @property
+    def due(self) -> Ranges:
+        return self.unit.run & self.live
+
+    @cached_property
+    def missing(self) -> Ranges:
+        if self.staged is not None:
+            return Ranges.empty()
+        return self.due if self.streams else self.due - self.held.done
+
+    def rows(self, reads: Sequence[str] | Mapping[str, str], size: ReadSize) -> Iterator[RowBatch]:
+        """Read the rows that are to be computed."""
+        files, source, where = self.unit.work.files, self.target.source, self.target.work.where
+        for window in windows(self.missing):
+            yield from read_rows(source, files, self.live, window, reads, where, size)
+
+    def keep(self, steps: Iterable[StepResult], keeper: Keeper) -> UnitReport | None:
+        """Keep computed rows; a unit that owns its fragment stages it too. None: rows are missing at the end."""
+        target, fragment, staged = self.target, self.unit.work, self.staged
+        if staged is None and self.streams:
+            with closing(keeper.keep(steps, keep_last=False)) as kept:
+                staged = target.stream(kept, fragment, self.live)
+        elif staged is None:
+            for _ in keeper.keep(steps):
+                pass
+            if not self.unit.whole:
+                return UnitReport(False)
+            held = self.held
+            if self.missing:
+                held = target.held(fragment, target.index(fragment, again=True), self.due)
+            staged = stage_computed(target, fragment, self.due, held)
+        return None if staged is None else UnitReport(True, len(staged.failures.all))
+
+
+_NOTHING_HELD = ReusableRows((), Ranges.empty())
+
+
+def open_unit(target: Target, unit: Unit, again: bool = False) -> OpenedUnit:
+    """Look up what the store has of a unit, as it is now if it is asked `again`."""
+    fragment = unit.work
     live = live_offsets(target.source, fragment.files)
-    index = target.index(fragment)
+    index = target.index(fragment, again)
     if index.is_staged(fragment.place):
         # A pack would not replace a checkpoint that is a file of its own.
         target = replace(target, delayed=None)
     if unit.whole and (there := target.staged(fragment, index, live)):
-        return UnitReport(True, len(there.failures.all))
+        return OpenedUnit(target, unit, live, _NOTHING_HELD, there, False)
     due = unit.run & live
     held = target.held(fragment, index, due)
-
-    def compute(missing: Ranges) -> None:
-        for _ in applier.compute(fragment, live, missing):
-            pass
-
-    staged: StagedFragment | None = None
-    if not unit.whole:
-        compute(due - held.done)
-    elif not held.pieces and target.can_stream(fragment, live, due):
-        staged = target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
-    else:
-        staged = stage_computed(target, fragment, due, held, compute)
-    failed = len(staged.failures.all) if staged else 0
-    called, spent = applier.speed.seconds, time.monotonic() - began
-    speed = replace(applier.speed, seconds=spent, called=called, fragments=int(unit.whole))
-    return UnitReport(unit.whole, failed, speed)
+    streams = unit.whole and not held.pieces and target.can_stream(fragment, live, due)
+    return OpenedUnit(target, unit, live, held, None, streams)
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:
@@ -304,43 +346,30 @@ def all_staged(
 
 
 def stage_computed(
-    target: Target,
-    fragment: FragmentWork,
-    wanted: Ranges,
-    held: ReusableRows,
-    compute: Callable[[Ranges], None] | None = None,
-) -> StagedFragment | None:
-    """Stage a fragment from the rows that the store has; with `compute`, compute missing ones, else return None."""
-    computed, times = Ranges.empty(), Counter[str]()
-    while True:
-        again = ""
-        missing = wanted - held.done
-        if not missing:
-            try:
-                return target.stage(fragment, held)
-            except BrokenFile as broken:
-                again = broken.source
-                pieces = [piece for piece in held.pieces if piece.source == again]
-                remove_broken(target, broken, {piece.key for piece in pieces})
-                computed = computed - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
-        elif compute is None:
-            return None
-        elif missing & computed:
-            # Another job that computes the same rows replaced or removed their checkpoint.
-            again, computed = _GONE, computed - missing
-        else:
-            compute(missing)
-            computed = computed | missing
-        if again:
-            times[again] += 1
-            if times[again] > _MOST_TIMES:
-                raise StorageError(
-                    f"Checkpoints of fragment {fragment.id} are replaced by other jobs of this column or view, or "
-                    f"damaged, again and again: {again}, {times[again]} times. Run the task again when no other job of "
-                    "it runs; if the error returns, check the disk, or run with ignore_checkpoints=True."
-                )
-            time.sleep(_WAIT_SECONDS * (times[again] - 1) * random.uniform(0.5, 1.5))
+    target: Target, fragment: FragmentWork, wanted: Ranges, held: ReusableRows
+) -> StagedFragment | None:  # fmt: skip
+    """Stage a fragment from the rows that the store has; None if some are missing."""
+    times = Counter[str]()
+    while not wanted - held.done:
+        try:
+            return target.stage(fragment, held)
+        except BrokenFile as broken:
+            remove_broken(target, broken, {piece.key for piece in held.pieces if piece.source == broken.source})
+            times[broken.source] += 1
+            pause_before(times[broken.source], fragment, broken.source)
         held = target.held(fragment, target.index(fragment, again=True), wanted)
+    return None
+
+
+def pause_before(time: int, fragment: FragmentWork, why: str) -> None:
+    """Wait before a fragment's rows are looked up again because others replaced them; not without end."""
+    if time > _MOST_TIMES:
+        raise StorageError(
+            f"Checkpoints of fragment {fragment.id} are replaced by other jobs of this column or view, or damaged, "
+            f"again and again: {why}, {time} times. Run the task again when no other job of it runs; if the error "
+            "returns, check the disk, or run with ignore_checkpoints=True."
+        )
+    sleep(_WAIT_SECONDS * (time - 1) * random.uniform(0.5, 1.5))
 
 
 def remove_broken(target: Target, broken: BrokenFile, keys: Iterable[str]) -> None:

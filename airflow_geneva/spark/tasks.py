@@ -309,18 +309,12 @@ class _GroupRunner:
             capped = task_spec.work.sizing.max_cost is not None
             allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
-            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter) as (do, skipped):
+            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter) as (
+                run,
+                skipped,
+            ):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-
-                def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
-                    def step(rows: int) -> None:
-                        on_rows(rows)
-                        allowance.wait()
-
-                    return do(unit, step)
-
-                reports = run_units(run, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
-            reports.append(do.rest())
+                reports = run_units(run, units, reporter, lambda rows: allowance.wait())
             write({**reporter.document(), ENDED: True})
         except DriverLost as lost:
             write({**reporter.document(), FAILURE: [StorageError.__name__, str(lost)]})

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -15,11 +16,10 @@ import pyarrow.compute as pc
 import pytest
 from lance.file import LanceFileReader
 
-from airflow_geneva.checkpoint.reuse import BrokenFile
-from airflow_geneva.errors import CommitConflict, StorageError
+from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex
+from airflow_geneva.errors import CommitConflict, JobFailed
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io import table_versions
-from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
@@ -67,8 +67,7 @@ class Stations:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
         udfs = Udfs({self.plan.work.column: self.function})
         with prepare(self.table.location, self.plan.work, udfs, {}, Meter()) as (run, _):
-            for work in self.plan.fragments:
-                run(Unit(work, work.due, False), lambda rows: None)
+            run([Unit(work, work.due, False) for work in self.plan.fragments])
 
     def commit(self) -> BackfillResult:
         results = [PlannedJob(self.table.location, self.saved).commit(shard) for shard in self.plan.shards]
@@ -910,29 +909,33 @@ def test_rows_between_rows_that_run_again_are_not_computed_again(make_table: Mak
 
 @pytest.mark.parametrize("removed", [1, 100])
 def test_rows_whose_checkpoint_others_remove_are_computed_again_but_not_without_end(
-    make_table: MakeTable, trace: Trace, removed: int
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     table = make_table(100, per_fragment=100)
     table.add_columns({"y": triple})
-    job = Stations.begin(table)
-    bench, (work,) = ColumnTarget.at(table.location, job.plan.work), job.plan.fragments
-    rounds: list[int] = []
+    table.backfill("y", where="id < 1", runner="inline")
+    trace.clear()
+    found, rounds = ColumnTarget.index, list[int]()
 
-    def compute(missing: Ranges) -> None:
-        rounds.append(len(missing))
-        job.apply_without_staging()
-        if len(rounds) <= removed:
-            for checkpoint in Path(table.location.checkpoints.root).rglob("range-*.lance"):
-                checkpoint.unlink()
+    def index(target: ColumnTarget, fragment: Any, again: bool = False) -> CheckpointIndex:
+        """Another job acts before a task looks for what it has just computed."""
+        if again and len(trace) > 99 * len(rounds):
+            rounds.append(len(trace))
+            if len(rounds) <= removed:
+                for checkpoint in Path(table.location.checkpoints.root).rglob("range-*.lance"):
+                    checkpoint.unlink()
+        return found(target, fragment, again)
 
-    held = bench.held(work, bench.index(work), work.due)
+    monkeypatch.setattr(ColumnTarget, "index", index)
+    monkeypatch.setattr("airflow_geneva.run.units._WAIT_SECONDS", 0.01)
     if removed == 1:
-        assert stage_computed(bench, work, work.due, held, compute) is not None
-        assert rounds == [100, 100]
+        assert table.backfill("y", runner="inline").rows_computed == 99
+        assert rounds == [99, 198]
     else:
-        with pytest.raises(StorageError, match="by other jobs of this column"):
-            stage_computed(bench, work, work.due, held, compute)
-        assert len(rounds) <= 5
+        with pytest.raises(JobFailed, match="by other jobs of this column"):
+            table.backfill("y", runner="inline")
+        assert len(rounds) <= 6
+    assert set(trace.rows()) == set(range(1, 100))
 
 
 def test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing(

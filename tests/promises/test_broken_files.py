@@ -66,8 +66,7 @@ class Column:
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
         with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}, Meter()) as (run, _):
-            for work in self.fragments():
-                run(Unit(work, work.due, False), lambda rows: None)
+            run([Unit(work, work.due, False) for work in self.fragments()])
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -116,8 +115,7 @@ class Refreshed:
         work = self.made.work
         definition = self.view.view_definition
         with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as (run, _):
-            for fragment in self.fragments():
-                run(Unit(fragment, fragment.due, False), lambda rows: None)
+            run([Unit(fragment, fragment.due, False) for fragment in self.fragments()])
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)

@@ -1,0 +1,144 @@
+"""The queue between two threads of a task: it keeps the order, and all queues hold a bounded number of bytes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Stopped(BaseException):
+    """Ends a thread whose queues were stopped, because another thread of the task failed."""
+
+
+class Room:
+    """The bytes that some queues may hold together, and the lock that they share."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.most_used = 0
+        self.changed = threading.Condition()
+        self.stopped: BaseException | None = None
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Make every waiting thread raise the error; items that are in a queue can still be taken."""
+        with self.changed:
+            self.stopped = self.stopped or error or Stopped()
+            self.changed.notify_all()
+
+    def take(self, size: int) -> None:
+        self.used += size
+        self.most_used = max(self.most_used, self.used)
+
+    def give(self, size: int) -> None:
+        self.used -= size
+        self.changed.notify_all()
+
+
+class Queue(Generic[Item]):
+    """Hands the items of one unit from one thread to another; iterating ends, or raises, as the giver says.
+
+    An item waits until it fits into the room. If the taker waits for it, it need not fit: one item of any size passes.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self._items = deque[tuple[Item, int]]()
+        self._reserved = 0
+        self._taking = self._ended = False
+        self._error: BaseException | None = None
+
+    def reserve(self, size: int) -> None:
+        """Wait until the room has so many bytes for what is being made, and keep them until `end`."""
+        with self.room.changed:
+            self._wait_for(size)
+            self.room.take(size)
+            self._reserved = size
+
+    def put(self, item: Item, size: int, wait: bool = True) -> None:
+        with self.room.changed:
+            if wait:
+                self._wait_for(size)
+            self._items.append((item, size))
+            self.room.take(size)
+            self.room.changed.notify_all()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that no more items come, and why if it is an error, which the taker raises after the last item."""
+        with self.room.changed:
+            self._ended, self._error = True, error
+            self.room.give(self._reserved)
+            self._reserved = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        with self.room.changed:
+            self._taking = True
+            self.room.changed.notify_all()
+            while not self._items and not self._ended:
+                if self.room.stopped is not None:
+                    raise self.room.stopped
+                self.room.changed.wait()
+            if self._items:
+                item, size = self._items.popleft()
+                self.room.give(size)
+                return item
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def _wait_for(self, size: int) -> None:
+        while self.room.stopped is None:
+            wanted = self._taking and not self._items
+            if wanted or not self.room.used or self.room.used + size <= self.room.limit:
+                return
+            self.room.changed.wait()
+        raise self.room.stopped
+
+
+@dataclass(eq=False)
+class Unkept:
+    """Rows that were handed over and would be lost by a kill: since when, and whether they are kept by now."""
+
+    since: float
+    rows: int = 0
+    is_kept: bool = False
+
+
+class Acknowledgments:
+    """Lets the thread that computes go on only while a kill would lose no more than an interval, or `most` rows."""
+
+    def __init__(self, room: Room, seconds: float, most: int | None) -> None:
+        self.room = room
+        self.seconds = seconds
+        self.most = most
+        self._waiting: list[Unkept] = []
+
+    def kept(self, rows: Unkept) -> None:
+        with self.room.changed:
+            rows.is_kept = True
+            self.room.changed.notify_all()
+
+    def wait(self, rows: Unkept) -> None:
+        """Wait for earlier rows, if with these too many are not kept yet."""
+        with self.room.changed:
+            self._waiting.append(rows)
+            while self._is_too_much():
+                if self.room.stopped is not None:
+                    raise self.room.stopped
+                self.room.changed.wait()
+
+    def _is_too_much(self) -> bool:
+        self._waiting = [rows for rows in self._waiting if not rows.is_kept]
+        if not self._waiting:
+            return False
+        late = time.monotonic() - self._waiting[0].since >= self.seconds
+        return late or (self.most is not None and sum(rows.rows for rows in self._waiting) >= self.most)

@@ -1,0 +1,233 @@
+"""Run the units of one task: threads read rows ahead of the function, and others keep its results behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+from airflow_geneva.apply.applier import Applier, StepResult
+from airflow_geneva.apply.batch_api import StillWaiting
+from airflow_geneva.apply.dedup import KnownValues
+from airflow_geneva.apply.keeper import Keeper
+from airflow_geneva.apply.queues import Acknowledgments, Queue, Room, Stopped, Unkept
+from airflow_geneva.apply.reader import ReadSize
+from airflow_geneva.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.job.speed import SavedCalls, UdfSpeed
+from airflow_geneva.run.caps import CapReached
+from airflow_geneva.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
+
+_READERS = _KEEPERS = 4
+_MOST_AHEAD = 256
+"""Most units that are opened ahead, however few rows they have."""
+_GRACE_SECONDS = 5.0
+_GONE = "computed rows were not there"
+
+
+class TaskRunner:
+    """Runs units in order; the thread that calls it calls the function.
+
+    A unit goes from a reader over the caller to a keeper. Rows are read ahead, and results wait to be kept, within
+    `room` bytes each. If one of the threads fails, the others end, and its error is raised.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        applier: Applier,
+        reads: Any,
+        delayed: DelayedCheckpoints,
+        known: Iterable[KnownValues] = (),
+    ) -> None:
+        self.target = target
+        self.applier = applier
+        self.reads = reads
+        self.delayed = delayed
+        self.known = tuple(known)
+        sizing = target.work.sizing
+        self.room = sizing.batch_bytes // 2
+        self.read_size = ReadSize.of(target.source, reads, sizing.batch_bytes, applier.batch_size)
+
+    def __call__(
+        self,
+        units: Sequence[Unit],
+        on_rows: Callable[[int], None] = lambda rows: None,
+        on_kept: Callable[[UnitReport, Unit], None] = lambda report, unit: None,
+    ) -> list[UnitReport]:
+        """Compute and keep units; return a report of each, and last one of what belongs to no unit.
+
+        Args:
+            on_rows: called after every step; it may raise StopComputing.
+            on_kept: called when a unit is done.
+        """
+        self.applier.on_rows = on_rows
+        reports, times, began = list[UnitReport](), 0, time.monotonic()
+        try:
+            while units:
+                run = _Run(self, units, on_kept, again=times > 0)
+                try:
+                    run()
+                finally:
+                    reports += run.reports
+                units = run.again
+                if units:
+                    # Another job that computes the same rows replaced or removed their checkpoint.
+                    times += 1
+                    pause_before(times, units[0].work, _GONE)
+        except CapReached as reached:
+            reached.reports = [*reports, self._rest(reports, began)]
+            raise
+        return [*reports, self._rest(reports, began)]
+
+    def bytes_of(self, unit: Unit) -> int:
+        """Estimate the bytes that a unit's rows take in memory."""
+        width = self.read_size.fitting.width
+        return unit.work.files.bytes if width is None else int(width * unit.rows)
+
+    def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
+        """Report the calls that equal inputs saved, and the time in which the function did not run."""
+        saved = sum((known.take_saved() for known in self.known), SavedCalls())
+        threads = self.target.work.sizing.intra_applier_concurrency
+        called = sum(report.speed.seconds for report in reports)
+        beside = max((time.monotonic() - began) * threads - called, 0.0)
+        return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside))
+
+
+class _Lane:
+    """The queues of one unit."""
+
+    def __init__(self, unit: Unit, reading: Room, keeping: Room) -> None:
+        self.unit = unit
+        self.opened: OpenedUnit | None = None
+        self.rows = Queue[Any](reading)  # the opened unit, and then its batches
+        self.steps = Queue[StepResult](keeping)
+        self.last = Unkept(0.0)
+        self.speed = UdfSpeed()
+        self.report: UnitReport | None = None
+
+
+class _Run:
+    """One passage of units through the threads. Those whose rows were not there at the end must run `again`."""
+
+    def __init__(
+        self, task: TaskRunner, units: Sequence[Unit], on_kept: Callable[[UnitReport, Unit], None], again: bool
+    ) -> None:
+        self.task = task
+        self.on_kept = on_kept
+        self.looks_again = again
+        self.reading, self.keeping = Room(task.room), Room(task.room)
+        most = task.applier.sizer.most
+        self.acknowledged = Acknowledgments(self.keeping, task.target.work.sizing.checkpoint_interval, most)
+        self.lanes = [_Lane(unit, self.reading, self.keeping) for unit in units]
+        self.unread = deque(self.lanes)
+        self.to_keep = SimpleQueue[_Lane | None]()
+        self.again = list[Unit]()
+        self.error: BaseException | None = None
+
+    @property
+    def reports(self) -> list[UnitReport]:
+        """The reports of the units that are kept."""
+        return [lane.report for lane in self.lanes if lane.report is not None]
+
+    def __call__(self) -> None:
+        readers = self._start("read", self._read, min(_READERS, len(self.lanes)))
+        keepers = self._start("keep", self._keep, min(_KEEPERS, len(self.lanes)))
+        try:
+            for lane in self.lanes:
+                self._compute(lane)
+            self._end(keepers)
+        except BaseException as error:
+            self.error = error
+            self.reading.stop(error)
+            self._end(keepers)
+        for thread in readers:
+            thread.join(_GRACE_SECONDS)  # a store that does not answer keeps no one
+        if self.error is not None:
+            raise self.error
+
+    def _end(self, keepers: Sequence[threading.Thread]) -> None:
+        """Let the keepers keep what was handed over, and wait for their end."""
+        for _ in keepers:
+            self.to_keep.put(None)
+        for thread in keepers:
+            thread.join()
+
+    def _start(self, name: str, run: Callable[[], None], count: int) -> list[threading.Thread]:
+        threads = []
+        for _ in range(count):
+            thread = threading.Thread(target=copy_context().run, args=(run,), name=f"geneva-{name}", daemon=True)
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _read(self) -> None:
+        task, limit = self.task, self.reading.limit
+        while self.unread:
+            try:
+                lane = self.unread.popleft()
+            except IndexError:
+                return
+            try:
+                lane.rows.reserve(min(task.bytes_of(lane.unit), limit))
+                opened = open_unit(task.target, lane.unit, self.looks_again)
+                lane.rows.put(opened, limit // _MOST_AHEAD)
+                for rows in opened.rows(task.reads, task.read_size):
+                    lane.rows.put(rows, rows.nbytes)
+            except Stopped:
+                return
+            except BaseException as error:
+                lane.rows.end(error)
+                return
+            lane.rows.end()
+
+    def _compute(self, lane: _Lane) -> None:
+        lane.opened = opened = next(lane.rows)
+        self.to_keep.put(lane)
+        applier, ended = self.task.applier, None
+
+        def put(step: StepResult, is_last: bool) -> None:
+            lane.steps.put(step, step.values.nbytes, wait=not is_last)
+            if step.unkept is not None and not is_last:
+                self.acknowledged.wait(step.unkept)
+
+        try:
+            applier.compute(lane.unit.work, opened.missing, lane.rows, put)
+        except BaseException as error:
+            ended = error
+            if not isinstance(error, StillWaiting):
+                raise
+        finally:
+            lane.last, lane.speed = applier.unkept, applier.speed
+            lane.steps.end(ended)
+        self.acknowledged.wait(lane.last)
+
+    def _keep(self) -> None:
+        task, most = self.task, self.task.applier.sizer.most
+        target = task.target
+        while (lane := self.to_keep.get()) is not None:
+            assert lane.opened is not None
+            fragment = lane.unit.work
+            keeper = Keeper(target.store, target.job, target.work, fragment, self.acknowledged.kept, most)
+            try:
+                try:
+                    report = lane.opened.keep(lane.steps, keeper)
+                except StillWaiting as still:
+                    report = UnitReport(False, waiting=still.batches)
+                task.delayed.write_if_due(most)
+                if report is None:
+                    self.again.append(lane.unit)
+                report = report or UnitReport(False)
+                staged_now = report.staged and lane.opened.staged is None
+                lane.report = replace(report, speed=replace(lane.speed, fragments=int(staged_now)))
+                lane.opened = None
+                self.on_kept(report, lane.unit)
+                self.acknowledged.kept(lane.last)
+            except BaseException as error:
+                self.error = self.error or error
+                self.keeping.stop(error)
+                self.reading.stop(error)

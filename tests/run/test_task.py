@@ -1,0 +1,250 @@
+"""A task: rows are read ahead of the function, its results are kept behind it, and neither takes more than its room."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import Table, udf
+from airflow_geneva.apply.queues import Acknowledgments, Queue, Room, Unkept
+from airflow_geneva.errors import JobFailed, StorageError
+from airflow_geneva.lance_io.data_file import DataFileWriter
+from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.run import units
+from tests.support.counting import Trace, leave_trace, triple, tripled
+from tests.support.invariants import assert_exact, assert_right
+
+MakeTable = Callable[..., Table]
+SECONDS = 60.0
+"""No test waits that long: it is what ends a wait that would have no end."""
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, threading.Event]]:
+    """Events by fragment: its last row was read."""
+    events = {number: threading.Event() for number in range(10)}
+    original = units.read_rows
+
+    def noting(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
+        yield from original(dataset, files, *more)
+        events[files.id].set()
+
+    monkeypatch.setattr(units, "read_rows", noting)
+    return events
+
+
+def test_the_next_fragments_are_read_while_the_function_runs(
+    make_table: MakeTable, read: dict[int, threading.Event]
+) -> None:
+    ahead: list[bool] = []
+
+    @udf(data_type=pa.int64(), version="1")
+    def function(x: pa.Int64Array) -> pa.Int64Array:
+        number = x[0].as_py() // 10
+        ahead.append(number == 3 or read[number + 1].wait(SECONDS))
+        return x
+
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": function})
+    assert table.backfill("y", udf=function, runner="inline").rows_computed == 40
+    assert ahead == [True] * 4
+
+
+@pytest.mark.parametrize("kind", ["column", "view"])
+def test_a_data_file_is_written_while_the_function_goes_on(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    called = {number: threading.Event() for number in range(5)}
+    behind: list[bool] = []
+    finish = DataFileWriter.finish
+
+    def finishing(writer: DataFileWriter) -> str:
+        behind.append(called[3].wait(SECONDS))
+        return finish(writer)
+
+    @udf(data_type=pa.int64(), version="1")
+    def function(x: pa.Int64Array) -> pa.Int64Array:
+        called[x[0].as_py() // 10].set()
+        return x
+
+    table = make_table(40, per_fragment=10)
+    if kind == "column":
+        table.add_columns({"y": function})
+        monkeypatch.setattr(DataFileWriter, "finish", finishing)
+        result = table.backfill("y", udf=function, runner="inline")
+    else:
+        view = table.query().select({"id": "id", "y": (function, ["x"])}).create_materialized_view(name="v")
+        monkeypatch.setattr(DataFileWriter, "finish", finishing)
+        result = view.refresh(runner="inline")
+    assert (result.rows_computed, behind) == (40, [True] * 4)
+
+
+def test_a_range_checkpoint_is_written_while_the_function_goes_on(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an interval is written while the other half is computed."""
+    calls, written = threading.Semaphore(0), list[bool]()
+    write = units.CheckpointStore.__setitem__
+
+    def writing(store: Any, key: str, batch: pa.RecordBatch) -> None:
+        if "_range-" in key and not written:
+            written.append(calls.acquire(timeout=SECONDS))
+        write(store, key, batch)
+
+    @udf(data_type=pa.int64(), version="1", batch_size=10)
+    def function(x: pa.Int64Array) -> pa.Int64Array:
+        if x[0].as_py() >= 20:
+            calls.release()
+        return x
+
+    table = make_table(40, per_fragment=40)
+    table.add_columns({"y": function})
+    monkeypatch.setattr(units.CheckpointStore, "__setitem__", writing)
+    monkeypatch.setattr("airflow_geneva.apply.applier.Applier._is_checkpoint_due", lambda self: self.unkept.rows >= 20)
+    assert table.backfill("y", udf=function, runner="inline").rows_computed == 40
+    assert written == [True]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_write_that_fails_ends_the_task_and_what_was_kept_before_is_not_run_again(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    table = make_table(60, per_fragment=10)
+    table.add_columns({"y": triple})
+    finish, count = DataFileWriter.finish, iter(range(100))
+
+    def failing(writer: DataFileWriter) -> str:
+        if next(count) >= 2:
+            raise StorageError("the disk is full")
+        return finish(writer)
+
+    settings: dict[str, Any] = {"runner": "inline", "intra_applier_concurrency": threads, "checkpoint_interval": 0.0}
+    with monkeypatch.context() as patched:
+        patched.setattr(DataFileWriter, "finish", failing)
+        with pytest.raises(JobFailed, match="the disk is full") as failed:
+            table.backfill("y", **settings)
+    assert "in failing" in "".join(traceback.format_exception(failed.value))
+    before = set(trace.rows())
+    trace.clear()
+    table.backfill("y", **settings)
+    assert_right(table, "y", tripled)
+    assert not set(trace.rows()) & before, "each step had its checkpoint"
+
+
+def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(60, per_fragment=10)
+    table.add_columns({"y": triple})
+    original = units.read_rows
+
+    def failing(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
+        if files.id == 3:
+            raise StorageError("the store is away")
+        return original(dataset, files, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(units, "read_rows", failing)
+        with pytest.raises(JobFailed, match="the store is away") as failed:
+            table.backfill("y", runner="inline")
+    assert "in failing" in "".join(traceback.format_exception(failed.value))
+    assert_exact(trace, range(30))
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, range(60))
+
+
+def test_no_thread_outlives_a_task(make_table: MakeTable) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def function(x: int) -> int:
+        leave_trace([x])
+        if x == 25:
+            raise ValueError(x)
+        return x
+
+    table = make_table(60, per_fragment=10)
+    table.add_columns({"y": function})
+    with pytest.raises(JobFailed):
+        table.backfill("y", udf=function, runner="inline")
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"geneva-read", "geneva-keep", "geneva-progress"}
+
+
+def test_queues_hold_no_more_bytes_than_their_room() -> None:
+    room = Room(100)
+    queues = [Queue[int](room) for _ in range(3)]
+
+    def give(queue: Queue[int]) -> None:
+        queue.reserve(30)
+        for item in range(50):
+            queue.put(item, 25)
+        queue.end()
+
+    threads = [threading.Thread(target=give, args=(queue,)) for queue in queues]
+    for thread in threads:
+        thread.start()
+    assert [list(queue) for queue in queues] == [list(range(50))] * 3
+    for thread in threads:
+        thread.join(SECONDS)
+    # The first item for a taker that waits need not fit.
+    assert room.most_used <= 100 + 30 + 25
+    assert room.used == 0
+
+
+def test_an_item_of_any_size_passes_to_a_taker_that_waits() -> None:
+    room = Room(10)
+    first, second = Queue[str](room), Queue[str](room)
+
+    def give() -> None:
+        second.put("small", 10)
+        first.put("large", 1_000)
+        first.end()
+
+    thread = threading.Thread(target=give)
+    thread.start()
+    assert list(first) == ["large"]
+    thread.join(SECONDS)
+    assert next(second) == "small"
+
+
+def test_a_stopped_room_wakes_giver_and_taker_and_keeps_what_was_handed_over() -> None:
+    room = Room(10)
+    queue, other = Queue[int](room), Queue[int](room)
+    queue.put(1, 10)
+    failure = ValueError("stopped")
+    threading.Timer(0.05, room.stop, [failure]).start()
+    with pytest.raises(ValueError, match="stopped"):
+        other.put(2, 5)
+    with pytest.raises(ValueError, match="stopped"):
+        next(other)
+    assert next(queue) == 1
+
+
+@pytest.mark.parametrize(("seconds", "most", "waits"), [(0.0, None, True), (1e9, 20, True), (1e9, 21, False)])
+def test_rows_that_are_not_kept_yet_hold_up_the_function_only_beyond_an_interval(
+    seconds: float, most: int | None, waits: bool
+) -> None:
+    acknowledged = Acknowledgments(Room(100), seconds, most)
+    rows, more = Unkept(0.0, 10), Unkept(0.0, 10)
+    passed = threading.Event()
+
+    def compute() -> None:
+        acknowledged._waiting.append(rows)
+        acknowledged.wait(more)
+        passed.set()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    if waits:
+        assert not passed.wait(0.05)
+    else:
+        assert passed.wait(SECONDS)
+    acknowledged.kept(rows)
+    acknowledged.kept(more)
+    thread.join(SECONDS)
+    assert passed.is_set()
