@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
@@ -25,8 +25,8 @@ from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.caps import CapReached, Caps
 from airflow_geneva.run.inline import open_reporter, run_units
-from airflow_geneva.run.prepare import Udfs, joint_policy, prepare
-from airflow_geneva.run.units import Unit, UnitReport, group_units
+from airflow_geneva.run.prepare import Udfs, joint_policy, open_target, prepare
+from airflow_geneva.run.units import Target, Unit, UnitReport, group_units
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.spark")
 
 _POLL_SECONDS = 0.05
+Made = TypeVar("Made")
+_Stage: TypeAlias = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,7 @@ class _GroupRunner:
 
     def _run(self, group: int) -> list[UnitReport]:
         task_spec, every = self.task_spec, report_seconds(self.task_spec.work)
-        units = self._groups()[group]
+        units = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))[group]
         rows = sum(unit.rows for unit in units)
         number = self.first + group
         name = f"{TASK}{number:06}.json"
@@ -309,10 +311,10 @@ class _GroupRunner:
             capped = task_spec.work.sizing.max_cost is not None
             allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
-            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter) as (
-                run,
-                skipped,
-            ):
+            opened = self._once(_target_of_stage, lambda: open_target(task_spec.location, task_spec.work))
+            opened.store.look_again()
+            given = (task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter)
+            with prepare(*given, opened.at_begin(len(units))) as (run, skipped):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
                 reports = run_units(run, units, reporter, lambda rows: allowance.wait())
             write({**reporter.document(), ENDED: True})
@@ -326,16 +328,17 @@ class _GroupRunner:
             return []
         return reports
 
-    def _groups(self) -> list[list[Unit]]:
-        """Read the plan once for all tasks of a worker process."""
+    def _once(self, kept: dict[_Stage, Made], make: Callable[[], Made]) -> Made:
+        """Return what all tasks of a stage share that a worker process runs."""
         key = (self.task_spec.plan, self.task_spec.attempt, self.stage)
-        if key not in _groups_of_stage:
-            _groups_of_stage.clear()
-            _groups_of_stage[key] = self.task_spec.read_groups(self.stage)
-        return _groups_of_stage[key]
+        if key not in kept:
+            kept.clear()
+            kept[key] = make()
+        return kept[key]
 
 
-_groups_of_stage: dict[tuple[str, str, int], list[list[Unit]]] = {}
+_groups_of_stage: dict[_Stage, list[list[Unit]]] = {}
+_target_of_stage: dict[_Stage, Target] = {}
 
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
