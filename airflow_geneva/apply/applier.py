@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,7 +107,7 @@ class Applier:
         self.fitting = fitting
         self.computed = 0
         self.sizer = self._make_sizer(work.sizing, udf)
-        self.finished = 0.0
+        self.began, self.finished = inf, 0.0
 
     def _make_sizer(self, sizing: Sizing, udf: UDF | None) -> CheckpointSizer:
         sizer = CheckpointSizer.of(
@@ -241,7 +242,7 @@ class Applier:
             mapped = begun.calls.result()
         except UdfError as error:
             raise self._explained(error, begun) from error
-        self.finished = time.monotonic()
+        self.began, self.finished = min(self.began, at_work), time.monotonic()
         seconds, size = self.finished - at_work, mapped.values.nbytes
         # What a call takes sizes a step; calls at the same time share the time that their rows took.
         self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)

@@ -19,6 +19,7 @@ MOST_JOBS = 5
 
 _MOST_JOBS_READ = 100
 _FRAGMENT_SECONDS = 0.004
+_TELLING_SECONDS = 10.0
 _SAME = ("kind", "column", "udf", "udf_version")
 
 
@@ -75,6 +76,8 @@ class UdfSpeed:
         fragments: fragments that were staged; 0 in records of before.
         called: seconds of `seconds` that the UDF itself took.
         saved: rows without a call of their own.
+        between: seconds from the first to the last call of each task.
+        reading, writing: seconds of `between` in which the UDF waited for rows, and for its results to be written.
     """
 
     rows: int = 0
@@ -85,6 +88,9 @@ class UdfSpeed:
     fragments: int = 0
     called: float = 0.0
     saved: SavedCalls = field(default_factory=SavedCalls)
+    between: float = 0.0
+    reading: float = 0.0
+    writing: float = 0.0
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
@@ -96,7 +102,20 @@ class UdfSpeed:
             fragments=self.fragments + other.fragments,
             called=self.called + other.called,
             saved=self.saved + other.saved,
+            between=self.between + other.between,
+            reading=self.reading + other.reading,
+            writing=self.writing + other.writing,
         )
+
+    @property
+    def busy(self) -> str:
+        """Say how busy the function was, and what it waited for; "" of calls of a few seconds, which say little."""
+        if self.between < _TELLING_SECONDS:
+            return ""
+        waits = {"reading": self.reading, "writing": self.writing}
+        parts = {what: round(100 * seconds / self.between) for what, seconds in waits.items()}
+        waited = "".join(f", waited {percent} % for {what}" for what, percent in parts.items() if percent)
+        return f"function busy {min(100 * self.called / self.between, 100):.0f} %{waited}"
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
         """Estimate the seconds of one thread for so many rows, with the time to load a model."""
@@ -131,7 +150,8 @@ class UdfSpeed:
             seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
             fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
             saved = SavedCalls.from_json(document.get("saved"))
-            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved)
+            waits = (float(document.get(name, 0.0)) for name in ("between", "reading", "writing"))
+            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, *waits)
         except (LookupError, TypeError, ValueError):
             return UdfSpeed()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import replace
+from math import inf
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_geneva.apply.applier import Applier, StepResult
 from airflow_geneva.apply.batch_api import StillWaiting
@@ -22,6 +23,7 @@ from airflow_geneva.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.run.caps import CapReached
 from airflow_geneva.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
 
+Item = TypeVar("Item")
 _READERS = _KEEPERS = 4
 _MOST_AHEAD = 256
 """Most units that are opened ahead, however few rows they have."""
@@ -65,7 +67,8 @@ class TaskRunner:
             on_rows: called after every step; it may raise StopComputing.
             on_kept: called when a unit is done.
         """
-        self.applier.on_rows = on_rows
+        self.applier.on_rows, self.applier.began = on_rows, inf
+        self.reading, self.writing = _Wait(self.applier), _Wait(self.applier)
         reports, times, began = list[UnitReport](), 0, time.monotonic()
         try:
             while units:
@@ -90,12 +93,38 @@ class TaskRunner:
         return unit.work.files.bytes if width is None else int(width * unit.rows)
 
     def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
-        """Report the calls that equal inputs saved, and the time in which the function did not run."""
+        """Report the calls that equal inputs saved, and the time in which the function did not run, and why."""
         saved = sum((known.take_saved() for known in self.known), SavedCalls())
         threads = self.target.work.sizing.intra_applier_concurrency
         called = sum(report.speed.seconds for report in reports)
         beside = max((time.monotonic() - began) * threads - called, 0.0)
-        return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside))
+        between = max(self.applier.finished - self.applier.began, 0.0)
+        waits = UdfSpeed(between=between, reading=self.reading.seconds, writing=self.writing.seconds)
+        return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside) + waits)
+
+
+class _Wait:
+    """Adds up the seconds of blocks in which the function waits, from its first call on."""
+
+    def __init__(self, applier: Applier) -> None:
+        self.seconds = 0.0
+        self._applier = applier
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        if self._applier.began < self._since:
+            self.seconds += time.monotonic() - self._since
+
+    def around(self, items: Iterable[Item]) -> Iterator[Item]:
+        source = iter(items)
+        while True:
+            with self:
+                item = next(source, None)
+            if item is None:
+                return
+            yield item
 
 
 class _Lane:
@@ -186,17 +215,19 @@ class _Run:
             lane.rows.end()
 
     def _compute(self, lane: _Lane) -> None:
-        lane.opened = opened = next(lane.rows)
+        with self.task.reading:
+            lane.opened = opened = next(lane.rows)
         self.to_keep.put(lane)
         applier, ended = self.task.applier, None
 
         def put(step: StepResult, is_last: bool) -> None:
-            lane.steps.put(step, step.values.nbytes, wait=not is_last)
-            if step.unkept is not None and not is_last:
-                self.acknowledged.wait(step.unkept)
+            with self.task.writing:
+                lane.steps.put(step, step.values.nbytes, wait=not is_last)
+                if step.unkept is not None and not is_last:
+                    self.acknowledged.wait(step.unkept)
 
         try:
-            applier.compute(lane.unit.work, opened.missing, lane.rows, put)
+            applier.compute(lane.unit.work, opened.missing, self.task.reading.around(lane.rows), put)
         except BaseException as error:
             ended = error
             if not isinstance(error, StillWaiting):
@@ -204,7 +235,8 @@ class _Run:
         finally:
             lane.last, lane.speed = applier.unkept, applier.speed
             lane.steps.end(ended)
-        self.acknowledged.wait(lane.last)
+        with self.task.writing:
+            self.acknowledged.wait(lane.last)
 
     def _keep(self) -> None:
         task, most = self.task, self.task.applier.sizer.most

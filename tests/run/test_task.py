@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from airflow_geneva import Table, udf
 from airflow_geneva.apply.queues import Acknowledgments, Queue, Room, Unkept
 from airflow_geneva.errors import JobFailed, StorageError
+from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.run import units
@@ -157,6 +159,27 @@ def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled)
     assert_exact(trace, range(60))
+
+
+def test_the_result_says_how_busy_the_function_was_and_what_it_waited_for(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = UdfSpeed(called=97.0, between=100.0, reading=2.0, writing=0.2) + UdfSpeed(called=97.0, between=100.0)
+    assert speed.busy == "function busy 97 %, waited 1 % for reading"
+    assert UdfSpeed.from_json({**UdfSpeed(called=1.0, between=9.0).to_json()}).busy == "", "too short to say much"
+    original = units.read_rows
+
+    def slow(*arguments: Any) -> Iterator[Any]:
+        time.sleep(0.2)
+        return original(*arguments)
+
+    monkeypatch.setattr(units, "read_rows", slow)
+    monkeypatch.setattr("airflow_geneva.run.task._READERS", 1)
+    monkeypatch.setattr("airflow_geneva.job.speed._TELLING_SECONDS", 0.0)
+    table = make_table(30, per_fragment=10)
+    table.add_columns({"y": triple})
+    (note,) = [note for note in table.backfill("y", runner="inline").notes if note.startswith("function busy")]
+    assert "for reading" in note
 
 
 def test_no_thread_outlives_a_task(make_table: MakeTable) -> None:
