@@ -1,10 +1,10 @@
 # Each has an environment of its own: AIRFLOW=3.1, 3.2 or 3.4; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that
 # makes the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows;
-# RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes.
-# STORE=azurite runs the tests of an object store on Azurite, in the usual one.
+# RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes; CELERY=1, with the providers of Celery
+# and PostgreSQL, for the test of Celery's workers. STORE=azurite runs the tests of an object store on Azurite, in the usual one.
 VERSION := $(filter 3.%,$(PYTHON))
-VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
-LOCK := requirements/$(if $(RECIPES),recipes,$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev))).txt
+VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(CELERY:%=-celery)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
+LOCK := requirements/$(if $(RECIPES),recipes,$(if $(CELERY),celery,$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev)))).txt
 BIN := $(VENV)/bin
 LANCEDB := .venv-lancedb/.installed
 AZURITE := .venv-azurite/node_modules/.bin
@@ -13,12 +13,13 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 3
 LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
 NEWEST_BETA := $(patsubst %,--upgrade-package %,apache-airflow apache-airflow-core apache-airflow-task-sdk)
-TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(STORE),tests/promises/test_object_store.py)
-FOUND := $(PATH):$(CURDIR)/$(AZURITE)
+TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(CELERY),tests/airflow/test_celery.py)$(if $(STORE),tests/promises/test_object_store.py)
+# npm's and Debian's programs for CELERY=1 and STORE=azurite: Debian has those of PostgreSQL in a folder that is not on PATH.
+FOUND := $(PATH):$(CURDIR)/$(AZURITE)$(addprefix :,$(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin))))
 export QUERY
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ui test test-fast mutants lint format bench docs soak clean lock always
+.PHONY: help install demo demo-ui test test-fast mutants lint format bench docs soak clean lock servers always
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +37,14 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: $(if $(STORE),$(AZURITE)) install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, STORE=azurite
-	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+test: $(if $(CELERY),servers) $(if $(STORE),$(AZURITE)) install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, CELERY=1, STORE=azurite
+	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest $(if $(CELERY),-rP,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(TESTS)
+
+servers:
+	@PATH="$(FOUND)"; missing=; \
+	command -v redis-server >/dev/null || missing=" redis-server"; \
+	command -v initdb >/dev/null || missing="$$missing postgresql"; \
+	test -z "$$missing" || { echo "test: CELERY=1 needs$$missing. Install (Debian, Ubuntu): apt-get install -y$$missing" >&2; exit 1; }
 
 $(AZURITE):
 	@command -v npm >/dev/null || { echo "test: STORE=azurite needs npm. Install (Debian, Ubuntu): apt-get install -y npm" >&2; exit 1; }
@@ -77,11 +84,11 @@ docs: install ## Build the documentation into site/, warnings are errors
 
 lock: install ## Resolve requirements/*.txt again, keeping what still fits (needs uv)
 	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
-	@for lock in dev airflow-3.1 airflow-3.2 airflow-3.4 lowest recipes; do \
+	@for lock in dev airflow-3.1 airflow-3.2 airflow-3.4 lowest recipes celery; do \
 		held=requirements/$$lock.in python=3.10 newest=; \
 		test $$lock != airflow-3.4 || { python=3.11; newest="$(NEWEST_BETA)"; }; \
 		{ test $$lock != lowest || $(LOWEST_ALLOWED) pyproject.toml; } | \
-		uv pip compile pyproject.toml - $$(test $$lock != recipes || echo $$held) --all-extras --group dev --universal --python-version $$python \
+		uv pip compile pyproject.toml - $$(case $$lock in recipes|celery) echo $$held; esac) --all-extras --group dev --universal --python-version $$python \
 			$$(test ! -f $$held || echo --constraint $$held) \
 			$$newest --custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
 	done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sysconfig
 import time
@@ -26,18 +25,13 @@ from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark.code import package_zip
 from airflow_geneva.storage.files import Storage
 from tests.spark.spark_udfs import surroundings
+from tests.support.stack import free_port
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 SPARK = Path(pyspark.__file__).parent
 GPUS = ("3", "5")  # what Spark believes its two workers to have
 APPLICATION = Path(airflow_geneva.__file__).parent / "spark" / "application" / "main.py"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

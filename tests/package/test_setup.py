@@ -56,6 +56,7 @@ def test_a_version_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp
         (["AIRFLOW=3.4"], ".venv-3.4", "airflow-3.4"),
         (["LOWEST=1"], ".venv-lowest", "lowest"),
         (["RECIPES=1"], ".venv-recipes", "recipes"),
+        (["CELERY=1"], ".venv-celery", "celery"),
         (["STORE=azurite"], ".venv", "dev"),
         (["PYLANCE=latest", "PYTHON=3.12"], ".venv-pylance-latest-py3.12", "dev"),
     ],
@@ -72,7 +73,7 @@ def test_each_choice_has_an_environment_of_its_own(given: list[str], environment
 
 @pytest.mark.parametrize(
     ("setting", "needed"),
-    [("STORE=azurite", "npm")],
+    [("CELERY=1", "redis-server postgresql"), ("STORE=azurite", "npm")],
 )
 def test_what_a_choice_lacks_is_named_before_anything_is_installed(tmp_path: Path, setting: str, needed: str) -> None:
     make = shutil.which("make")

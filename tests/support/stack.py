@@ -54,7 +54,7 @@ class Stack:
 
     Args:
         home: its AIRFLOW_HOME.
-        database: a file.
+        database: a file; None for a server's.
         url: its REST interface.
         environment: what its processes were started with.
         processes: its components.
@@ -62,20 +62,24 @@ class Stack:
     """
 
     home: Path
-    database: Path
+    database: Path | None
     url: str
     environment: Mapping[str, str]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     orphans: list[psutil.Process] = field(default_factory=list)
 
-    def start(self, component: str) -> None:
-        """Start a component by its name on Airflow's command line."""
+    def start(self, component: str, *command: str, **variables: str) -> None:
+        """Start a component by its name on Airflow's command line, or by another command, with variables of its own."""
         imports = "; ".join(f"import {name}" for name in (*PRELOADED, "airflow.__main__"))
         forking = (sys.executable, "-c", f"{imports}; airflow.__main__.main()")
         airflow = forking if component in FORKING else AIRFLOW
         with (self.home / f"{component}.out").open("ab") as output:
             self.processes[component] = subprocess.Popen(
-                [*airflow, component], env=self.environment, stdout=output, stderr=output, start_new_session=True
+                [*airflow, *(command or (component,))],
+                env={**self.environment, **variables},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     def wait(self) -> None:
@@ -89,6 +93,12 @@ class Stack:
         process.kill()
         process.wait()
 
+    def lose(self, component: str) -> None:
+        """End a component and all that it has started by SIGKILL, as if their machine was gone."""
+        process = self.processes.pop(component)
+        _end([psutil.Process(process.pid)])
+        process.wait()
+
     def declare_dead(self, what: str, where: str, *values: str) -> None:
         """Let Airflow find that it has not heard for long of what was killed.
 
@@ -96,6 +106,7 @@ class Stack:
             what: the table and the column of its last sign of life.
             where: a condition with a "?" for each of the values.
         """
+        assert self.database
         table, column = what.split(".")
         with closing(sqlite3.connect(self.database, timeout=LOCKED_SECONDS)) as database, database:
             database.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", [LONG_AGO, *values])
@@ -189,6 +200,12 @@ class Stack:
         return found
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_for(ready: Callable[[], bool], seconds: float, what: str) -> None:
     until = time.monotonic() + seconds
     while not ready():
@@ -199,34 +216,32 @@ def wait_for(ready: Callable[[], bool], seconds: float, what: str) -> None:
 @contextmanager
 def start_stack(
     home: Path,
-    new_database: Path,
+    new_database: Path | None,
     files: Mapping[str, str],
     extra: Mapping[str, str],
     components: Sequence[str] = COMPONENTS,
 ) -> Iterator[Stack]:
-    """Start an Airflow on these DAG files, and end all of its processes."""
-    database = database_named(secrets.token_hex(4))
-    shutil.copyfile(new_database, database)
-    dags = home / "dags"
-    dags.mkdir(parents=True)
-    (home / "tmp").mkdir()
-    for name, text in files.items():
-        (dags / name).write_text(text)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Start an Airflow on these DAG files, and end all of its processes.
+
+    Args:
+        new_database: copied for it; None if `extra` names a database.
+    """
+    database = None
+    if new_database:
+        database = database_named(secrets.token_hex(4))
+        shutil.copyfile(new_database, database)
+    own = make_home(home, files)
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
-        "AIRFLOW_HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        **own,
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PARALLELISM": "4",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
         "AIRFLOW__CORE__FERNET_KEY": "bmV2ZXItdXNlZC1vdXRzaWRlLW9mLXRoaXMtdGVzdC4=",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": connection_to(database),
+        **({"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": connection_to(database)} if database else {}),
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__WORKERS": "1",
@@ -251,8 +266,8 @@ def start_stack(
             stack.wait()
         yield stack
     finally:
-        _end(stack)
-        for path in database.parent.glob(f"{database.name}*"):
+        _end([*(psutil.Process(process.pid) for process in stack.processes.values()), *stack.orphans])
+        for path in database.parent.glob(f"{database.name}*") if database else ():
             path.unlink()
 
 
@@ -264,9 +279,24 @@ def _answers(stack: Stack) -> bool:
     return "scheduler" not in stack.processes or health["scheduler"]["status"] == "healthy"
 
 
-def _end(stack: Stack) -> None:
+def make_home(home: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Make folders for Airflow or one worker, with these DAG files; returns the variables that name them."""
+    variables = {
+        "AIRFLOW_HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
+    }
+    for folder in ("dags", "tmp"):
+        (home / folder).mkdir(parents=True)
+    for name, text in files.items():
+        path = home / "dags" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return variables
+
+
+def _end(roots: Sequence[psutil.Process]) -> None:
     """Hold every process before the first is killed, so that none starts another meanwhile."""
-    roots = [*(psutil.Process(process.pid) for process in stack.processes.values()), *stack.orphans]
     held: set[psutil.Process] = set()
     while found := {member for root in roots for member in _family(root)} - held:
         for member in found:
