@@ -471,7 +471,7 @@ class Table(Summarized, Readable):
 
         check_runner(runner)
         watch = Stopwatch()
-        plan, function = self._plan(request, udf)
+        plan, function = replace(self, location=self.location.patient())._plan(request, udf)
         keep_udf(function, self._named(request.column))
         return plan, Udfs({request.column: function}), watch
 

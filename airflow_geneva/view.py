@@ -206,7 +206,8 @@ class View(Table):
         )
         watch, definition = Stopwatch(), self.view_definition
         with progress_bar(self.name):
-            planned = plan(self.location, definition, self._source(definition).location, request)
+            source = self._source(definition).location.patient()
+            planned = plan(self.location.patient(), definition, source, request)
             check_old_code(planned, runner)
             udfs = Udfs.of_refresh(planned, load_udfs(definition))
             return run_new(planned, self.location, udfs, runner, watch)

@@ -6,7 +6,8 @@ import functools
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +32,14 @@ _SCHEMA = pa.schema([pa.field(_KEY, pa.string()), pa.field(_VALUE, pa.large_bina
 class Packs:
     """The packs of a folder, as of the last listing."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, listed: Iterable[str] | None = None) -> None:
         self.storage = storage
         self.names: list[str] = []
-        self._looked = 0.0
-        self.look()
+        self._looked = time.monotonic()
+        if listed is None:
+            self.look()
+        else:
+            self.names = sorted((name for name in listed if name.startswith(f"{FOLDER}/")), reverse=True)
 
     def look(self) -> None:
         """List the packs again."""
@@ -55,8 +59,7 @@ class Packs:
     def keys(self, prefix: str = "") -> set[str]:
         """Return the keys that start with a prefix."""
         found: set[str] = set()
-        for name in self.names:
-            keys = keys_of_pack(self.storage, name)
+        for keys in self.storage.side_by_side(*(partial(keys_of_pack, self.storage, name) for name in self.names)):
             for at in range(bisect_left(keys, prefix), len(keys)):
                 if not keys[at].startswith(prefix):
                     break

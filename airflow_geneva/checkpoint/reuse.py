@@ -184,7 +184,7 @@ class CheckpointIndex:
         for prefix, _ in self.reuse_rules.prefixes:
             for start in self._starts:
                 # The prefix ends at a folder boundary, so the store lists no other folder.
-                for key in self.store.list_keys(f"{prefix}_srcfiles-{start}"):
+                for key in self.store.list_keys(f"{prefix}_srcfiles-{start}", many=not start):
                     parsed = parse_key(key)
                     if parsed is not None and parsed.fragment.prefix == prefix:
                         found.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)

@@ -101,9 +101,19 @@ class CheckpointStore:
     def __contains__(self, key: str) -> bool:
         return self._file(key).count_rows() is not None or key in self._packs_at(self._path(key)).keys(key)
 
-    def list_keys(self, prefix: str | None = None) -> list[str]:
-        """Return the sorted keys that start with a prefix; list only the folders that can hold them."""
+    def list_keys(self, prefix: str | None = None, many: bool = False) -> list[str]:
+        """Return the sorted keys that start with a prefix; list only the folders that can hold them.
+
+        Args:
+            many: whether most keys of the top folder are wanted, so that a store lists it and its packs at once.
+        """
         text = prefix or ""
+        if many and not self.storage.local:
+            top = _top(key_to_path(text))
+            names = self.storage.list_files(top)
+            self._packs[top] = Packs(self.storage.folder(top), [name.removeprefix(f"{top}/") for name in names])
+            listed = {path_to_key(name) for name in names if name.endswith(".lance")}
+            return sorted({key for key in listed if key.startswith(text)} | self._packs[top].keys(text))
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
         keys = {key for key in found if key.startswith(text)}

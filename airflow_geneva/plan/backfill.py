@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,7 @@ from airflow_geneva.plan.reusable_checkpoints import (
     check_continue_from,
     continue_from_savings,
     find_mismatches,
+    other_versions,
 )
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.files import Storage
@@ -111,6 +112,9 @@ class _Planner:
                 self.computed.learn(files, provenance, rows, all_live=False)
         works = Works((), manifest, whole, NEW)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
+        others: list[str] = []
+        if index is not None:
+            others, _ = store.storage.side_by_side(partial(other_versions, store, self.work), index.places)
         works = self._with_checkpoints(selected, works, index)
         if self.given_up:
             self.computed.notes.append(
@@ -134,9 +138,11 @@ class _Planner:
             rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
             learned=tuple(self.computed.learned),
             notes=tuple(self.computed.notes),
-            savings=tuple(continue_from_savings(self.dataset, store, self.work, works)),
+            savings=tuple(continue_from_savings(self.dataset, store, self.work, works, others)),
             mismatches=find_mismatches(index, works),
             ledgers=len(self.state.ledgers),
+            opened=(self.dataset,),
+            index=index,
         )
 
     def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
@@ -276,7 +282,9 @@ class _Planner:
             self._add(whole.reason, len(whole), whole.rows)
         ancestors, there = {}, index.places()
         near = whole.with_ids(fragment for _, fragment in there)
-        if there - {work.place for work in near} - {due.work.place for due in dues}:
+        manifest = self.computed.manifest
+        alive = {(files.srcfiles, files.id) for files in manifest.at(manifest.positions(at for _, at in there))}
+        if there - alive:
             files = [*(due.work.files for due in dues), *self.computed.manifest.at(whole.whole)]
             ancestors = self.computed.ancestors(files, index, self.work.udf_version)
             near = whole.with_ids({*(work.id for work in near), *ancestors})

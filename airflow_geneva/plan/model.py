@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of
-from airflow_geneva.checkpoint.reuse import ReuseRules
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.display import Described, counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
@@ -25,6 +25,8 @@ from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
+    import lance
+
     from airflow_geneva.job.estimate import Estimate
     from airflow_geneva.plan.saved_plan import SwapPlan
 
@@ -350,6 +352,8 @@ class Plan(Described):
         archives: refresh only: zips of the old code that it is planned with, by name.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
         ledgers: number of the column's ledgers that no fold covers.
+        opened: the version that is read, and of a refresh the view, for the process that goes on with the plan.
+        index: the checkpoints that were there.
         estimator: makes the estimate, if so many rows as given, from a sample of these.
     """
 
@@ -365,6 +369,8 @@ class Plan(Described):
     archives: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     mismatches: Mismatches = field(default_factory=Mismatches)
     ledgers: int = 0
+    opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)
+    index: CheckpointIndex | None = field(default=None, repr=False, compare=False)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -173,6 +173,8 @@ def plan_refresh(
             rows_by_other_version=rows_by_other_version,
             notes=tuple(changes.notes),
             mismatches=find_mismatches(index, planned),
+            opened=(dataset, view_state.dataset),
+            index=index,
             swap=replace(swap, idle=idle),
         )
 

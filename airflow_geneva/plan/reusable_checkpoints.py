@@ -171,10 +171,13 @@ def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
 
 
 def continue_from_savings(
-    dataset: lance.LanceDataset, store: CheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
+    dataset: lance.LanceDataset,
+    store: CheckpointStore,
+    work: BackfillSpec,
+    fragments: Sequence[FragmentWork],
+    versions: Sequence[str],
 ) -> Iterator[str]:
-    """Yield one sentence for each other version that has checkpoints of rows that are about to run."""
-    versions = [] if work.ignore_checkpoints or not fragments else _versions_there(store, work)
+    """Yield one sentence for each of `other_versions` that has checkpoints of rows that are about to run."""
     if not versions:
         return
     open_rows = {
@@ -194,7 +197,10 @@ def continue_from_savings(
             yield f'checkpointed by UDF version {named}: {saved}, which continue_from="{named}" would save.'
 
 
-def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:
+def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
+    """Return the versions of a UDF that have checkpoints, without those that the job uses anyway."""
+    if work.ignore_checkpoints:
+        return []
     head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.column)}"
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]

@@ -50,10 +50,12 @@ class ColumnTarget(ReusableColumn, Target):
     """A column of a table, as all units of a backfill share it."""
 
     @staticmethod
-    def at(location: TableLocation, work: BackfillSpec) -> ColumnTarget:
+    def at(location: TableLocation, work: BackfillSpec, opened: lance.LanceDataset | None = None) -> ColumnTarget:
         """Open the table, or raise that it, or its planned version, is gone or was created again."""
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
+        if opened is not None:
+            return ColumnTarget(opened, work, CheckpointStore(checkpoints), job)
         try:
             source = location.open(work.version)
         except InvalidInput as error:
@@ -112,11 +114,12 @@ class ColumnPublisher:
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
     newest: lance.LanceDataset | None = None
     beside_end: list[Callable[[], object]] = field(default_factory=list)
+    opened: tuple[lance.LanceDataset, ...] = ()
     _noted: set[int] = field(default_factory=set)
 
     @cached_property
     def target(self) -> ColumnTarget:
-        return replace(ColumnTarget.at(self.location, self.work), written={})
+        return replace(ColumnTarget.at(self.location, self.work, *self.opened), written={})
 
     def commit(self, shard: Shard) -> ShardResult:
         self.uncomputed = []

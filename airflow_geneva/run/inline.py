@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 
 from airflow_geneva.apply.skipped_rows import skipped_before
 from airflow_geneva.job.folder import JobFolder
@@ -51,7 +52,8 @@ def apply_inline(
     opened = target or open_target(location, work)
 
     def compute(units: Sequence[Unit]) -> list[UnitReport]:
-        target = opened.at_begin(len(units))
+        nonlocal opened
+        target, opened = opened.at_begin(len(units)), replace(opened, listed=None)
         with prepare(location, work, udfs, skipped_before(location, work), counting, target) as (run, skipped):
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
             return run_units(run, units, reporter, on_rows, waiting.append)

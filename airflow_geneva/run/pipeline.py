@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.display import counted
 from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
 from airflow_geneva.faults import fault_point
@@ -112,7 +113,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     idle = plan.swap is not None and plan.swap.idle
     saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice, about=about)
     watch.lap("plan")
-    return PlannedJob(location, saved, plan.swap, choice)
+    return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index)
 
 
 def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
@@ -197,6 +198,7 @@ class PlannedJob:
     Args:
         swap: the swap plan of a refresh, if this process has it already.
         choice: where it is computed; None: in the process that applies a shard.
+        opened, index: what the plan has opened and listed, if this process planned just now.
 
     With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
     """
@@ -207,6 +209,8 @@ class PlannedJob:
         saved: SavedPlan,
         swap: SwapPlan | None = None,
         choice: RunnerChoice | None = None,
+        opened: tuple[lance.LanceDataset, ...] = (),
+        index: CheckpointIndex | None = None,
     ) -> None:
         self.location = location = location.patient()
         self.choice = choice
@@ -215,11 +219,12 @@ class PlannedJob:
         self.waits = True
         self.unmet = ""
         self._ended: dict[int, Spent] = {}
+        self._index = index
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
         self.publisher: Publisher = (
-            ViewPublisher(location, saved, work, swap)
+            ViewPublisher(location, saved, work, swap, opened=opened)
             if isinstance(work, RefreshSpec)
-            else ColumnPublisher(location, saved, work)
+            else ColumnPublisher(location, saved, work, opened=opened)
         )
 
     def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
@@ -253,7 +258,8 @@ class PlannedJob:
         """
 
         status = {} if target is None else self.folder.read_shard(self.saved.fingerprint, shard.index)
-        target = target or self.publisher.target
+        index, self._index = self._index, None
+        target = target or replace(self.publisher.target, listed=index)
 
         def compute(caps: Caps) -> list[UnitReport]:
             plan, wait = self.saved.fingerprint, caps.around(self.waiting(shard))

@@ -163,8 +163,9 @@ class Target(Reusable):
 
     def at_begin(self, fragments: int) -> Target:
         """Return the target for a task of some fragments, which are looked up in one listing if they are many."""
-        many = fragments >= _LISTED_ONCE
-        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules) if many else None)
+        if self.listed is not None or fragments < _LISTED_ONCE:
+            return self
+        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules))
 
     def index(self, fragment: FragmentWork, again: bool = False) -> CheckpointIndex:
         """Return the checkpoints of a fragment, as they are now if it is asked `again`."""

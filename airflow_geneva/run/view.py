@@ -59,12 +59,15 @@ class ViewTarget(ReusableView, Target):
     """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
 
     @staticmethod
-    def at(location: TableLocation, work: RefreshSpec) -> ViewTarget:
+    def at(location: TableLocation, work: RefreshSpec, *opened: lance.LanceDataset) -> ViewTarget:
         """Open the source and the view, or raise that one, or the planned version, is gone or was created again."""
-        source = TableLocation(work.read.uri, work.read.name, location.options).open(work.version)
-        work.read.check(source)
-        view = location.open()
-        work.written.check(view)
+        if opened:
+            source, view = opened
+        else:
+            source = TableLocation(work.read.uri, work.read.name, location.options).open(work.version)
+            work.read.check(source)
+            view = location.open()
+            work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
         return ViewTarget(source, work, CheckpointStore(location.checkpoints), job, view)
 
@@ -155,6 +158,7 @@ class ViewPublisher:
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
     newest: lance.LanceDataset | None = None
     beside_end: list[Callable[[], object]] = field(default_factory=list)
+    opened: tuple[lance.LanceDataset, ...] = ()
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
     _swapped: Swapped = field(default_factory=Swapped)
 
@@ -281,7 +285,7 @@ class ViewPublisher:
 
     @cached_property
     def target(self) -> ViewTarget:
-        return replace(ViewTarget.at(self.location, self.work), written={})
+        return replace(ViewTarget.at(self.location, self.work, *self.opened), written={})
 
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
