@@ -208,6 +208,7 @@ class ShardCommitter:
         planned: the table in which its column has the planned name.
         data: its staged files, with what is known of them already.
         restage: stages what checkpoints hold of the due rows of a fragment of a version, with its other values.
+        opened: the newest version, if it was opened just now, for the first verification.
         newest: the version of the last commit.
     """
 
@@ -217,6 +218,7 @@ class ShardCommitter:
     planned: lance.LanceDataset
     data: StagedFiles
     restage: Restage
+    opened: lance.LanceDataset | None = None
     newest: lance.LanceDataset | None = None
     _done: list[Candidate] = field(default_factory=list)
     _lost: list[LostRows] = field(default_factory=list)
@@ -373,7 +375,8 @@ class ShardCommitter:
         append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
     def _verify(self, group: Sequence[Candidate]) -> Verification:
-        verdict = verify(self.location.open(), self.columns, group, self.data)
+        opened, self.opened = self.opened, None
+        verdict = verify(opened or self.location.open(), self.columns, group, self.data)
         if verdict.left:
             self.work.written.look(self.location.options)
         return verdict

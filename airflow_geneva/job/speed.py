@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -197,9 +198,7 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
         described: what the record of such a job says of it.
     """
     found: list[PastJob] = []
-    for name in islice(job_ids(checkpoints), _MOST_JOBS_READ):
-        folder = JobFolder.of(checkpoints, name)
-        record = folder.read(RECORD) or {}
+    for folder, record in _records(checkpoints, most):
         if all(record.get(part) == described.get(part) for part in _SAME):
             ended = folder.read_end(record) or {}
             speed = UdfSpeed.from_json(ended.get("speed"))
@@ -215,6 +214,15 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
             if len(found) == most:
                 break
     return found
+
+
+def _records(checkpoints: Storage, at_once: int) -> Iterator[tuple[JobFolder, dict[str, Any]]]:
+    """Yield the records of the newest jobs, read some at once."""
+    folders = [JobFolder.of(checkpoints, name) for name in islice(job_ids(checkpoints), _MOST_JOBS_READ)]
+    for begin in range(0, len(folders), at_once):
+        part = folders[begin : begin + at_once]
+        records = checkpoints.side_by_side(*(partial(folder.read, RECORD) for folder in part))
+        yield from zip(part, (record or {} for record in records), strict=True)
 
 
 def _stages_of(result: object) -> dict[str, float]:

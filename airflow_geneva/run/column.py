@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.run")
 _MIXED = "mixed:"
 _NOT_STAGED = "its staged data file is gone or no longer fits"
+_FRESH_SECONDS = 1.0
 _NOT_COMPUTED = "not all of its rows are computed"
 
 
@@ -144,11 +146,14 @@ class ColumnPublisher:
 
     def _commit(self, whole: Shard, parts: Sequence[Shard]) -> ShardResult:
         """Check and commit what is staged of the parts of a shard; rows in a damaged file count as missing."""
-        staged = [self._staged(part) for part in parts]
+        began, checkpoints = time.monotonic(), self.location.checkpoints
+        opening = [] if checkpoints.local else [self.location.open]
+        staged, *opened = checkpoints.side_by_side(lambda: [self._staged(part) for part in parts], *opening)
+        newest = opened[0] if opened and time.monotonic() - began < _FRESH_SECONDS else None
         candidates = [candidate for found, _ in staged for candidate in found]
         missing = [left for _, found in staged for left in found]
         try:
-            return self._commit_staged(whole, candidates, missing)
+            return self._commit_staged(whole, candidates, missing, newest)
         except BrokenFile as broken:
             damaged = [one.work for one in candidates if one.staged.file == broken.source]
             remove_broken(self.target, broken, (str(self.work.key(fragment)) for fragment in damaged))
@@ -176,7 +181,11 @@ class ColumnPublisher:
         return candidates, missing
 
     def _commit_staged(
-        self, shard: Shard, candidates: Sequence[Candidate], missing: Sequence[tuple[int, int, str]]
+        self,
+        shard: Shard,
+        candidates: Sequence[Candidate],
+        missing: Sequence[tuple[int, int, str]],
+        newest: lance.LanceDataset | None,
     ) -> ShardResult:
         work, target = self.work, self.target
         folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
@@ -220,7 +229,7 @@ class ColumnPublisher:
                 stop_if_not_met(new, "The column" if whole else "This part of the column")
             return bool(new)
 
-        committer = ShardCommitter(self.location, self.saved, work, target.source, target.data, self._restage)
+        committer = ShardCommitter(self.location, self.saved, work, target.source, target.data, self._restage, newest)
         judge = check if checks.expected else None
         result = committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
         self.newest = committer.newest or self.newest

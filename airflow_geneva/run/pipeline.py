@@ -39,7 +39,7 @@ from airflow_geneva.run.expectations import found_in_job
 from airflow_geneva.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import failure_message, record_plan, what_failed
+from airflow_geneva.run.record import failure_message, record_plan, what_failed, with_stamps
 from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.run.waiting import Waiting
@@ -98,7 +98,11 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if runner == "auto":
         choice = choose_runner(plan, location.checkpoints, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
         logger.info("Computing %s %s.", plan.work.target, choice)
-    about = {"expected": estimate_by_history(plan, location, choice.runner).pace()} if plan.shards else {}
+    about: dict[str, Any] = {}
+    if plan.shards:
+        estimate = partial(estimate_by_history, plan, location, choice.runner)
+        expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
+        about = {"expected": expected.pace()}
     measured().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)

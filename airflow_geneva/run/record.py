@@ -55,8 +55,7 @@ def record_plan(
         folder.storage.write_bytes(name, archive)
     if store_code and plan.shards and not plan.archives:
         plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
-    if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
-        plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))
+    plan = with_stamps(plan, location)
     work = plan.work
     record = {
         **work.describe(),
@@ -92,6 +91,17 @@ def record_plan(
     fault_point("plan.saved")
     _log_reused_checkpoints(plan)
     return saved
+
+
+def with_stamps(plan: Plan, location: TableLocation) -> Plan:
+    """Add what identifies the planned versions, if the job has something to do and they are not there already."""
+    if not (plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances))):
+        return plan
+    tables = plan.work.tables
+    if any(table.commit for table in tables):
+        return plan
+    stamped = location.checkpoints.side_by_side(*(partial(table.stamped, location.options) for table in tables))
+    return plan.with_work(tables=tuple(stamped))
 
 
 def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
