@@ -92,10 +92,11 @@ class _Embeddings(Service):
                         async for part in answer.iter_bytes():
                             body += part
             finally:
-                for at, vector in read_vectors(body):
-                    lengths.add(len(vector))
-                    if at < len(texts) and len(vector) == self.dimensions:
-                        found[texts[at]] = vector
+                vectors = list(read_vectors(body))
+                lengths = {len(vector) for _, vector in vectors}
+                # A service that numbers its vectors in another way does not say of which texts they are.
+                if len({at for at, _ in vectors} & set(range(len(texts)))) == len(vectors):
+                    found |= {texts[at]: vector for at, vector in vectors if len(vector) == self.dimensions}
             tokens = tokens_used(body)
         report(tokens=tokens, cost=tokens * self.price / _PER)
         return lengths
@@ -104,7 +105,8 @@ class _Embeddings(Service):
         if other := sorted(lengths - {self.dimensions}):
             numbers = " and ".join(map(str, other))
             return ValueError(f"The model returned vectors of {numbers} numbers, and dimensions={self.dimensions}.")
-        return ValueError(f"The model {self.model!r} returned {asked - left} vectors for {asked} texts.")
+        numbered = ", or not numbered as the texts are" if left == asked and lengths else ""
+        return ValueError(f"The model {self.model!r} returned {asked - left} vectors for {asked} texts{numbered}.")
 
 
 def text_of(model: str, choice: Any) -> str:

@@ -162,6 +162,19 @@ def test_what_an_answer_holds_is_kept_and_only_the_rest_is_asked_again(
         assert {text for text, times in counts.paid.items() if times > 1} <= {*again}
 
 
+def test_vectors_that_are_not_numbered_as_the_texts_are_no_values(server: OpenAIServer, database: Database) -> None:
+    texts = [f"text {at:02}" for at in range(12)]
+    table = database.create_table("docs", pa.table({"text": texts}))
+    server.change(fail_inputs={"text": "unnumbered"})
+    made = embeddings("small", 8, on_error="fail")
+    table.add_columns({"vector": made})
+    with pytest.raises(ValueError, match="0 vectors for 12 texts, or not numbered as the texts are"):
+        asyncio.run(made(pa.array(texts)))
+    # Alone, a text has the number 0.
+    table.backfill("vector", udf=embeddings("small", 8, on_error=[Skip(ValueError)]), runner="inline")
+    assert table.to_arrow()["vector"].to_pylist() == [embedding_of(text) for text in texts]
+
+
 def test_equal_texts_are_paid_once_and_the_plan_says_so(server: OpenAIServer, database: Database) -> None:
     texts = [f"text {at % 143:03}" for at in range(995)]
     docs = database.create_table("docs", pa.table({"text": texts}))

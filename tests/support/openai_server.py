@@ -26,9 +26,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-FAILURES = ("400", "429", "500", "quota", "hang", "cut", "short")
+FAILURES = ("400", "429", "500", "quota", "hang", "cut", "short", "unnumbered")
 """How a request fails: with a status, with no answer until the client goes, with half of a paid answer, or with one
-vector too short, that of the text that `fail_inputs` names or the first one."""
+vector too short, that of the text that `fail_inputs` names or the first one, or with vectors that all have the
+number 0."""
 
 
 @dataclass(frozen=True)
@@ -335,8 +336,10 @@ class _Server:
         finally:
             window.running -= 1
         answer = self.answer(path, request, inputs)
-        if failure in ("cut", "short"):
+        if failure in ("cut", "short", "unnumbered"):
             self.failed[failure] += 1
+        if failure == "unnumbered":
+            answer["data"] = [{**one, "index": 0} for one in answer["data"]]
         if failure == "short":
             parts = self.settings.fail_inputs
             at = next((at for at, text in enumerate(inputs) if any(part in text for part in parts)), 0)
