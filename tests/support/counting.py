@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -50,6 +52,43 @@ class Trace:
         return np.frombuffer(data[: len(data) // 8 * 8], np.int64)
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Asks the call that reaches a number of rows to wait until the test has done something, or to die."""
+
+    trace: Path
+
+    def ask(self, rows: int, kill: bool) -> None:
+        """Ask for one stop, once so many more rows have run."""
+        size = self.trace.stat().st_size if self.trace.exists() else 0
+        self._file("new").write_text(f"{size + 8 * rows} {int(kill)}")
+        self._file("new").rename(self._file("asked"))
+
+    @property
+    def reached(self) -> bool:
+        return self._file("reached").exists()
+
+    def go_on(self) -> None:
+        for name in ("asked", "reached"):
+            self._file(name).unlink(missing_ok=True)
+
+    def stop_if_asked(self) -> None:
+        try:
+            size, kill = map(int, self._file("asked").read_text().split())
+            if self.trace.stat().st_size < size:
+                return
+            self._file("asked").rename(self._file("reached"))  # of several processes, one can
+        except FileNotFoundError:
+            return
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self.reached:
+            time.sleep(0.002)
+
+    def _file(self, name: str) -> Path:
+        return self.trace.with_name(f"{self.trace.name}.{name}")
+
+
 def leave_trace(values: Iterable[int | None] | pa.Array, suffix: str = "") -> None:
     """Append the inputs of one call to the trace; one write, so that calls of several processes do not mix.
 
@@ -68,6 +107,7 @@ def leave_trace(values: Iterable[int | None] | pa.Array, suffix: str = "") -> No
         os.write(handle, np.concatenate(([_CALL], found)).astype(np.int64).tobytes())
     finally:
         os.close(handle)
+    Stop(Path(path)).stop_if_asked()
 
 
 def tripled(x: int | None) -> int:

@@ -92,13 +92,14 @@ def _serve() -> None:
 
 
 def _fork(order: Mapping[str, Any]) -> int:
+    module, _, name = order["function"].partition(":")
+    importlib.import_module(module)
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         os.environ.update(order["environment"])
-        module, _, name = order["function"].partition(":")
         getattr(importlib.import_module(module), name)(**order["arguments"])
         code = 0
     except BaseException:

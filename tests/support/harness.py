@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from airflow_geneva import UDF, connect, faults
 from airflow_geneva.checkpoint import value_cache
-from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
@@ -27,6 +26,8 @@ from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.fragments import columns_of
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.table_versions import read_transaction
+from airflow_geneva.plan.computed_rows import column_state
 from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.inline import apply_inline
@@ -53,8 +54,8 @@ class Job:
     Args:
         kind: ``plain``, ``where``, ``skip`` (some rows fail, and calls have a limit), ``async`` (the same, of calls in
             flight), ``batch`` (they do, at a service that gets all rows before it answers), ``dedup`` (values of equal
-            inputs are kept), ``continue`` (the values of older code are taken over) or ``indexed`` (an index over the
-            column is updated).
+            inputs are kept), ``continue`` (the values of older code are taken over), ``indexed`` (an index over the
+            column is updated) or ``nested`` (the input is a field of a struct).
         as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
     """
 
@@ -71,15 +72,20 @@ class Job:
         return BY_KIND[self.kind]
 
     @property
+    def input(self) -> str:
+        return "s" if self.kind == "nested" else "x"
+
+    @property
     def options(self) -> dict[str, Any]:
         extra: dict[str, dict[str, Any]] = {
             "where": {"where": WHERE},
             "continue": {"continue_from": ["1"]},
             "indexed": {"indexes": "update"},
+            "nested": {"on_code_change": "recompute"},
         }
         return {**SIZES, **extra.get(self.kind, {})}
 
-    def values(self, x: int) -> set[int | None]:
+    def values(self, x: int | None) -> set[int | None]:
         """What the job may make of an input."""
         if self.kind == "continue":
             return {value_of(x, "1"), value_of(x, "2")}
@@ -97,6 +103,8 @@ class World:
         folder: everything of it.
         marks: versions that a restore may go back to.
         spare: rows that may run again because something took their checkpoints away.
+        reshaped: whether the struct that the function reads got other fields, so that every row may be due.
+        more: environment of its processes; it may name another trace.
     """
 
     folder: Path
@@ -106,11 +114,17 @@ class World:
     marks: list[int] = field(default_factory=list)
     spare: int = 0
     checked: int = 0
+    reshaped: bool = False
+    more: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def make(folder: Path, job: Job) -> World:
         folder.mkdir(parents=True)
-        rows = {"id": pa.array(range(ROWS), pa.int64()), "x": pa.array(range(ROWS), pa.int64())}
+        rows: dict[str, Any] = {"id": pa.array(range(ROWS), pa.int64()), "x": pa.array(range(ROWS), pa.int64())}
+        if job.kind == "nested":
+            rows["s"] = pa.array(
+                [struct_of(FIELDS, x) for x in range(ROWS)], pa.struct(dict.fromkeys(FIELDS, pa.int64()))
+            )
         table = connect(folder / "db").create_table("docs", pa.table(rows), max_rows_per_file=PER_FRAGMENT)
         table.add_columns({"y": valued if job.kind == "continue" else job.udf, "w": (negative, ["x"])})
         if job.kind == "indexed":
@@ -122,14 +136,27 @@ class World:
 
     @property
     def trace(self) -> Trace:
-        return Trace(self.folder / "trace")
+        return Trace(Path(self.more.get(TRACE, self.folder / "trace")))
 
     @property
     def environment(self) -> dict[str, str]:
-        return {TRACE: str(self.trace.path)}
+        return {TRACE: str(self.trace.path), **self.more}
 
     def ids(self) -> list[int]:
         return sorted(self.table.lance.to_table(columns=["id"])["id"].to_pylist())
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of the struct that the function reads; none if it reads none."""
+        schema = self.table.schema
+        return [nested.name for nested in schema.field("s").type] if "s" in schema.names else []
+
+    def with_struct(self, rows: list[dict[str, int]]) -> pa.Table:
+        """Rows as they are written, with the struct of those inputs."""
+        schema = pa.schema([("id", pa.int64()), ("x", pa.int64())])
+        if fields := self.fields:
+            schema = schema.append(self.table.schema.field("s"))
+        return pa.Table.from_pylist([row | {"s": struct_of(fields, row["x"])} for row in rows], schema=schema)
 
     def new_rows(self, count: int) -> list[dict[str, int]]:
         """Rows that never were, with inputs that never were."""
@@ -143,7 +170,23 @@ class World:
 
     def rows(self) -> list[dict[str, Any]]:
         columns = [name for name in ("id", "x", "y", "w") if name in self.table.schema.names]
-        return sorted(self.table.lance.to_table(columns=columns).to_pylist(), key=lambda row: row["id"])
+        return sorted(rows_of(self.table.lance, columns), key=lambda row: row["id"])
+
+
+FIELDS = ("v", "u", "k")
+"""Nested fields of the struct that a function reads: its input, another one, and one that stays."""
+
+
+def struct_of(fields: Iterable[str], x: int) -> dict[str, int]:
+    return {name: {"v": x, "u": -x}.get(name, 0) for name in fields}
+
+
+def rows_of(source: Any, columns: list[str], **options: Any) -> list[dict[str, Any]]:
+    """Rows of a version or a fragment; ``x`` is what the function reads, a field of a struct where there is one."""
+    nested = "s" in source.schema.names
+    names = [{"x": "s"}.get(name, name) if nested else name for name in columns]
+    rows: list[dict[str, Any]] = source.to_table(columns=names, **options).to_pylist()
+    return [{"x": row["s"].get("v"), **row} for row in rows] if nested else rows
 
 
 def pick(world: World, dice: random.Random, most: int = 9) -> list[int]:
@@ -164,12 +207,16 @@ def delete(world: World, dice: random.Random) -> None:
 
 
 def append(world: World, dice: random.Random) -> None:
-    world.table.add(world.new_rows(dice.randint(1, 12)))
+    world.table.add(world.with_struct(world.new_rows(dice.randint(1, 12))))
 
 
 def update(world: World, dice: random.Random) -> None:
-    rows = pick(world, dice)
-    world.table.lance.update({"x": f"{1_000 * (world.steps + 1)} + id"}, where=listed(rows))
+    rows, x = pick(world, dice), f"{1_000 * (world.steps + 1)} + id"
+    change = {"x": x}
+    if fields := world.fields:
+        cells = [f"'{name}', {({'v': x, 'u': f'-({x})'}).get(name, 'cast(0 as bigint)')}" for name in fields]
+        change["s"] = f"named_struct({', '.join(cells)})"
+    world.table.lance.update(change, where=listed(rows))
 
 
 def touch(world: World, dice: random.Random) -> None:
@@ -182,14 +229,9 @@ def touch(world: World, dice: random.Random) -> None:
 def upsert(world: World, dice: random.Random) -> None:
     """Some rows change and move, some are new."""
     rows = pick(world, dice, most=5)
-    new = world.new_rows(3)
-    data = pa.table(
-        {
-            "id": pa.array([*rows, *(row["id"] for row in new)], pa.int64()),
-            "x": pa.array([*world.inputs(rows), *(row["x"] for row in new)], pa.int64()),
-        }
-    )
-    for name in world.table.schema.names[2:]:
+    changed = [{"id": row, "x": x} for row, x in zip(rows, world.inputs(rows), strict=True)]
+    data = world.with_struct([*changed, *world.new_rows(3)])
+    for name in [name for name in world.table.schema.names if name not in data.column_names]:
         data = data.append_column(name, pa.nulls(len(data), world.table.schema.field(name).type))
     merge = world.table.lance.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
     merge.execute(data.select(world.table.schema.names))
@@ -198,7 +240,7 @@ def upsert(world: World, dice: random.Random) -> None:
 def upsert_in_place(world: World, dice: random.Random) -> None:
     """Some rows get other inputs where they are: all checkpoints of their fragments are about other files then."""
     rows = pick(world, dice, most=3)
-    data = pa.table({"id": pa.array(rows, pa.int64()), "x": pa.array(world.inputs(rows), pa.int64())})
+    data = world.with_struct([{"id": row, "x": x} for row, x in zip(rows, world.inputs(rows), strict=True)])
     world.table.lance.merge_insert("id").when_matched_update_all().execute(data)
     world.spare += world.table.count_rows()
 
@@ -495,13 +537,15 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
             before = None
             continue
         columns = ["id", "x", "y"]
-        rows = world.table.location.open(version).to_table(columns=columns, with_row_address=True).to_pylist()
+        rows = rows_of(world.table.location.open(version), columns, with_row_address=True)
         now = {row["id"]: (row["_rowaddr"] >> 32, row["y"]) for row in rows}
         if before is not None and job_of(world.table, version):
             looked_at += len(rows)
             written = [row for row in rows if now[row["id"]] != before.get(row["id"])]
+            verified = verified_inputs(world, version)
             for row in written:
-                assert row["y"] in job.values(row["x"]), f"version {version} shows {row}"
+                inputs = {row["x"], verified.get(row["id"], row["x"])}
+                assert any(row["y"] in job.values(x) for x in inputs), f"version {version} shows {row}"
             touched = {row["_rowaddr"] >> 32 for row in written}
             torn = [row for row in rows if row["_rowaddr"] >> 32 in touched and row["y"] not in job.values(row["x"])]
             torn = [row for row in torn if job.selects(row["id"])]
@@ -511,14 +555,28 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
     return looked_at + assert_facts(world, job)
 
 
+def verified_inputs(world: World, version: int) -> dict[int, int | None]:
+    """The inputs that a commit was verified with, by row, if the struct that holds them has other fields since.
+
+    Lance lets a commit pass a change of the schema. Then the run looks once more, and says that these rows are left.
+    """
+    transaction = read_transaction(world.table.lance, version)
+    if transaction is None or job_of(world.table, version) is None:
+        return {}
+    now, then = (world.table.location.open(at) for at in (version, transaction.read_version))
+    if "s" not in now.schema.names or now.lance_schema.field("s") == then.lance_schema.field("s"):
+        return {}
+    return {row["id"]: row["x"] for row in rows_of(then, ["id", "x"])}
+
+
 def assert_facts(world: World, job: Job) -> int:
     """Every row that a ledger calls computed, or failed, is so."""
     dataset = world.table.lance
-    columns = columns_of(dataset, ["x"], [], "y")
-    state = load_state(world.table.location.checkpoints, columns.output[0])
+    columns = columns_of(dataset, [job.input], [], "y")
+    state = column_state(dataset, world.table.location.checkpoints, columns).about(columns.inputs_text)
     looked_at = 0
     for files in read_manifest(dataset, columns).values():
-        rows = dataset.get_fragment(files.id).to_table(columns=["x", "y"], with_row_address=True).to_pylist()
+        rows = rows_of(dataset.get_fragment(files.id), ["x", "y"], with_row_address=True)
         for made, known in state.known(files.signature, files.physical_rows).items():
             for row in rows:
                 if known & Ranges.of(row["_rowaddr"] & 0xFFFFFFFF, (row["_rowaddr"] & 0xFFFFFFFF) + 1):

@@ -14,14 +14,14 @@ from airflow_geneva import UDF, RateLimit, udf
 from tests.support.counting import TRACE, leave_trace
 
 
-def is_bad(x: int) -> bool:
+def is_bad(x: int | None) -> bool:
     """Whether the UDF fails on an input, when it is told to fail at all."""
-    return x % 13 == 5
+    return x is not None and x % 13 == 5
 
 
-def value_of(x: int, version: str = "1", picky: bool = False) -> int | None:
-    """What a version of the UDF computes; NULL where it fails."""
-    return None if picky and is_bad(x) else 10 * x + int(version)
+def value_of(x: int | None, version: str = "1", picky: bool = False) -> int | None:
+    """What a version of the UDF computes; NULL where it fails, and of NULL."""
+    return None if x is None or (picky and is_bad(x)) else 10 * x + int(version)
 
 
 @udf(data_type=pa.int64(), name="valued", version="1")
@@ -38,6 +38,14 @@ def valued_anew(x: pa.Int64Array) -> pa.Int64Array:
 
 @udf(data_type=pa.int64(), name="valued", version="1", deterministic=True, dedup=True)
 def valued_once(x: pa.Int64Array) -> pa.Int64Array:
+    leave_trace(x)
+    return pa.array([value_of(one) for one in x.to_pylist()], pa.int64())
+
+
+@udf(data_type=pa.int64(), name="valued", version="1", input_columns=["s"])
+def valued_nested(s: pa.StructArray) -> pa.Int64Array:
+    """Of the field ``v``, where the struct has one by then."""
+    x = s.field("v") if s.type.get_field_index("v") >= 0 else pa.nulls(len(s), pa.int64())
     leave_trace(x)
     return pa.array([value_of(one) for one in x.to_pylist()], pa.int64())
 
@@ -108,6 +116,7 @@ BY_KIND: dict[str, UDF] = {
     "dedup": valued_once,
     "continue": valued_anew,
     "indexed": valued,
+    "nested": valued_nested,
 }
 
 
