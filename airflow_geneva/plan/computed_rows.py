@@ -156,6 +156,10 @@ class ComputedRows:
         for version in newest:
             unknown, there = self._compare(version, files, unknown, found)
             still_there = still_there | there
+        if unknown & still_there and len(self._complete_versions) > len(newest):
+            # A run that goes on while rows move knows them at the versions before.
+            for version in self._complete_before_move(files):
+                unknown, _ = self._compare(version, files, unknown, found)
         # A restore undid no move of a row into a fragment that is still there, so it is as it was before the restore.
         unknown = unknown - still_there
         if unknown and len(self._complete_versions) > len(newest):
@@ -245,6 +249,12 @@ class ComputedRows:
         if not lineage.complete:
             self._note_gap()
         return lineage
+
+    def _complete_before_move(self, files: FragmentFiles) -> list[int]:
+        """Return the newest complete version before the fragment's rows were written, unless it was looked at."""
+        written = max(self._history.written_at(files, int(self.dataset.version)), default=0)
+        before = [version for version in self._complete_versions if version < written][:1]
+        return [version for version in before if version not in self._complete_versions[:_MOST_REFERENCES]]
 
     @cached_property
     def _complete_in_line(self) -> list[int]:

@@ -270,9 +270,7 @@ class ColumnPublisher:
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             work.written.look(self.location.options)
         if result.commits:
-            moved = _before_others_moved_rows(self._newest(), result.commits)
-            # A plan compares with four versions; the first of these also has what earlier jobs computed.
-            known = {result.version, *moved[:1], *moved[-2:]}
+            known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}
             marks = [seen(version) for version in sorted(known)]
             self.beside_end = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
         if not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):

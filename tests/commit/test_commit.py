@@ -374,9 +374,10 @@ def test_failed_rows_that_a_compaction_moves_count_once(make_table: MakeTable, t
 def test_rows_that_are_moved_between_two_commits_of_a_run_cost_nothing_later(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = make_table(24, per_fragment=6, u=pa.array([0] * 24))
+    """Those that moved early too, when later versions with complete facts are more than a plan compares with."""
+    table = make_table(48, per_fragment=6, u=pa.array([0] * 48))
     table.add_columns({"y": triple})
-    moves = iter(["id = 1", "id = 7", "id = 2"])
+    moves = iter(["id = 1", "id = 7", "id = 2", "id = 8", "id = 25", "id = 3", "id = 9"])
 
     def meanwhile(point: str) -> None:
         if point == "commit.after" and (where := next(moves, None)):
@@ -384,8 +385,8 @@ def test_rows_that_are_moved_between_two_commits_of_a_run_cost_nothing_later(
 
     monkeypatch.setattr(table_versions, "fault_point", meanwhile)
     result = table.backfill("y", runner="inline", commit_granularity=1)
-    assert (result.state, len(result.commits)) == ("DONE", 4)
-    assert_exact(trace, range(24))
+    assert (result.state, len(result.commits)) == ("DONE", 8)
+    assert_exact(trace, range(48))
     assert_nothing_to_do_is_free(table, "y", trace)
 
 
