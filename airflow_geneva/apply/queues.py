@@ -23,6 +23,8 @@ class Room:
         self.limit = limit
         self.used = 0
         self.most_used = 0
+        self.queues = 0
+        self.waiting: list[int] = []
         self.changed = threading.Condition()
         self.stopped: BaseException | None = None
 
@@ -44,18 +46,20 @@ class Room:
 class Queue(Generic[Item]):
     """Hands the items of one unit from one thread to another; iterating ends, or raises, as the giver says.
 
-    An item waits until it fits into the room. If the taker waits for it, it need not fit: one item of any size passes.
+    An item waits until it fits into the room; queues made earlier go first. If the taker waits for it, it need not fit:
+    one item of any size passes.
     """
 
     def __init__(self, room: Room) -> None:
         self.room = room
+        self._number, room.queues = room.queues, room.queues + 1
         self._items = deque[tuple[Item, int]]()
         self._reserved = 0
         self._taking = self._ended = False
         self._error: BaseException | None = None
 
     def reserve(self, size: int) -> None:
-        """Wait until the room has so many bytes for what is being made, and keep them until `end`."""
+        """Wait until the room has so many bytes, and keep them for the items that are put."""
         with self.room.changed:
             self._wait_for(size)
             self.room.take(size)
@@ -63,10 +67,12 @@ class Queue(Generic[Item]):
 
     def put(self, item: Item, size: int, wait: bool = True) -> None:
         with self.room.changed:
+            more = max(size - self._reserved, 0)
             if wait:
-                self._wait_for(size)
+                self._wait_for(more)
             self._items.append((item, size))
-            self.room.take(size)
+            self.room.take(more)
+            self._reserved -= size - more
             self.room.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -96,12 +102,19 @@ class Queue(Generic[Item]):
         raise StopIteration
 
     def _wait_for(self, size: int) -> None:
-        while self.room.stopped is None:
-            wanted = self._taking and not self._items
-            if wanted or not self.room.used or self.room.used + size <= self.room.limit:
-                return
-            self.room.changed.wait()
-        raise self.room.stopped
+        room = self.room
+        room.waiting.append(self._number)
+        try:
+            while room.stopped is None:
+                wanted = self._taking and not self._items
+                fits = not room.used or not size or room.used + size <= room.limit
+                if wanted or (fits and self._number == min(room.waiting)):
+                    return
+                room.changed.wait()
+            raise room.stopped
+        finally:
+            room.waiting.remove(self._number)
+            room.changed.notify_all()
 
 
 @dataclass(eq=False)

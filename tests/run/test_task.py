@@ -235,6 +235,29 @@ def test_an_item_of_any_size_passes_to_a_taker_that_waits() -> None:
     assert next(second) == "small"
 
 
+def test_an_earlier_queue_gets_room_before_a_later_one() -> None:
+    room = Room(10)
+    full, first, second = (Queue[str](room) for _ in range(3))
+    full.put("all", 10)
+    order: list[str] = []
+
+    def give(queue: Queue[str], name: str) -> None:
+        queue.put(name, 10)
+        order.append(name)
+
+    threads = [threading.Thread(target=give, args=pair) for pair in ((second, "second"), (first, "first"))]
+    for number, thread in enumerate(threads):
+        thread.start()
+        while len(room.waiting) <= number:
+            time.sleep(0.001)
+    assert next(full) == "all"
+    threads[1].join(SECONDS)
+    assert order == ["first"]
+    assert next(first) == "first"
+    threads[0].join(SECONDS)
+    assert order == ["first", "second"]
+
+
 def test_a_stopped_room_wakes_giver_and_taker_and_keeps_what_was_handed_over() -> None:
     room = Room(10)
     queue, other = Queue[int](room), Queue[int](room)
