@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,6 +21,12 @@ from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_be
 _PIECES = 16
 
 logger = logging.getLogger("airflow_geneva.apply")
+
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|OOM when allocating", re.IGNORECASE)
+"""What exceptions of PyTorch, JAX, TensorFlow and CUDA itself say about a device's memory."""
+
+_fitting_rows: dict[tuple[str, str], int] = {}
+"""Most rows of a call for which the device's memory is known to suffice, by name and version of the UDF."""
 
 Result = TypeVar("Result")
 
@@ -78,6 +85,9 @@ class Span:
     def rows(self) -> int:
         return self.stop - self.start
 
+    def pieces(self, size: int) -> list[Span]:
+        return [Span(start, min(start + size, self.stop)) for start in range(self.start, self.stop, size)]
+
 
 class Narrowing:
     """Maps a span of a batch's rows in order, with as few failing calls as possible.
@@ -86,6 +96,9 @@ class Narrowing:
     whole span before it is cut, and calls of single rows, but not of pieces in between. So the UDF is called on the
     span and on a single row at most as often as the rule allows, and once on each piece. If only the larger call fails
     and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
+
+    A call of several rows that runs out of a device's memory is halved, whatever the rules say, and later calls of the
+    process have no more rows than that.
 
     Args:
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
@@ -103,7 +116,13 @@ class Narrowing:
         self.call = call
         self.pause = pause
         self.whole = whole or Span(0, results.rows)
-        self.todo = [self.whole]
+        udf = results.mapper.udf
+        self.key = (udf.name, udf.code_version)
+        most = max(min(self.whole.rows, _fitting_rows.get(self.key, self.whole.rows)), 1)
+        self.wholes = self.whole.pieces(most) or [self.whole]
+        self.todo = self.wholes[::-1]
+        self.too_large: list[tuple[int, CallFailure]] = []
+        self.fitting = 1
         self.troubles = 0
         self.tries: Counter[Span] = Counter()
 
@@ -119,10 +138,18 @@ class Narrowing:
             outcome = await self.call(span.start, span.stop)
             if not isinstance(outcome, CallFailure):
                 self.results.put(span.start, outcome)
+                self.fitting = max(self.fitting, span.rows)
                 continue
+            if _is_out_of_memory(outcome):
+                self.too_large.append((span.rows, outcome))
+                if span.rows > 1:
+                    self.wholes += (halves := span.pieces(-(-span.rows // 2)))
+                    self.todo += reversed(halves)
+                    self.fitting = 1
+                    continue
             self.troubles += 1
             self.tries[span] += 1
-            calls = self.tries[span] if span.rows == 1 or span == self.whole else None
+            calls = self.tries[span] if span.rows == 1 or span in self.wholes else None
             rule = deciding_rule(self.results.rules, outcome.fits, calls)
             if await retry(self.results, rule, self.tries[span], self.pause):
                 self.todo.append(span)
@@ -131,6 +158,8 @@ class Narrowing:
                 self._cut(span)
             else:
                 skip_or_fail(self.results, span.start, rule, outcome)
+        if self.too_large:
+            self._learn()
         if cut and not self.results.failures:
             logger.warning(
                 "UDF %r failed on a call of %s (%s: %s), but on none of them in smaller calls, whose values are "
@@ -138,8 +167,22 @@ class Narrowing:
                 self.results.mapper.udf.name, counted(self.whole.rows, "row"), cut.name, cut.message,
             )  # fmt: skip
 
+    def _learn(self) -> None:
+        """Remember how many rows fit; a row that does not fit alone says nothing about others."""
+        smallest, trouble = min(self.too_large, key=lambda found: found[0])
+        if smallest > 1:
+            _fitting_rows[self.key] = self.fitting
+            logger.warning(
+                "UDF %r ran out of its device's memory on a call of %s (%s: %s). From now on this process calls it "
+                "with at most %s.",
+                self.key[0], counted(smallest, "row"), trouble.name, trouble.message, counted(self.fitting, "row"),
+            )  # fmt: skip
+
     def _cut(self, span: Span) -> None:
-        size = -(-span.rows // _PIECES)
-        pieces = [Span(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
+        pieces = span.pieces(-(-span.rows // _PIECES))
         pieces[-1] = replace(pieces[-1], troubles=self.troubles)
         self.todo += reversed(pieces)
+
+
+def _is_out_of_memory(failure: CallFailure) -> bool:
+    return _OUT_OF_MEMORY.search(f"{failure.name}: {failure.message}") is not None

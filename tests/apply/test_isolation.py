@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
+from airflow_geneva.apply import narrowing
 from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
@@ -111,6 +112,36 @@ def test_an_output_of_the_wrong_type_is_no_matter_of_rows() -> None:
 def test_a_call_that_fails_only_as_a_whole_fails_no_row(caplog: pytest.LogCaptureFixture) -> None:
     assert run(failing.sensitive, list(range(9))).values.to_pylist() == [10 * x for x in range(9)]
     assert "failed on a call of 9 rows (MemoryError: too many)" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_call_that_runs_out_of_device_memory_is_halved_and_the_process_learns_how_many_rows_fit(
+    tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(narrowing, "_fitting_rows", {})
+    lengths = tmp_path / "lengths"
+
+    def model(x: pa.Int64Array) -> pa.Int64Array:
+        with open(lengths, "a") as file:
+            file.write(f"{len(x)} ")
+        if len(x) > 30 or 999 in x.to_pylist():
+            raise RuntimeError("CUDA error: out of memory")
+        return x
+
+    function = udf(data_type=pa.int64(), name=f"model_{policy}", version="1", on_error=policy)(model)
+    assert run(function, list(range(100))).values.to_pylist() == list(range(100))
+    assert run(function, list(range(50))).values.to_pylist() == list(range(50))
+    assert lengths.read_text().split() == ["100", "50", "25", "25", "50", "25", "25", "25", "25"]
+    assert "ran out of its device's memory on a call of 50 rows (RuntimeError: CUDA error" in caplog.text
+    if policy == "fail":
+        with pytest.raises(UdfError, match="on row 1 of a batch of 2: CUDA error") as failed:
+            run(function, [1, 999])
+        assert failed.value.row_index == 1
+    else:
+        assert [failure.index for failure in run(function, [1, 999]).failures] == [1]
+    lengths.unlink()
+    assert run(function, list(range(50))).values.to_pylist() == list(range(50))
+    assert lengths.read_text().split() == ["25", "25"], "a row that does not fit alone says nothing about others"
 
 
 # Skipping
