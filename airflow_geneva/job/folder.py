@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,14 +18,19 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.storage import behind
 from airflow_geneva.storage.files import Storage, as_json
 
-RECORD, HEARTBEAT = "job.json", "heartbeat.json"
+RECORD = "job.json"
+SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"
+"""Processes that have a document each: those that submit a shard to Spark, compute it, commit it, and end the job."""
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
 STARTED, APPLYING, SUBMITTED, WAKES, SPENT, APPLIED = "started", "applying", "submitted", "wakes", "spent", "applied"
-COMMITTING, CHECKED, FAILURE = "committing", "checked", "failure"
+COMMITTING, CHECKED, COMMITTED, FAILURE, ALIVE = "committing", "checked", "committed", "failure", "alive"
 """Parts of a shard's status: when the last try began, progress of apply, rows that a service has by submission, how
 often the task was deferred, what all tries have spent of a cap, result of apply, progress of the commit, what its
-checks of values found, and why the last try failed."""
+checks of values found, its result, why the last try failed, and the sign of life of the process."""
+
+_WRITER = {STARTED: SUBMIT, WAKES: SUBMIT, COMMITTING: COMMIT, CHECKED: COMMIT, COMMITTED: COMMIT}
+"""The process that writes a part, if it is not the one that computes."""
 
 
 @dataclass
@@ -35,6 +41,17 @@ class _Own:
 
 
 _OWN: dict[str, _Own] = {}
+
+
+@dataclass
+class _Open:
+    """A document that this process writes alone for as long as it works on a shard."""
+
+    parts: dict[str, Any]
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_OPEN: dict[tuple[str, str], _Open] = {}
 
 
 def new_job_id() -> str:
@@ -90,8 +107,9 @@ class JobFolder:
             yield
         finally:
             try:
-                if (_OWN[root].documents.get(RECORD) or {}).get("ended"):
-                    behind.BEHIND.discard(self.storage, HEARTBEAT)
+                record = _OWN[root].documents.get(RECORD) or {}
+                if record.get("ended") and record["plan"]:
+                    behind.BEHIND.discard(self.storage, shard_name(FINISH, record["plan"], 0))
                 behind.BEHIND.flush(self.storage)
             finally:
                 del _OWN[root]
@@ -111,8 +129,6 @@ class JobFolder:
 
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
         """Write the job's record, with the fingerprint of its plan if there is something to compute."""
-        if plan is None and not self.alone:
-            self.storage.delete(HEARTBEAT)  # of an earlier try
         self._write(RECORD, self._record(record, plan))
 
     def keep_record(self, record: Mapping[str, Any]) -> None:
@@ -165,14 +181,38 @@ class JobFolder:
         for name in {name.partition("/")[0] for name in names if "/" in name}:
             self.storage.remove_empty_folders(name)
 
-    def read_shard(self, fingerprint: str, shard: int) -> dict[str, Any]:
-        """Read the status of a shard; empty if no task has worked on it."""
-        return self.read(shard_name("status", fingerprint, shard)) or {}
+    @contextmanager
+    def working_on(self, name: str) -> Iterator[None]:
+        """Say that no other process writes a document until the end of the body: it is read once."""
+        key = (self.storage.root, name)
+        if key in _OPEN:
+            yield
+            return
+        _OPEN[key] = _Open(parts_of(self.read(name)))
+        try:
+            yield
+        finally:
+            del _OPEN[key]
 
-    def update_shard(self, fingerprint: str, shard: int, **parts: Any) -> None:
-        """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it."""
-        status = {**self.read_shard(fingerprint, shard), **parts}
-        self.write_for_people(shard_name("status", fingerprint, shard), status)
+    def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
+        """Read what a process said of a shard; empty if none has worked on it."""
+        name = shard_name(by, fingerprint, shard)
+        there = _OPEN.get((self.storage.root, name))
+        return dict(there.parts) if there is not None else parts_of(self.read(name))
+
+    def update_shard(self, fingerprint: str, shard: int, by: str = "", **parts: Any) -> None:
+        """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it.
+
+        Args:
+            by: the process that writes; by default the one that each part belongs to.
+        """
+        for writer in dict.fromkeys(by or _WRITER.get(part, STATUS) for part in parts):
+            new = {part: value for part, value in parts.items() if writer == (by or _WRITER.get(part, STATUS))}
+            name = shard_name(writer, fingerprint, shard)
+            there = _OPEN.get((self.storage.root, name)) or _Open(self.read_shard(fingerprint, shard, writer))
+            with there.lock:
+                there.parts.update(new)
+                self.write_for_people(name, dict(there.parts))
 
     @contextmanager
     def recording_failure(self, fingerprint: str, shard: int, last: bool = False) -> Iterator[None]:
@@ -199,6 +239,11 @@ class JobFolder:
         """Read a document; None if it does not exist or is damaged."""
         own = _OWN.get(self.storage.root)
         return self.storage.read_document(name) if own is None else own.documents.get(name)
+
+
+def parts_of(document: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the parts of a status; an older version of this package kept the result of a commit as a document."""
+    return {COMMITTED: document} if document and "left_reasons" in document else document or {}
 
 
 def plan_name(fingerprint: str) -> str:

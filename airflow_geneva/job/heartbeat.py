@@ -12,16 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_geneva.job.folder import HEARTBEAT, JobFolder
-from airflow_geneva.job.meter import measured
+from airflow_geneva.job.folder import COMMIT, FINISH, STATUS, JobFolder, shard_name
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.storage.documents import check_time
-from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
 
 EVERY_SECONDS = 15.0
 _SILENT_SECONDS = 4 * EVERY_SECONDS
+_BY = {"apply": STATUS, "commit": COMMIT, "finish": FINISH}
 
 # The files of a dead job may be removed, so both limits are generous. A working process writes a heartbeat every 15
 # seconds for as long as its stage runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
@@ -54,7 +53,7 @@ class Heartbeat:
     @staticmethod
     def from_json(document: Mapping[str, Any] | None) -> Heartbeat | None:
         """Parse a heartbeat; None if there is none or it is damaged."""
-        if document is None:
+        if not document:
             return None
         try:
             at, stage = check_time(document["at"]), str(document["stage"])
@@ -79,16 +78,25 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = 
 
 
 @contextmanager
-def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
-    """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job."""
-    warned, folder = False, JobFolder(job, "")
+def writing_heartbeats(
+    folder: JobFolder, stage: str, plan: str, shard: int = 0, by: str = "", every: float = EVERY_SECONDS
+) -> Iterator[None]:
+    """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job.
+
+    Args:
+        plan: fingerprint of the plan.
+        by: the process whose document has the heartbeats; by default the one that the stage needs.
+    """
+    from airflow_geneva.job.meter import measured
+
+    warned, by = False, by or _BY[stage]
     measured().enter(stage)
 
     def beat(over: bool = False) -> None:
         nonlocal warned
-        who = {"host": socket.gethostname(), "pid": os.getpid()}
+        alive = {"at": time.time(), "stage": stage, "over": over, "host": socket.gethostname(), "pid": os.getpid()}
         try:
-            folder.write_for_people(HEARTBEAT, {"at": time.time(), "stage": stage, "over": over, **who})
+            folder.update_shard(plan, shard, by, alive=alive)
         except BaseException as error:
             # Airflow stops a task, or times it out, with a BaseException.
             if not is_failure(error):
@@ -101,14 +109,15 @@ def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -
         while not ended.wait(every):
             beat()
 
-    beat()
-    ended = threading.Event()
-    thread = threading.Thread(target=beat_on, name="geneva-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        # A write that hangs because the store does not answer must not delay the job.
-        thread.join(timeout=5.0)
-        beat(over=True)
+    with folder.working_on(shard_name(by, plan, shard)):
+        beat()
+        ended = threading.Event()
+        thread = threading.Thread(target=beat_on, name="geneva-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            # A write that hangs because the store does not answer must not delay the job.
+            thread.join(timeout=5.0)
+            beat(over=True)

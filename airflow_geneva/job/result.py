@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_geneva.display import Described, Listed, counted, duration
 from airflow_geneva.job.counts import Counts, Outcome
-from airflow_geneva.job.folder import JobFolder, shard_name
+from airflow_geneva.job.folder import COMMIT, COMMITTED, JobFolder
 from airflow_geneva.job.progress import usage_of
 from airflow_geneva.limits.rate_limit import Usage
 
@@ -113,13 +113,13 @@ class ShardResult(Outcome):
 
     def write(self, folder: JobFolder) -> None:
         """Record that the shard is committed."""
-        folder.write_for_people(shard_name("commit", self.fingerprint, self.shard), self.to_json())
+        folder.update_shard(self.fingerprint, self.shard, committed=self.to_json())
 
     @staticmethod
     def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:
         """Read the commit result of a shard; None if there is none or it is damaged."""
         try:
-            return ShardResult.from_json(folder.read(shard_name("commit", fingerprint, shard)) or {})
+            return ShardResult.from_json(folder.read_shard(fingerprint, shard, COMMIT).get(COMMITTED) or {})
         except (KeyError, TypeError, ValueError):
             return None
 

@@ -9,16 +9,24 @@ from typing import Any, TypeVar
 from airflow_geneva.display import counted
 from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.folder import (
+    ALIVE,
     APPLIED,
     APPLYING,
+    COMMIT,
+    COMMITTED,
     COMMITTING,
     FAILURE,
+    FINISH,
     STARTED,
+    STATUS,
+    SUBMIT,
     SUBMITTED,
     JobFolder,
+    parts_of,
     plan_name,
     shard_name,
 )
+from airflow_geneva.job.heartbeat import Heartbeat
 from airflow_geneva.job.progress import NO_EXECUTOR, read_progress, rows_per_second
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.limits.rate_limit import Usage
@@ -135,22 +143,36 @@ class ShardStatus(Counts):
         return "" if after.startswith(("Input batch schema", "Traceback", " ")) else after
 
 
-def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStatus, ...]:
-    """Read the shards of a job's current plan; none if there is no plan yet, or no more."""
+def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[tuple[ShardStatus, ...], Heartbeat | None]:
+    """Read the shards of a job's current plan, none if there is no plan yet, or no more; and the last heartbeat.
+
+    Heartbeats from before the job was planned are of an earlier try.
+    """
     if "plan" in record:
         fingerprint = record["plan"]
         planned = folder.read(plan_name(fingerprint)) if fingerprint else None
     else:  # written by an older version of this package
         planned = folder.read("planned.json")
         fingerprint = (planned or {}).get("fingerprint")
-    if planned is None:
-        return ()
     names = frozenset(folder.storage.list_folder()[1])
-    sizes = list(enumerate(planned["shards"]))
-    found = in_parallel(
-        lambda item: _read_shard(folder, fingerprint, item[0], item[1], names), sizes, folder.storage.local
-    )
-    return tuple(replace(one, rows_left=max(one.rows - one.rows_committed - one.rows_failed, 0)) for one in found)
+
+    def read(name: str) -> dict[str, Any]:
+        return (folder.read(name) if name in names else None) or {}
+
+    def read_one(shard: tuple[int, Mapping[str, Any]]) -> ShardStatus:
+        found: dict[str, Any] = {}
+        for writer in (STATUS, SUBMIT, COMMIT):
+            parts = parts_of(read(shard_name(writer, fingerprint, shard[0])))
+            found |= {part: value for part, value in parts.items() if value is not None}
+            signs.append(parts.get(ALIVE))
+        for part, name in {} if found.keys() - {COMMITTED} else _FORMER_NAMES.items():
+            found[part] = read(name.format(plan=fingerprint[:16], shard=shard[0]))
+        return _shard(*shard, found)
+
+    signs: list[Any] = [read("heartbeat.json"), read(shard_name(FINISH, str(fingerprint), 0)).get(ALIVE)]
+    shards = in_parallel(read_one, enumerate(() if planned is None else planned["shards"]), folder.storage.local)
+    beats = [beat for sign in signs if (beat := Heartbeat.from_json(sign)) and beat.at >= float(record["started"])]
+    return tuple(shards), max(beats, key=lambda beat: beat.at, default=None)
 
 
 def computed_rows_of(applied: Mapping[str, Any]) -> int:
@@ -167,12 +189,7 @@ def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> l
     return in_threads(read, items, _READERS)
 
 
-def _read_shard(
-    folder: JobFolder, fingerprint: str, index: int, size: Mapping[str, Any], names: frozenset[str]
-) -> ShardStatus:
-    def read(name: str) -> dict[str, Any]:
-        return (folder.read(name) if name in names else None) or {}
-
+def _shard(index: int, size: Mapping[str, Any], found: Mapping[str, Any]) -> ShardStatus:
     staged = int(size["rows_staged"])
     status = ShardStatus(
         index=index,
@@ -183,10 +200,12 @@ def _read_shard(
         fragments=int(size["fragments"]),
         fragments_ready=int(size["staged"]),
     )
-    committed = read(shard_name("commit", fingerprint, index))
-    found = read(shard_name("status", fingerprint, index)) or {
-        part: read(name.format(plan=fingerprint[:16], shard=index)) for part, name in _FORMER_NAMES.items()
-    }
+    status = _at_its_stage(status, found)
+    return replace(status, rows_left=max(status.rows - status.rows_committed - status.rows_failed, 0))
+
+
+def _at_its_stage(status: ShardStatus, found: Mapping[str, Any]) -> ShardStatus:
+    committed = found.get(COMMITTED)
     stages = {APPLYING: _applying, APPLIED: _applied, COMMITTING: _committing}
     if committed and not committed["rows_left"]:
         stages = {APPLIED: _applied}

@@ -12,7 +12,7 @@ from airflow_geneva.display import Listed, counted, duration, format_time
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.error_records import count_errors_so_far
-from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
+from airflow_geneva.job.folder import RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.result import (
     DONE,
@@ -263,10 +263,10 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
     except FileNotFoundError:
         return None
     ended = folder.read_end(record)
-    heartbeat = Heartbeat.from_json(folder.read(HEARTBEAT))
     shards: tuple[ShardStatus, ...] = ()
-    if with_shards or ended is None or ended["state"] != DONE:
-        shards = read_shards(folder, record)
+    heartbeat: Heartbeat | None = None
+    if with_shards or ended is None or ended["state"] != DONE or float(record.get("resumed", 0)) > ended["ended"]:
+        shards, heartbeat = read_shards(folder, record)
     job = _job(folder.job_id, record, ended, heartbeat, shards, now)
     return job if job.ended is not None else replace(job, errors=count_errors_so_far(folder.storage))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -283,13 +284,16 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     saved = load_plan(folder.storage, fingerprint)
     if (saved.work.table, saved.work.job_id) != (location.uri, folder.job_id):
         raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
-    recorded = (folder.read(RECORD) or {}).get("plan")
+    record = folder.read(RECORD) or {}
+    recorded = record.get("plan")
     if recorded != fingerprint and (recorded is not None or saved.shards):
         raise InvalidInput(
             f"The XCom of the plan task names plan {fingerprint[:16]}, and the record of job {folder.job_id} names "
             f"{'none' if recorded is None else str(recorded)[:16]}: the plan task has planned again since, or the XCom "
             "was edited. Clear the plan task with its downstream tasks."
         )
+    if record.get("ended") and "shard" in reference:  # this shard was cleared
+        folder.update_record(resumed=time.time())
     return PlannedJob(location, saved)
 
 

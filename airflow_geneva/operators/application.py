@@ -162,7 +162,7 @@ def compute_shard(
     if is_connect(session):
         check_demands(job.work)
     with (
-        writing_heartbeats(job.folder.storage, "apply"),
+        writing_heartbeats(job.folder, "apply", job.saved.fingerprint, index),
         job.folder.recording_failure(job.saved.fingerprint, index),
         failing_at_once(InvalidInput),
     ):

@@ -20,7 +20,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection
-from airflow_geneva.job.folder import APPLIED
+from airflow_geneva.job.folder import APPLIED, SUBMIT
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.shard_status import computed_rows_of
 from airflow_geneva.links.job import JobLink
@@ -144,7 +144,7 @@ class ApplyOperator(SparkSubmitOperator):
         with (
             suppress(StillWaiting),
             cause_first(self.log),
-            writing_heartbeats(job.folder.storage, "apply"),
+            writing_heartbeats(job.folder, "apply", job.saved.fingerprint, shard.index, SUBMIT),
             job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context.get("ti"))),
             openai_connection(optional_text(self.openai_conn_id), job.work.connections),
         ):

@@ -64,7 +64,7 @@ class CommitOperator(LanceOperator):
         failure = job.folder.recording_failure(*place, is_last_try(context.get("ti")))
         retries = conflict_retries(configured.version_conflict_max_retries)
         at_once = failing_at_once(ExpectationFailed)
-        with at_once, writing_heartbeats(job.folder.storage, "commit"), failure, retries:
+        with at_once, writing_heartbeats(job.folder, "commit", *place), failure, retries:
             result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(

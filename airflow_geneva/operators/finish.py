@@ -104,7 +104,7 @@ class FinishOperator(LanceOperator):
         indexes = range(len(job.saved.shards))
         committed = [ShardResult.read(job.folder, job.saved.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        alive = writing_heartbeats(job.folder.storage, "finish") if job.saved.shards else nullcontext()
+        alive = writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if job.saved.shards else nullcontext()
         with alive, retries, failing_at_once(InvalidInput):
             result = job.finish(there, _seconds(job, summary, there))
         self._finished = (job, result)

@@ -11,7 +11,7 @@ from math import inf
 
 from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.folder import APPLIED, SPENT, JobFolder, shard_name
+from airflow_geneva.job.folder import APPLIED, SPENT, STATUS, JobFolder, shard_name
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.limits.rate_limit import used_so_far
 from airflow_geneva.plan.model import JobSpec
@@ -96,7 +96,7 @@ class Caps:
 
         def look() -> Spent:
             names = frozenset(folder.storage.list_folder()[1])
-            begun = [at for at in range(shards) if at != shard and shard_name("status", plan, at) in names]
+            begun = [at for at in range(shards) if at != shard and shard_name(STATUS, plan, at) in names]
             return sum(in_parallel(read, begun, folder.storage.local), Spent())
 
         ended.pop(shard, None)

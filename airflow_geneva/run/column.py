@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter, Verification
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.counts import Counts
-from airflow_geneva.job.folder import APPLIED, COMMITTING, JobFolder
+from airflow_geneva.job.folder import APPLIED, COMMIT, COMMITTING, JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
@@ -316,12 +316,12 @@ class ColumnPublisher:
 
     def _begun(self, shard: int) -> ShardResult:
         """Return what a shard has made visible whose commit did not end."""
-        status = JobFolder.of(self.location.checkpoints, self.work.job_id).read_shard(self.saved.fingerprint, shard)
-        visible = int((status.get(COMMITTING) or {}).get("rows_committed", 0))
+        folder, plan = JobFolder.of(self.location.checkpoints, self.work.job_id), self.saved.fingerprint
+        status, committing = folder.read_shard(plan, shard), folder.read_shard(plan, shard, COMMIT).get(COMMITTING)
+        visible = int((committing or {}).get("rows_committed", 0))
         computed = min(visible, computed_rows_of(status.get(APPLIED) or {}))
         left = max(int(self.saved.shards[shard]["rows"]) - visible, 0)
-        reused, plan = visible - computed, self.saved.fingerprint
-        return ShardResult(shard, plan, rows_computed=computed, rows_reused=reused, rows_left=left)
+        return ShardResult(shard, plan, rows_computed=computed, rows_reused=visible - computed, rows_left=left)
 
 
 def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int]) -> list[int]:

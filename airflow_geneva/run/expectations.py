@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.records import StagedFragment, decode_runs, encod
 from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.errors import ExpectationFailed, mask_secrets
 from airflow_geneva.faults import fault_point
-from airflow_geneva.job.folder import CHECKED, JobFolder
+from airflow_geneva.job.folder import CHECKED, COMMIT, JobFolder
 from airflow_geneva.job.result import MOST_EXAMPLES, Checked
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
@@ -162,7 +162,7 @@ def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked
     """Return what the commits of a job's shards found, and its `finish`."""
     if not (_declared(saved.work) or any(udf.expect for udf in saved.work.udfs.values())):
         return ()
-    shards = (folder.read_shard(saved.fingerprint, index) for index in range(len(saved.shards)))
+    shards = (folder.read_shard(saved.fingerprint, index, COMMIT) for index in range(len(saved.shards)))
     found = (Checked.from_json(document) for shard in shards for document in shard.get(CHECKED, ()))
     return tuple(total([*found, *finished]))
 

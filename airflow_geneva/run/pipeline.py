@@ -19,7 +19,7 @@ from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.estimate import FEW_ROWS, starting_spark
-from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
+from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, SUBMIT, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import Stopwatch, measured
 from airflow_geneva.job.progress import usage_of
@@ -161,7 +161,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
                 udfs = sent
                 _open_session(job.work, watch, "apply")
                 committed.append(apply_and_commit(job, shard, udfs, watch))
-        with writing_heartbeats(job.folder.storage, "finish") if committed else nullcontext():
+        with writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if committed else nullcontext():
             result = job.finish(committed, watch.seconds)
     except BaseException as error:
         failed = job.fail(committed, error, watch.seconds)
@@ -180,18 +180,18 @@ def apply_and_commit(
     job: PlannedJob, shard: Shard, udfs: Udfs, watch: Stopwatch, on_rows: Callable[[int], None] = lambda rows: None
 ) -> ShardResult:
     """Apply and commit one shard; what ``on_rows`` raises ends an inline computation."""
-    folder = job.folder
-    with folder.recording_failure(job.saved.fingerprint, shard.index):
-        with watch.timing("apply"), writing_heartbeats(folder.storage, "apply"):
+    folder, place = job.folder, (job.saved.fingerprint, shard.index)
+    with folder.recording_failure(*place):
+        with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
             job.apply(shard, udfs, on_rows)
-        with watch.timing("commit"), writing_heartbeats(folder.storage, "commit"):
+        with watch.timing("commit"), writing_heartbeats(folder, "commit", *place):
             result = job.commit(shard)
         for _ in range(_MOST_TIMES):
             if not job.publisher.uncomputed:
                 break
-            with watch.timing("apply"), writing_heartbeats(folder.storage, "apply"):
+            with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
                 job.apply_uncomputed(shard, udfs, on_rows)
-            with watch.timing("commit"), writing_heartbeats(folder.storage, "commit"):
+            with watch.timing("commit"), writing_heartbeats(folder, "commit", *place):
                 result = job.commit(shard)
         return result
 
@@ -343,7 +343,8 @@ class PlannedJob:
         """Write and return the result of a shard that took so many seconds after Spark's start; `stopped` at a cap."""
         done = sum(reports, UnitReport(True))
         status = self.folder.read_shard(self.saved.fingerprint, shard.index)
-        started, computed = status.get(STARTED), done.speed.rows
+        begun = self.folder.read_shard(self.saved.fingerprint, shard.index, SUBMIT)
+        started, computed = begun.get(STARTED), done.speed.rows
         if stopped and caps is not None:
             computed = max(computed, caps.computed)
         waited = max(time.time() - started["at"] - seconds, 0.0) if started else 0.0

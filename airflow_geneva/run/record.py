@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import PENDING
 from airflow_geneva.lance_io.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.lance_io.table_versions import reporting_remade
@@ -83,8 +81,7 @@ def record_plan(
         folder.keep_record(record)
         learn()
         return saved
-    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
-    with reporting_remade(work.tables, location.options), alive:
+    with reporting_remade(work.tables, location.options):
         # The record names a plan whose documents may come after it; whoever misses one says that it is gone.
         writes = (partial(folder.storage.write_bytes, name, data) for name, data in documents.items())
         folder.storage.side_by_side(write_record, learn, *writes)

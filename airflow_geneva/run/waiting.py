@@ -11,7 +11,7 @@ from airflow_geneva.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import SUBMITTED, WAKES, JobFolder
+from airflow_geneva.job.folder import SUBMIT, SUBMITTED, WAKES, JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.prepare import Udfs, submissions_of
@@ -59,7 +59,7 @@ class Waiting:
     @property
     def wakes(self) -> int:
         """How often an Airflow task was deferred for the shard."""
-        return int(self.folder.read_shard(self.plan, self.shard).get(WAKES) or 0)
+        return int(self.folder.read_shard(self.plan, self.shard, SUBMIT).get(WAKES) or 0)
 
     def count_wake(self) -> None:
         """Note that the task is deferred: what it starts on Spark next is none of what ended well before."""

@@ -54,8 +54,9 @@ def compute_here(arguments: list[str]) -> None:
     folder = Storage.at(given["--job"])
     saved = load_plan(folder, given["--fingerprint"])
     job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name), saved)
-    with writing_heartbeats(folder, "apply"):
-        job.apply(saved.load_shard(folder, int(given["--shard"])), Udfs.planned(saved.work))
+    shard = int(given["--shard"])
+    with writing_heartbeats(job.folder, "apply", saved.fingerprint, shard):
+        job.apply(saved.load_shard(folder, shard), Udfs.planned(saved.work))
 
 
 def submitter(run: bool = True, **settings: Any) -> Callable[[Any], Submitter]:

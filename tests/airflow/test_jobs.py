@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import Heartbeat
+from airflow_geneva.job.shard_status import read_shards
 from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
@@ -43,7 +43,8 @@ def test_a_job_knows_its_airflow_run_and_the_time_of_every_stage(desk: Desk) -> 
     assert (job.state, job.rows_committed, len(job.commits)) == ("DONE", 2 * ROWS, 2)
     assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
     assert [dict(shard.seconds).keys() for shard in job.shards] == [{"apply", "commit"}] * 2
-    heartbeat = Heartbeat.from_json(JobFolder.of(desk.table.location.checkpoints, job.id).read("heartbeat.json"))
+    folder = JobFolder.of(desk.table.location.checkpoints, job.id)
+    _, heartbeat = read_shards(folder, folder.read("job.json") or {})
     assert heartbeat is not None
     assert (heartbeat.stage, heartbeat.over) == ("finish", True)
 

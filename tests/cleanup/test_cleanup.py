@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -168,9 +168,7 @@ def test_a_job_that_was_killed_is_not_cleaned_up_while_it_may_come_back(table: T
 def test_a_job_that_was_found_dead_is_cleaned_up(table: Table, trace: Trace) -> None:
     assert run_and_die(table, "commit.before:1") == -signal.SIGKILL
     for document in Path(table.uri, "_checkpoints", "jobs").rglob("*.json"):
-        content = json.loads(document.read_text())
-        long_ago = {key: time.time() - 30 * DAY for key in ("started", "at") if key in content}
-        document.write_text(json.dumps({**content, **long_ago}))
+        document.write_text(re.sub(r'"(started|at)": ?[\d.]+', rf'"\1":{time.time() - 30 * DAY}', document.read_text()))
     age(table)
     removed = clean(table)
     assert removed.file_group(STAGED).count == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import (
     APPROVAL_TIMEOUT,
-    HEARTBEAT,
     RUNNING_TIMEOUT,
     WAITING_TIMEOUT,
     Heartbeat,
@@ -21,6 +22,8 @@ from airflow_geneva.job.heartbeat import (
     writing_heartbeats,
 )
 from airflow_geneva.storage.files import Storage
+
+PRINT = "f" * 64
 
 
 class Refusing(Storage):
@@ -30,15 +33,15 @@ class Refusing(Storage):
         raise StorageError("no space left on device")
 
 
-def read(job: Storage) -> Heartbeat:
-    found = Heartbeat.from_json(job.read_json(HEARTBEAT))
+def read(job: JobFolder, by: str = "status") -> Heartbeat:
+    found = Heartbeat.from_json(json.loads(Path(job.storage.path(f"{by}-{PRINT[:16]}-0000.json")).read_text())["alive"])
     assert found is not None
     return found
 
 
 def test_a_stage_shows_life_at_once_and_says_when_it_is_over(tmp_path: Path) -> None:
-    job = Storage.at(str(tmp_path))
-    with writing_heartbeats(job, "apply"):
+    job = JobFolder(Storage.at(str(tmp_path)), "j")
+    with writing_heartbeats(job, "apply", PRINT):
         first = read(job)
     last = read(job)
     assert (first.stage, first.over, first.pid) == ("apply", False, os.getpid())
@@ -47,8 +50,8 @@ def test_a_stage_shows_life_at_once_and_says_when_it_is_over(tmp_path: Path) -> 
 
 
 def test_it_goes_on_beating_while_the_stage_is_stuck(tmp_path: Path) -> None:
-    job = Storage.at(str(tmp_path))
-    with writing_heartbeats(job, "apply", every=0.01):
+    job = JobFolder(Storage.at(str(tmp_path)), "j")
+    with writing_heartbeats(job, "apply", PRINT, every=0.01):
         seen = {read(job).at}
         while len(seen) < 4:
             time.sleep(0.005)
@@ -57,17 +60,20 @@ def test_it_goes_on_beating_while_the_stage_is_stuck(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_fails_is_over_and_its_error_is_its_own(tmp_path: Path) -> None:
-    job = Storage.at(str(tmp_path))
-    with pytest.raises(ZeroDivisionError), writing_heartbeats(job, "commit"):
+    job = JobFolder(Storage.at(str(tmp_path)), "j")
+    with pytest.raises(ZeroDivisionError), writing_heartbeats(job, "commit", PRINT):
         raise ZeroDivisionError
-    assert read(job).over
+    assert read(job, "commit").over
 
 
 def test_a_store_that_takes_no_heartbeat_does_not_disturb_the_job_and_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = []
-    with caplog.at_level(logging.WARNING), writing_heartbeats(Refusing(str(tmp_path)), "apply", every=0.01):
+    with (
+        caplog.at_level(logging.WARNING),
+        writing_heartbeats(JobFolder(Refusing(str(tmp_path)), "j"), "apply", PRINT, every=0.01),
+    ):
         time.sleep(0.1)
         done.append(True)
     assert done
@@ -89,3 +95,15 @@ def test_only_a_worker_that_fell_silent_and_that_nobody_tries_again_is_given_up_
     assert heartbeat_timeout(None, retried=False) == WAITING_TIMEOUT
     assert heartbeat_timeout(working, retried=True, asked=True) == APPROVAL_TIMEOUT
     assert RUNNING_TIMEOUT < WAITING_TIMEOUT < APPROVAL_TIMEOUT
+
+
+def test_what_a_process_says_of_a_shard_is_read_once_and_a_heartbeat_keeps_it(tmp_path: Path) -> None:
+    job = JobFolder(Storage.at(str(tmp_path)), "j")
+    job.update_shard(PRINT, 0, spent={"rows": 1})
+    with writing_heartbeats(job, "apply", PRINT, every=0.01):
+        Path(job.storage.path(f"status-{PRINT[:16]}-0000.json")).unlink()
+        job.update_shard(PRINT, 0, applied={"seconds": 2.0}, started={"at": 1.0}, committing={"rows": 3})
+        time.sleep(0.05)
+    assert {part for part, said in job.read_shard(PRINT, 0).items() if said} == {"spent", "applied", "alive"}
+    assert job.read_shard(PRINT, 0, "submit") == {"started": {"at": 1.0}}
+    assert job.read_shard(PRINT, 0, "commit") == {"committing": {"rows": 3}}

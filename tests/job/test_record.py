@@ -62,7 +62,10 @@ def read(folder: JobFolder, now: float | None = None) -> Job:
 
 
 def beat(folder: JobFolder, at: float, stage: str, over: bool = False) -> None:
-    folder.storage.write_json("heartbeat.json", {"at": at, "stage": stage, "over": over})
+    record = folder.read("job.json") or {}
+    if not record["plan"]:
+        plan(folder, [], record)
+    folder.update_shard(PRINT, 0, "finish", alive={"at": at, "stage": stage, "over": over})
 
 
 def plan(folder: JobFolder, sizes: list[dict[str, int]], record: dict[str, Any] = RECORD) -> None:
@@ -335,6 +338,17 @@ def test_a_cleared_shard_opens_a_failed_job_again_until_it_falls_silent(folder: 
     assert read(folder, now=ended + 200 + RUNNING_TIMEOUT).state == "FAILED"
     beat(folder, ended + 100, "finish", over=True)
     assert read(folder, now=ended + 200).state == "FAILED"
+
+
+def test_a_cleared_shard_of_a_job_that_was_done_is_seen_in_a_list_too(folder: JobFolder) -> None:
+    end(folder, "DONE")
+    ended = read(folder).ended
+    assert ended is not None
+    folder.update_record(resumed=ended + 90)  # by the task that begins
+    beat(folder, ended + 100, "apply")
+    listed = read_job(folder, with_shards=False, now=ended + 200)
+    assert listed is not None
+    assert (listed.state, listed.open) == ("RUNNING", True)
 
 
 def test_a_driver_that_came_too_late_leaves_a_finished_job_finished(folder: JobFolder) -> None:

@@ -188,9 +188,9 @@ def test_status_of_shards_that_are_computed_is_read_once(
     table, reads, read = defined(make_table, per_fragment=1), list[int](), JobFolder.read_shard
     table.add_columns({"z": triple_row})
 
-    def counted(folder: JobFolder, plan: str, shard: int) -> dict[str, Any]:
+    def counted(folder: JobFolder, plan: str, shard: int, by: str = "status") -> dict[str, Any]:
         reads.append(shard)
-        return read(folder, plan, shard)
+        return read(folder, plan, shard, by)
 
     monkeypatch.setattr(JobFolder, "read_shard", counted)
     table.backfill("y", udf=triple_row, runner="inline", shard_size=1)

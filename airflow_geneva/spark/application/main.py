@@ -79,7 +79,7 @@ def apply_submitted(
     job.waits = waits
     every = {} if progress_seconds is None else {"every": progress_seconds}
     # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
-    with writing_heartbeats(folder, "apply"), job.folder.recording_failure(fingerprint, shard):
+    with writing_heartbeats(job.folder, "apply", fingerprint, shard), job.folder.recording_failure(fingerprint, shard):
         job.apply_on(session, saved.load_shard(folder, shard), **every)
 
 
