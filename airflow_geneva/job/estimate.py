@@ -130,14 +130,11 @@ class Estimate:
     @staticmethod
     def by_history(size: Size, jobs: Sequence[PastJob]) -> Estimate:
         """Estimate by what earlier jobs took, the newest first; at least one."""
-        guesses = [job.speed.seconds_for(size.rows, size.fragments) for job in jobs]
+        guesses = sorted(job.speed.seconds_for(size.rows, size.fragments) for job in jobs)
         margin = _ONE_JOB if len(jobs) == 1 else _SEVERAL_JOBS
-        middle = Interval(min(guesses), max(guesses))
         # What most jobs agree on counts: one odd job would make the interval useless.
-        if len(guesses) > 2:
-            ordered = sorted(guesses)
-            middle = Interval(ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4])
-        slot_seconds = middle.times(1 / margin, margin)
+        odd = len(guesses) // 4
+        slot_seconds = Interval(guesses[odd], guesses[-1 - odd]).times(1 / margin, margin)
         alike = [job for job in jobs if job.runner == size.runner]
         apart, start = _apart(size), None
         if known := [job for job in alike if job.slots and job.seconds]:

@@ -33,14 +33,8 @@ _WRITER = {STARTED: SUBMIT, WAKES: SUBMIT, COMMITTING: COMMIT, CHECKED: COMMIT, 
 """The process that writes a part, if it is not the one that computes."""
 
 
-@dataclass
-class _Own:
-    """The documents of a job that only this process writes, as it wrote them."""
-
-    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-_OWN: dict[str, _Own] = {}
+_OWN: dict[str, dict[str, dict[str, Any]]] = {}
+"""What this process wrote of jobs that no other process writes meanwhile: by folder, the documents by name."""
 
 
 @dataclass
@@ -48,6 +42,7 @@ class _Open:
     """A document that this process writes alone for as long as it works on a shard."""
 
     parts: dict[str, Any]
+    written: set[str] = field(default_factory=set)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -102,12 +97,12 @@ class JobFolder:
         if self.storage.local or root in _OWN:
             yield
             return
-        _OWN[root] = _Own()
+        _OWN[root] = {}
         try:
             yield
         finally:
             try:
-                record = _OWN[root].documents.get(RECORD) or {}
+                record = _OWN[root].get(RECORD) or {}
                 if record.get("ended") and record["plan"]:
                     behind.BEHIND.discard(self.storage, shard_name(FINISH, record["plan"], 0))
                 behind.BEHIND.flush(self.storage)
@@ -117,7 +112,7 @@ class JobFolder:
     def _write(self, name: str, document: dict[str, Any], waited_for: bool = True) -> None:
         own = _OWN.get(self.storage.root)
         if own is not None:
-            own.documents[name] = document
+            own[name] = document
         if own is None or waited_for:
             self.storage.write_json(name, document)
         else:
@@ -133,7 +128,7 @@ class JobFolder:
 
     def keep_record(self, record: Mapping[str, Any]) -> None:
         """Keep the record of a job that is `alone` until it ends."""
-        _OWN[self.storage.root].documents[RECORD] = self._record(record, None)
+        _OWN[self.storage.root][RECORD] = self._record(record, None)
 
     def _record(self, record: Mapping[str, Any], plan: str | None) -> dict[str, Any]:
         return {"started": time.time(), **record, "id": self.job_id, "plan": plan}
@@ -212,6 +207,11 @@ class JobFolder:
             there = _OPEN.get((self.storage.root, name)) or _Open(self.read_shard(fingerprint, shard, writer))
             with there.lock:
                 there.parts.update(new)
+                if ALIVE in new and ALIVE in there.written:
+                    # The process of an earlier try may still run, and neither removes what the other one says.
+                    mine = {part: value for part, value in there.parts.items() if part in there.written}
+                    there.parts = {**parts_of(self.read(name)), **mine, **new}
+                there.written.update(new)
                 self.write_for_people(name, dict(there.parts))
 
     @contextmanager
@@ -238,7 +238,7 @@ class JobFolder:
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a document; None if it does not exist or is damaged."""
         own = _OWN.get(self.storage.root)
-        return self.storage.read_document(name) if own is None else own.documents.get(name)
+        return self.storage.read_document(name) if own is None else own.get(name)
 
 
 def parts_of(document: dict[str, Any] | None) -> dict[str, Any]:

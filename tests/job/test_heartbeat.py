@@ -97,13 +97,15 @@ def test_only_a_worker_that_fell_silent_and_that_nobody_tries_again_is_given_up_
     assert RUNNING_TIMEOUT < WAITING_TIMEOUT < APPROVAL_TIMEOUT
 
 
-def test_what_a_process_says_of_a_shard_is_read_once_and_a_heartbeat_keeps_it(tmp_path: Path) -> None:
+def test_a_heartbeat_keeps_what_this_process_and_that_of_an_earlier_try_say_of_a_shard(tmp_path: Path) -> None:
     job = JobFolder(Storage.at(str(tmp_path)), "j")
     job.update_shard(PRINT, 0, spent={"rows": 1})
-    with writing_heartbeats(job, "apply", PRINT, every=0.01):
-        Path(job.storage.path(f"status-{PRINT[:16]}-0000.json")).unlink()
-        job.update_shard(PRINT, 0, applied={"seconds": 2.0}, started={"at": 1.0}, committing={"rows": 3})
-        time.sleep(0.05)
-    assert {part for part, said in job.read_shard(PRINT, 0).items() if said} == {"spent", "applied", "alive"}
+    name, earlier = f"status-{PRINT[:16]}-0000.json", {"spent": {"rows": 1}, "applied": {"seconds": 2.0}}
+    with writing_heartbeats(job, "apply", PRINT, every=60.0):
+        job.update_shard(PRINT, 0, applying={"rows": 5}, started={"at": 1.0}, committing={"rows": 3})
+        job.storage.write_json(name, earlier)
+    found = job.read_shard(PRINT, 0)
+    assert found.pop("alive")["over"]
+    assert found == {**earlier, "applying": {"rows": 5}}
     assert job.read_shard(PRINT, 0, "submit") == {"started": {"at": 1.0}}
     assert job.read_shard(PRINT, 0, "commit") == {"committing": {"rows": 3}}
