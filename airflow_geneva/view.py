@@ -204,10 +204,16 @@ class View(Table):
             max_failed,
             indexes,
         )
-        watch, definition = Stopwatch(), self.view_definition
+        watch, location = Stopwatch(), self.location.patient()
+        dataset = location.open()
+        definition = ViewDefinition.read(dataset.schema.metadata, self.name)
         with progress_bar(self.name):
-            source = self._source(definition).location.patient()
-            planned = plan(self.location.patient(), definition, source, request)
+            source = locate_source(location, definition, self.sources)
+            try:
+                planned = plan(location, definition, source, request, dataset)
+            except InvalidInput:
+                self._source(definition)  # which says more if it is the source that cannot be opened
+                raise
             check_old_code(planned, runner)
             udfs = Udfs.of_refresh(planned, load_udfs(definition))
             return run_new(planned, self.location, udfs, runner, watch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.table_versions import read_transaction
+from airflow_geneva.lance_io.table_versions import read_transaction, written_at
 from airflow_geneva.storage.documents import well_typed
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
@@ -71,15 +71,22 @@ class Swap:
 
 
 _UNKNOWN = Swap(changed="unknown")
+_A_SWAP_AND_ITS_METADATA = 2
+_FOUND: dict[tuple[str, int, int], Swap] = {}
+"""Swaps that versions show, by URI, version and its time: the history of a version does not change."""
+_MOST_FOUND = 64
 
 
 def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
-    """Find the swap whose rows a version of a view shows; follow restores."""
+    """Find the swap whose rows a version of a view shows; follow restores. This process looks once for each version."""
     import lance
 
+    key = (location.uri, int(dataset.version), written_at(dataset))
+    if key in _FOUND:
+        return _FOUND[key]
     changed, placeholders, restores = "", False, list[tuple[int, int]]()
     # Read back to the newest swap, however far: every commit since then may have changed rows.
-    for commit in commits_of_version(dataset):
+    for commit in commits_of_version(dataset, at_once=_A_SWAP_AND_ITS_METADATA):
         swap = _swap_of(commit)
         # Lance rebases a commit on those that came after its preparation, and records that it had read them.
         since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
@@ -92,7 +99,10 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
                 return replace(_noted(location, dataset, changed), restores=tuple(restores))
             changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
         if swap:
-            return replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
+            if len(_FOUND) >= _MOST_FOUND:
+                _FOUND.clear()
+            _FOUND[key] = replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
+            return _FOUND[key]
     return Swap(changed=changed, restores=tuple(restores))
 
 
@@ -235,7 +245,10 @@ class CommittedViewState:
     def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
         self.location = location
         self.dataset = dataset
-        self.newest = newest_swap(location, dataset)
+        self.newest: Swap
+        self._note: AdvanceNote | None
+        look = partial(newest_swap, location, dataset), partial(read_advance_note, location)
+        self.newest, self._note = location.checkpoints.side_by_side(*look)
         self.renamed: tuple[str, ...] = ()
 
     @property
@@ -243,7 +256,7 @@ class CommittedViewState:
         """The source version that the view reflects; None as for `snapshot`."""
         if self.newest.changed or not self.newest.job_id:
             return None
-        note = read_advance_note(self.location)
+        note = self._note
         noted = note is not None and note.swap == self.newest.snapshot
         return note.source_version if note is not None and noted else self.newest.source_version
 
@@ -265,7 +278,7 @@ class CommittedViewState:
         """
         if self.newest.changed:
             return None
-        note = read_advance_note(self.location)
+        note = self._note
         while note is not None and note.swap == self.newest.snapshot:
             found = load_snapshot(self.location.checkpoints, note.snapshot)
             if found is not None:

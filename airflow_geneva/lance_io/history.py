@@ -59,12 +59,15 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
     return Commit(version, transaction.operation, transaction.transaction_properties or {})
 
 
-def commits_newest_first(dataset: lance.LanceDataset, newest: int, oldest: int = 1) -> Iterator[Commit]:
+def commits_newest_first(
+    dataset: lance.LanceDataset, newest: int, oldest: int = 1, at_once: int = 1
+) -> Iterator[Commit]:
     """Read the commits of a range of versions, newest first.
 
-    On an object store, the number of parallel reads doubles from one: most callers need only the first commits.
+    On an object store, the number of parallel reads doubles from `at_once`: most callers need only the first commits.
     """
-    most, at_once = 1 if is_local(dataset.uri) else _MOST_AT_ONCE, 1
+    most = 1 if is_local(dataset.uri) else _MOST_AT_ONCE
+    at_once = min(at_once, most)
     while newest >= oldest:
         versions = range(newest, max(newest - at_once, oldest - 1), -1)
         if len(versions) == 1:
@@ -75,13 +78,13 @@ def commits_newest_first(dataset: lance.LanceDataset, newest: int, oldest: int =
         newest, at_once = newest - len(versions), min(2 * at_once, most)
 
 
-def commits_of_version(dataset: lance.LanceDataset, oldest: int = 1) -> Iterator[Commit]:
+def commits_of_version(dataset: lance.LanceDataset, oldest: int = 1, at_once: int = 1) -> Iterator[Commit]:
     """Read the commits that a version shows, newest first; those that a restore undid are left out."""
     import lance
 
     newest = int(dataset.version)
     while newest >= oldest:
-        for commit in commits_newest_first(dataset, newest, oldest):
+        for commit in commits_newest_first(dataset, newest, oldest, at_once):
             yield commit
             newest = commit.version - 1
             if isinstance(commit.operation, lance.LanceOperation.Restore):

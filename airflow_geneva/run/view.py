@@ -305,11 +305,17 @@ def definitions_now(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> dict
     return {name: udf.definition(definition.column(name).inputs) for name, udf in udfs.items()}
 
 
-def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:
+def plan(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    request: RefreshRequest,
+    newest: lance.LanceDataset | None = None,
+) -> Plan:
     """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.plan.refresh.plan_refresh`."""
     udfs = load_udfs(definition)
     code = PlannedCode(definitions_now(definition, udfs))
-    dataset = view.open()
+    dataset = newest or view.open()
     state = CommittedViewState(view, dataset)
     with reporting_cleaned_up(view, dataset):
         named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.udfs.items())

@@ -66,6 +66,12 @@ def _is_half_written(name: str) -> bool:
     return "#" in file or ".tmp" in file
 
 
+def _is_missing(error: BaseException) -> bool:
+    """Whether a store answered that an object does not exist; if its bucket does not, that is another error."""
+    text = str(error).lower()
+    return " not found: " in text and "nosuchbucket" not in text and "containernotfound" not in text
+
+
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return storage options as a value; InvalidInput, which shows no value, if they are not text by name."""
     if isinstance(options, Mapping) and (wrong := [k for k, v in options.items() if not isinstance(v, str)]):
@@ -225,7 +231,7 @@ class Storage:
         except FileNotFoundError:
             raise
         except _STORE_ERRORS as error:
-            if not self.local and not is_outage(error) and not self.exists(name):
+            if not self.local and not is_outage(error) and (_is_missing(error) or not self.exists(name)):
                 raise FileNotFoundError(source) from error
             raise StorageError(f"Cannot read {source}: {describe_store_error(error)}") from error
 
