@@ -110,7 +110,7 @@ def swap_rows(
         if swapped.version > dataset.version + 1:
             return Swapped(int(swapped.version))
         now = Swap(work.job_id, work.version, key, plan, placeholders=False)
-        return Swapped(int(swapped.version), view=swapped, newest=now)
+        return Swapped(int(swapped.version), view=swapped, newest=now, dropped=frozenset(begun))
     raise AssertionError("commit_tries raises after its last try")
 
 
@@ -165,12 +165,14 @@ class Swapped:
         version: written by this call or by an earlier try of the same plan; None: none was.
         why: the reason if nothing was written although there was something to write.
         view, newest: that version and the swap that it shows, if no other writer committed meanwhile.
+        dropped: the intents of earlier swaps, which are dropped.
     """
 
     version: int | None = None
     why: str = ""
     view: lance.LanceDataset | None = None
     newest: Swap | None = None
+    dropped: frozenset[str] = frozenset()
 
 
 def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
@@ -275,5 +277,5 @@ def mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDataset
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:
             # A job that died right after the newest swap left the record of the swap before it.
-            drop_intents(location, {before} - {"", newest.snapshot})
+            drop_intents(location, {before} - {"", newest.snapshot, *swapped.dropped})
     return dataset

@@ -354,8 +354,12 @@ class Storage:
             if self.local:
                 self._refuse_link(os.path.dirname(self.path(name)))
                 Path(self.path(name)).unlink(missing_ok=True)
-            elif self.exists(name):
+                return
+            try:
                 self._ask(lambda session: session.delete_file(name))
+            except _STORE_ERRORS as error:
+                if not _is_missing(error):
+                    raise
 
     def delete_all(self, names: Iterable[str]) -> None:
         """Remove files, if they exist; in parallel where each costs a round trip."""

@@ -31,7 +31,7 @@ def proxy(endpoint: str) -> Iterator[SlowProxy]:
 
 @pytest.mark.parametrize(
     ("kind", "first", "nothing", "one_row"),
-    [("column", (76, 38), (6, 5), (46, 28)), ("view", (86, 52), (9, 7), (58, 41))],
+    [("column", (76, 38), (6, 5), (46, 28)), ("view", (86, 52), (9, 7), (56, 39))],
 )
 def test_a_run_makes_no_more_requests_than_it_did(
     bucket: Bucket,
