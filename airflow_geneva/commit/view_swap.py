@@ -201,8 +201,9 @@ def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted
         writer.write(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
         fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, writer.finish())], physical_rows=1)
         transaction = lance.Transaction(dataset.version, lance.LanceOperation.Append([fragment]))
-        points = "ground.write", "swap.ground"
-        dataset = planned.commit_transaction(location.options, lambda: transaction, *points)
+        dataset = planned.commit_transaction(
+            location.options, lambda: transaction, before="ground.write", after="swap.ground"
+        )
     return dataset
 
 

@@ -393,8 +393,10 @@ def record_mixed_versions(
     )
     try:
         with engine_errors():
-            options, points = location.options, ("note.write", "note.written")
-            dataset = work.written.commit_transaction(options, lambda: transaction, *points)
+            options = location.options
+            dataset = work.written.commit_transaction(
+                options, lambda: transaction, before="note.write", after="note.written"
+            )
     except EngineError as error:
         logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)
     return dataset
