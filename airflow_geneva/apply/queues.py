@@ -54,25 +54,27 @@ class Queue(Generic[Item]):
         self.room = room
         self._number, room.queues = room.queues, room.queues + 1
         self._items = deque[tuple[Item, int]]()
-        self._reserved = 0
+        self._expected = self._reserved = 0
         self._taking = self._ended = False
         self._error: BaseException | None = None
 
-    def reserve(self, size: int) -> None:
-        """Wait until the room has so many bytes, and keep them for the items that are put."""
+    def reserve(self, expected: int) -> None:
+        """Wait until the room has the bytes that are expected, or most of it, and keep them for what is being made."""
+        size = min(expected, self.room.limit * 3 // 4)
         with self.room.changed:
             self._wait_for(size)
             self.room.take(size)
-            self._reserved = size
+            self._expected, self._reserved = expected, size
 
     def put(self, item: Item, size: int, wait: bool = True) -> None:
         with self.room.changed:
-            more = max(size - self._reserved, 0)
+            expected = max(self._expected - size, 0)
+            covered = self._reserved - min(expected, self._reserved)
             if wait:
-                self._wait_for(more)
+                self._wait_for(size - covered)
             self._items.append((item, size))
-            self.room.take(more)
-            self._reserved -= size - more
+            self.room.take(size - covered)
+            self._expected, self._reserved = expected, self._reserved - covered
             self.room.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:

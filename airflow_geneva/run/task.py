@@ -202,7 +202,7 @@ class _Run:
             except IndexError:
                 return
             try:
-                lane.rows.reserve(min(task.bytes_of(lane.unit), limit))
+                lane.rows.reserve(task.bytes_of(lane.unit))
                 opened = open_unit(task.target, lane.unit, self.looks_again)
                 lane.rows.put(opened, limit // _MOST_AHEAD)
                 for rows in opened.rows(task.reads, task.read_size):
