@@ -308,7 +308,7 @@ class Applier:
         if self.sizer.most is not None and rows >= self.sizer.most:
             return True
         waited = time.monotonic() - self.unkept.since >= self.interval / 2
-        return (waited and rows >= self.sizer.least) or self.size >= self.work.sizing.checkpoint_bytes
+        return (waited and rows >= self.sizer.least) or self.size >= self.work.sizing.checkpoint_bytes // 2
 
     def _keep_last(self, step: StepResult) -> None:
         """Keep a step before an error is raised, which a reason to stop must not replace."""

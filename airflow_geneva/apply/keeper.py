@@ -84,7 +84,7 @@ class Keeper:
     def _add(self, step: StepResult) -> None:
         self.rows += len(step.values)
         self.bytes += step.values.nbytes
-        if self.bytes > self.work.sizing.checkpoint_bytes or (self.most is not None and self.rows > self.most):
+        if self.bytes > self.work.sizing.checkpoint_bytes // 2 or (self.most is not None and self.rows > self.most):
             self._flush()
             self.rows, self.bytes = len(step.values), step.values.nbytes
         self.steps.append(replace(step, row_ids=_NO_IDS))

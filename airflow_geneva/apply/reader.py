@@ -26,7 +26,7 @@ _READ_ROWS = 16_384
 _NARROW_ROWS, _NARROW_BYTES = 65_536, 64
 """So many rows are read at once of columns that are so narrow: then a batch costs more than its rows."""
 _SMALL_GAP = 1_024
-_READ_AHEAD = 2
+_READ_AHEAD = 1
 FIRST_ROWS = 100
 _GROWTH = 10
 
