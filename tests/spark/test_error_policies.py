@@ -9,7 +9,7 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import COMMIT, JobFolder
 from airflow_geneva.job.status import read_job
 from tests.udfs_for_tests import picky
 
@@ -39,7 +39,8 @@ def test_failed_rows_are_null_and_listed_and_no_task_is_lost(
     job = read_job(folder)
     assert job is not None
     assert (job.rows_committed, job.rows_failed, job.rows_left, job.shards[0].rows_failed) == (9_990, 10, 0, 10)
-    status = folder.read_shard((folder.read("job.json") or {})["plan"], 0)
+    shard = ((folder.read("job.json") or {})["plan"], 0)
+    status = {**folder.read_shard(*shard), **folder.read_shard(*shard, COMMIT)}
     assert [status[part]["rows_failed"] for part in ("applying", "applied", "committing")] == [10, 10, 10]
 
 
