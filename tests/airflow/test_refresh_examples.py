@@ -280,7 +280,7 @@ def test_documents_are_cut_embedded_by_a_service_and_searched_and_its_key_is_wri
         assert second.xcom("embed.finish")["rows_computed"] == 1
         assert second.xcom("search")[0]["id"] == 3
         counts = server.counts()
-    assert counts.rows == 5 + 2
+    assert counts.rows == 4 + 2, "equal chunks are paid once; a question is asked by hand"
     written = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert written == []
     for run in (first, second):
