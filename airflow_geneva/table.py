@@ -452,15 +452,18 @@ class Table(Summarized, Readable):
     def _named(self, column: str) -> str:
         return f"column {column!r} of {self.uri}"
 
-    def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> tuple[Plan, UDF]:
-        dataset = self.lance
+    def _plan(
+        self, request: BackfillRequest, udf: UDF | str | None, location: TableLocation | None = None
+    ) -> tuple[Plan, UDF]:
+        location = location or self.location
+        dataset = location.open()
         definition = self.definition(request.column, dataset)
         udf = load_udf(udf) if isinstance(udf, str) else udf
         if udf is not None and not isinstance(udf, UDF):
             raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function made with @udf(...), or its import path.")
         function = udf or self.column_udf(request.column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
-        return plan_request(self.location, request, function, own_inputs, dataset), function
+        return plan_request(location, request, function, own_inputs, dataset), function
 
     def _plan_to_run(
         self, request: BackfillRequest, udf: UDF | str | None, runner: str
@@ -471,7 +474,7 @@ class Table(Summarized, Readable):
 
         check_runner(runner)
         watch = Stopwatch()
-        plan, function = replace(self, location=self.location.patient())._plan(request, udf)
+        plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self._named(request.column))
         return plan, Udfs({request.column: function}), watch
 

@@ -17,6 +17,7 @@ from airflow_geneva.plan.freshness import FailedRows, addresses_of_rows, failed_
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
 from airflow_geneva.storage.files import freeze_options
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.views.definition import IS_SET, QUERY_KEY, ViewDefinition, visible_columns
@@ -279,7 +280,7 @@ class View(Table):
             "from its query. Create a view with another query, or compute them in the source."
         )
 
-    def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> NoReturn:
+    def _plan(self, request: BackfillRequest, udf: UDF | str | None, location: TableLocation | None = None) -> NoReturn:
         column = request.column
         raise InvalidInput(
             f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."
