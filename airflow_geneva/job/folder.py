@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 import uuid
@@ -17,6 +18,7 @@ from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
 from airflow_geneva.faults import fault_point
 from airflow_geneva.storage import behind
 from airflow_geneva.storage.files import Storage, as_json
+from airflow_geneva.storage.outages import asked_to_end
 
 RECORD = "job.json"
 SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"
@@ -205,7 +207,7 @@ class JobFolder:
             new = {part: value for part, value in parts.items() if writer == (by or _WRITER.get(part, STATUS))}
             name = shard_name(writer, fingerprint, shard)
             there = _OPEN.get((self.storage.root, name)) or _Open(self.read_shard(fingerprint, shard, writer))
-            with there.lock:
+            with _held(there.lock):
                 there.parts.update(new)
                 if ALIVE in new and ALIVE in there.written:
                     # The process of an earlier try may still run, and neither removes what the other one says.
@@ -239,6 +241,18 @@ class JobFolder:
         """Read a document; None if it does not exist or is damaged."""
         own = _OWN.get(self.storage.root)
         return self.storage.read_document(name) if own is None else own.get(name)
+
+
+@contextmanager
+def _held(lock: threading.RLock) -> Iterator[None]:
+    """Hold a lock; a task that was asked to end does not wait for a thread that writes to a store that is away."""
+    while not lock.acquire(timeout=1.0):
+        if asked_to_end(sys.exc_info()[1]):
+            raise StorageError("The last status is not written, because an earlier write still waits for the store.")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def parts_of(document: dict[str, Any] | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run import caps
 from airflow_geneva.run.prepare import Udfs, open_target, prepare
-from airflow_geneva.run.task import TaskRunner
+from airflow_geneva.run.task import GRACE_SECONDS, TaskRunner
 from airflow_geneva.run.units import Target, Unit, UnitReport, whole_unit
 from airflow_geneva.storage.location import TableLocation
 
@@ -148,4 +148,4 @@ class _Ticking:
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(None if error[0] is None else GRACE_SECONDS)

@@ -22,12 +22,13 @@ from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.run.caps import CapReached
 from airflow_geneva.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
+from airflow_geneva.storage.outages import asked_to_end
 
 Item = TypeVar("Item")
 _READERS = _KEEPERS = 4
 _MOST_AHEAD = 256
 """Most units that are opened ahead, however few rows they have."""
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 _GONE = "computed rows were not there"
 
 
@@ -173,18 +174,18 @@ class _Run:
         except BaseException as error:
             self.error = error
             self.reading.stop(error)
-            self._end(keepers)
+            self._end(keepers, GRACE_SECONDS if asked_to_end(error) else None)
         for thread in readers:
-            thread.join(_GRACE_SECONDS)  # a store that does not answer keeps no one
+            thread.join(GRACE_SECONDS)  # a store that does not answer keeps no one
         if self.error is not None:
             raise self.error
 
-    def _end(self, keepers: Sequence[threading.Thread]) -> None:
-        """Let the keepers keep what was handed over, and wait for their end."""
+    def _end(self, keepers: Sequence[threading.Thread], seconds: float | None = None) -> None:
+        """Let the keepers keep what was handed over, and wait for their end, at most for some seconds each."""
         for _ in keepers:
             self.to_keep.put(None)
         for thread in keepers:
-            thread.join()
+            thread.join(seconds)
 
     def _start(self, name: str, run: Callable[[], None], count: int) -> list[threading.Thread]:
         threads = []

@@ -78,7 +78,7 @@ def wait_out(uri: str, options: StorageOptions, request: Callable[[], _T]) -> _T
                 _end(store)
                 raise
             left = _begin(store, seconds) + seconds - time.monotonic()
-            if left <= 0 or _asked_to_end(error):
+            if left <= 0 or asked_to_end(error):
                 raise
             time.sleep(min(pause * random.uniform(0.5, 1.0), left))
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -91,7 +91,7 @@ def _patience(options: StorageOptions) -> float:
     return float(dict(options).get(PATIENCE, 0))
 
 
-def _asked_to_end(error: BaseException | None) -> bool:
+def asked_to_end(error: BaseException | None) -> bool:
     """Whether the request was made while an exception that asks this process to stop was handled."""
     while error is not None:
         # pylance turns what a signal handler raises during a scan into an error with the exception's name in its text.
