@@ -128,7 +128,9 @@ connect({db!r}).open_table("docs").backfill("y", runner="inline", shard_size=1)
     record = folder.read("job.json")
     assert record is not None
     folder.storage.write_json("job.json", {**record, "started": 1.0})
-    folder.storage.write_json("heartbeat.json", {"at": 2.0, "stage": "commit"})
+    for name in folder.storage.list_folder()[1]:
+        if alive := (folder.read(name) or {}).get("alive"):
+            folder.storage.write_json(name, {**(folder.read(name) or {}), "alive": {**alive, "at": 2.0}})
     assert run("status", db, job["id"], "--watch").startswith("RUNNING (found dead): backfill")
     assert "RUNNING (dead)" in run("jobs", db)
 
