@@ -172,11 +172,11 @@ def test_a_udf_that_a_factory_made_is_imported_if_its_module_is_named(
     configure(monkeypatch, udf_modules=modules)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "makers_here.py").write_text("import geneva_dag_udfs\ndef make(): return geneva_dag_udfs.length\n")
-    (tmp_path / "made_here.py").write_text("import makers_here\nlength = makers_here.make()\n")
+    (tmp_path / "lengths_here.py").write_text("import makers_here\nlength = makers_here.make()\n")
     desk.append("a")
     desk.define(n="length")
     key, field = "geneva::udf", desk.table.lance.schema.field("n")
-    stored = field.metadata[key.encode()].decode().replace("geneva_dag_udfs:length", "made_here:length")
+    stored = field.metadata[key.encode()].decode().replace("geneva_dag_udfs:length", "lengths_here:length")
     desk.table.lance.update_field_metadata({"n": {key: stored}})
     run = Driver.trigger(make_dag(desk)).go()
     if planned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -78,6 +79,11 @@ def test_the_execution_timeout_of_a_task_ends_its_wait(far_desk: Desk, proxy: Pr
     assert run.state == "failed"
     assert "Timeout" in run.error(task, 0)
     assert time.monotonic() - began[0] < 60
+    # The task's other threads end with its process; here they still wait for the store.
+    proxy.up()
+    for thread in threading.enumerate():
+        if thread.name in ("geneva-read", "geneva-keep", "geneva-progress", "geneva-heartbeat"):
+            thread.join(30)
 
 
 def test_the_configured_patience_ends_the_wait(far_desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
