@@ -310,7 +310,7 @@ def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Seque
 
 
 def may_fold(ledgers: int | None) -> bool:
-    """Whether a column may have enough ledgers to fold, if it had so many when its job was planned; None: unknown."""
+    """Whether a column may have enough ledgers to fold, given their number when its job was planned (None: unknown)."""
     return ledgers is None or ledgers + _OF_A_JOB >= _FOLD_AFTER
 
 

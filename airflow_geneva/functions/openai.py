@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from string import Formatter
@@ -302,11 +303,13 @@ class _Batches(Service):
         kind = ValueError if 400 <= status < 500 else ConnectionError
         return kind(f"The model {self.model!r} gave no answer: {status} {body or line.get('error')!r:.1000}")
 
+    @abstractmethod
     def body(self, values: Sequence[Any]) -> dict[str, Any] | None:
-        raise NotImplementedError
+        """Return the body of a row's request; None if the row has no text."""
 
+    @abstractmethod
     def value(self, body: Any) -> Any:
-        raise NotImplementedError
+        """Return a row's value from the body of its answer."""
 
 
 class _BatchEmbeddings(_Batches):

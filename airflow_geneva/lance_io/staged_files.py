@@ -43,7 +43,7 @@ class _Opened:
 
 
 class StagedFiles:
-    """Files of a table's ``data/`` folder that no version names yet; nobody changes them, others may remove them."""
+    """Data files that no version of the table names yet. They never change, but a cleanup may remove them."""
 
     def __init__(self) -> None:
         self._opened: dict[str, _Opened | None] = {}

@@ -60,7 +60,7 @@ class Publisher(Protocol):
     newest: lance.LanceDataset | None
     """The version of the last commit of this process."""
     beside_end: list[Callable[[], object]]
-    """What writes, after `finish`, what nobody misses if the end of the job is recorded without it."""
+    """Writes to make beside the end of the job, after `finish`. The next plan does without one that a kill prevents."""
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
     """Work for rows that the last commit did not find in checkpoints, with the version to compute them from."""
 

@@ -82,7 +82,7 @@ def record_plan(
         learn()
         return saved
     with reporting_remade(work.tables, location.options):
-        # The record names a plan whose documents may come after it; whoever misses one says that it is gone.
+        # The record may be written before the plan that it names; a process that does not find the plan says so.
         writes = (partial(folder.storage.write_bytes, name, data) for name, data in documents.items())
         folder.storage.side_by_side(write_record, learn, *writes)
     fault_point("plan.saved")

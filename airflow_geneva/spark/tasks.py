@@ -176,7 +176,7 @@ def _run_stage(
     caps: Caps,
     computing: int,
 ) -> list[UnitReport]:
-    """Run so many groups of units as one Spark job, and report progress; `computing` of the shard's compute rows."""
+    """Run groups of units as one Spark job and report progress; `computing` counts the units that compute rows."""
     if not groups:
         return []
     from pyspark.sql.functions import udf
