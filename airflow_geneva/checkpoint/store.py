@@ -241,9 +241,7 @@ def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
 def without_checksums(batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
     """Verify and remove the checksums, those of columns if the batch has all rows; ValueError if one does not match."""
     metadata = dict(batch.schema.metadata or {})
-    if _KEY not in metadata:  # written by a version without checksums
-        return batch
-    sums = json.loads(metadata.pop(_KEY))
+    sums = json.loads(metadata.pop(_KEY, b"null"))
     if not isinstance(sums, dict) or sums.get(_METADATA) != _metadata(metadata):
         raise ValueError("the checksum of its metadata does not match")
     for name, column in zip(batch.schema.names, batch.columns, strict=True):

@@ -79,10 +79,6 @@ def function_in(attribute: Any) -> types.FunctionType | None:
     return attribute if isinstance(attribute, types.FunctionType) else None
 
 
-# Code versions that tables hold name these classes by the module in which they used to lie.
-_HASHED_AS = {"airflow_geneva.udf.error_policy": "airflow_geneva.on_error"}
-
-
 def is_code(value: Any) -> bool:
     """Whether a value is a function, method or class, or wraps one."""
     return isinstance(value, (types.FunctionType, types.MethodType, type)) or hasattr(value, "__wrapped__")
@@ -117,8 +113,7 @@ def dotted_name(value: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     public = [part for part in module.split(".") if not part.startswith("_")]
-    home = _HASHED_AS.get(module, ".".join(public or [module]))
-    return f"{home}.{name}" if found is value and value is not None else ""
+    return f"{'.'.join(public or [module])}.{name}" if found is value and value is not None else ""
 
 
 def label_of(value: Any) -> str:

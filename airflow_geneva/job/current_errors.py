@@ -87,7 +87,7 @@ def _unfinished(checkpoints: Storage, column: str, job_id: str) -> bool:
         folder = JobFolder.of(checkpoints, newest)
         record = folder.read(RECORD) or {}
         if newest == job_id:
-            return ((folder.read_end(record) or {}).get("state")) not in (DONE, PARTIAL)
+            return (record.get("ended") or {}).get("state") not in (DONE, PARTIAL)
         if record.get("column") in (None, column):
             return False
     return False

@@ -159,16 +159,8 @@ class JobFolder:
         flush = [partial(behind.BEHIND.flush, self.storage)] if self.alone else []
         self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
 
-    def read_end(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return how the job ended: what its record says, or a document of its own if it is older; else None."""
-        ended: dict[str, Any] | None = record.get("ended")
-        return self.read("result.json") if ended is None and "plan" not in record else ended
-
     def reduce_to_record(self) -> None:
         """Keep the record and the error records, and remove all other documents."""
-        record = self.storage.read_json(RECORD)
-        if "plan" not in record:
-            self.storage.write_json(RECORD, {**record, "ended": self.read_end(record)})
         names = [name for name in self.storage.list_files() if name != RECORD and not name.startswith("errors/")]
         # Remove the plans first: a cleared task then reports that its plan is gone, even if other files still exist.
         plans = [name for name in names if name.startswith("plan-")]
@@ -185,7 +177,7 @@ class JobFolder:
         if key in _OPEN:
             yield
             return
-        _OPEN[key] = _Open(parts_of(self.read(name)))
+        _OPEN[key] = _Open(self.read(name) or {})
         try:
             yield
         finally:
@@ -195,7 +187,7 @@ class JobFolder:
         """Read what a process said of a shard; empty if none has worked on it."""
         name = shard_name(by, fingerprint, shard)
         there = _OPEN.get((self.storage.root, name))
-        return dict(there.parts) if there is not None else parts_of(self.read(name))
+        return dict(there.parts) if there is not None else self.read(name) or {}
 
     def update_shard(self, fingerprint: str, shard: int, by: str = "", **parts: Any) -> None:
         """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it.
@@ -212,7 +204,7 @@ class JobFolder:
                 if ALIVE in new and ALIVE in there.written:
                     # The process of an earlier try may still run, and neither removes what the other one says.
                     mine = {part: value for part, value in there.parts.items() if part in there.written}
-                    there.parts = {**parts_of(self.read(name)), **mine, **new}
+                    there.parts = {**(self.read(name) or {}), **mine, **new}
                 there.written.update(new)
                 self.write_for_people(name, dict(there.parts))
 
@@ -253,11 +245,6 @@ def _held(lock: threading.RLock) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def parts_of(document: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the parts of a status; an older version of this package kept the result of a commit as a document."""
-    return {COMMITTED: document} if document and "left_reasons" in document else document or {}
 
 
 def plan_name(fingerprint: str) -> str:

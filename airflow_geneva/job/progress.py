@@ -210,11 +210,7 @@ def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
-    """Parse a progress document, also of an older version of this package; KeyError, TypeError if it is none."""
-    known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
-    if "rows_done" in document:  # written by an older version
-        known["rows_computed"] = computed = max(document["rows_done"] - document.get("rows_failed", 0), 0)
-        kept = document.get("rows_held", 0) + computed
-        known["rows_checkpointed"] = max(kept, known.get("rows_ready", 0), known.get("rows_committed", 0))
-    samples = tuple(Sample(*sample[:2]) for sample in document.get("samples", ()))
-    return Progress(**{**known, "versions": tuple(document.get("versions", ())), "samples": samples})
+    """Parse a progress document; KeyError, TypeError if it is none."""
+    known = {part.name: document[part.name] for part in fields(Progress)}
+    samples = tuple(Sample(*sample) for sample in document["samples"])
+    return Progress(**{**known, "versions": tuple(document["versions"]), "samples": samples})

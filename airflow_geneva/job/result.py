@@ -211,9 +211,8 @@ class BackfillResult(Listed, Outcome):
         fields = dict(document)
         fields["commits"] = tuple(fields["commits"])
         fields["notes"] = tuple(fields["notes"])
-        fields["checked"] = tuple(map(Checked.from_json, fields.get("checked", ())))
-        fields["usage"] = Usage.from_json(fields.get("usage"))
-        fields.setdefault("rows_run", fields["rows_computed"])  # an older version of this package wrote it
+        fields["checked"] = tuple(map(Checked.from_json, fields["checked"]))
+        fields["usage"] = Usage.from_json(fields["usage"])
         return BackfillResult(**fields)
 
     def __str__(self) -> str:

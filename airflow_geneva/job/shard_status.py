@@ -22,7 +22,6 @@ from airflow_geneva.job.folder import (
     SUBMIT,
     SUBMITTED,
     JobFolder,
-    parts_of,
     plan_name,
     shard_name,
 )
@@ -148,12 +147,8 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[tuple[Sha
 
     Heartbeats from before the job was planned are of an earlier try.
     """
-    if "plan" in record:
-        fingerprint = record["plan"]
-        planned = folder.read(plan_name(fingerprint)) if fingerprint else None
-    else:  # written by an older version of this package
-        planned = folder.read("planned.json")
-        fingerprint = (planned or {}).get("fingerprint")
+    fingerprint = record["plan"]
+    planned = folder.read(plan_name(fingerprint)) if fingerprint else None
     names = frozenset(folder.storage.list_folder()[1])
 
     def read(name: str) -> dict[str, Any]:
@@ -162,24 +157,15 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[tuple[Sha
     def read_one(shard: tuple[int, Mapping[str, Any]]) -> ShardStatus:
         found: dict[str, Any] = {}
         for writer in (STATUS, SUBMIT, COMMIT):
-            parts = parts_of(read(shard_name(writer, fingerprint, shard[0])))
+            parts = read(shard_name(writer, fingerprint, shard[0]))
             found |= {part: value for part, value in parts.items() if value is not None}
             signs.append(parts.get(ALIVE))
-        for part, name in {} if found.keys() - {COMMITTED} else _FORMER_NAMES.items():
-            found[part] = read(name.format(plan=fingerprint[:16], shard=shard[0]))
         return _shard(*shard, found)
 
-    signs: list[Any] = [read("heartbeat.json"), read(shard_name(FINISH, str(fingerprint), 0)).get(ALIVE)]
+    signs: list[Any] = [read(shard_name(FINISH, str(fingerprint), 0)).get(ALIVE)]
     shards = in_parallel(read_one, enumerate(() if planned is None else planned["shards"]), folder.storage.local)
     beats = [beat for sign in signs if (beat := Heartbeat.from_json(sign)) and beat.at >= float(record["started"])]
     return tuple(shards), max(beats, key=lambda beat: beat.at, default=None)
-
-
-def computed_rows_of(applied: Mapping[str, Any]) -> int:
-    """Return how many rows the last try of a shard computed, by the document of its result."""
-    failed = int(applied.get("rows_failed", 0))
-    # An older version of this package wrote `rows_run` instead, with the failed rows.
-    return int(applied.get("rows_computed", max(int(applied.get("rows_run", 0)) - failed, 0)))
 
 
 def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
@@ -222,15 +208,6 @@ def _at_its_stage(status: ShardStatus, found: Mapping[str, Any]) -> ShardStatus:
     return status
 
 
-_FORMER_NAMES = {
-    APPLYING: "progress-{shard:04}.json",
-    APPLIED: "apply-{plan}-{shard:04}.json",
-    COMMITTING: "committing-{shard:04}.json",
-    FAILURE: "failed-{plan}-{shard:04}.json",
-}
-"""The documents that held the parts of a shard's status before it was one document."""
-
-
 def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
     """Add when the last try began; it is starting until it writes progress of its own."""
     if not document:
@@ -270,7 +247,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
 def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     if document.get("stopped"):  # at a cap: what is computed is kept, and committed as far as it goes
         return replace(status, stage="applied")
-    failed = int(document.get("rows_failed", 0))
+    failed = int(document["rows_failed"])
     return replace(
         status,
         stage="applied",
@@ -278,8 +255,8 @@ def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_ready=status.rows - failed,
         rows_failed=failed,
         fragments_ready=status.fragments,
-        rows_computed=max(status.rows_computed, computed_rows_of(document)),
-        seconds=(("apply", float(document.get("seconds", 0.0))),),
+        rows_computed=max(status.rows_computed, int(document["rows_computed"])),
+        seconds=(("apply", float(document["seconds"])),),
         start_seconds=document.get("start_seconds"),
     )
 

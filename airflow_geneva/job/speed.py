@@ -59,7 +59,7 @@ class SavedCalls:
 
     @staticmethod
     def from_json(document: object) -> SavedCalls:
-        """Read what a document says; nothing if it is damaged, or of before."""
+        """Read what a document says; nothing if it is damaged."""
         if not isinstance(document, Mapping):
             return SavedCalls()
         return SavedCalls(**{name: int(document.get(name, 0)) for name in asdict(SavedCalls())})
@@ -74,7 +74,7 @@ class UdfSpeed:
         seconds: time to read, compute and stage these rows, summed over the threads and tasks that did it.
         first_seconds, first_rows: time and rows of the slowest first call of a fragment, which may load a model.
         bytes: size of the computed values in memory.
-        fragments: fragments that were staged; 0 in records of before.
+        fragments: fragments that were staged.
         called: seconds of `seconds` that the UDF itself took.
         saved: rows without a call of their own.
         between: seconds from the first to the last call of each task.
@@ -198,9 +198,9 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
         described: what the record of such a job says of it.
     """
     found: list[PastJob] = []
-    for folder, record in _records(checkpoints, most):
+    for record in _records(checkpoints, most):
         if all(record.get(part) == described.get(part) for part in _SAME):
-            ended = folder.read_end(record) or {}
+            ended = record.get("ended") or {}
             speed = UdfSpeed.from_json(ended.get("speed"))
             if speed.rows:
                 result = ended.get("result")
@@ -209,20 +209,20 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
                 started = float(start) if isinstance(start, (int, float)) else None
                 paid = Usage.from_json(result.get("usage") if isinstance(result, Mapping) else None).cost
                 runner, shards = ended.get("runner"), max(int(record.get("shards", 1)), 1)
-                slots = int(ended.get("slots", runner == "inline"))  # records of before are without
+                slots = int(ended.get("slots", 0))
                 found.append(PastJob(speed, sum(stages.values()), runner, started, paid, shards, slots))
             if len(found) == most:
                 break
     return found
 
 
-def _records(checkpoints: Storage, at_once: int) -> Iterator[tuple[JobFolder, dict[str, Any]]]:
+def _records(checkpoints: Storage, at_once: int) -> Iterator[dict[str, Any]]:
     """Yield the records of the newest jobs, read some at once."""
     folders = [JobFolder.of(checkpoints, name) for name in islice(job_ids(checkpoints), _MOST_JOBS_READ)]
     for begin in range(0, len(folders), at_once):
         part = folders[begin : begin + at_once]
-        records = checkpoints.side_by_side(*(partial(folder.read, RECORD) for folder in part))
-        yield from zip(part, (record or {} for record in records), strict=True)
+        found = checkpoints.side_by_side(*(partial(folder.read, RECORD) for folder in part))
+        yield from (record or {} for record in found)
 
 
 def _stages_of(result: object) -> dict[str, float]:

@@ -262,7 +262,7 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
         record = folder.storage.read_json(RECORD)
     except FileNotFoundError:
         return None
-    ended = folder.read_end(record)
+    ended = record.get("ended")
     shards: tuple[ShardStatus, ...] = ()
     heartbeat: Heartbeat | None = None
     if with_shards or ended is None or ended["state"] != DONE or float(record.get("resumed", 0)) > ended["ended"]:
@@ -365,8 +365,7 @@ def _resumed(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) 
 def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> Any:
     begun = heartbeat is not None and heartbeat.stage != "plan"
     begun = begun or any(shard.stage != WAITING for shard in shards)
-    # Older versions wrote the record with state RUNNING.
-    return RUNNING if begun else record.get("state", PENDING)
+    return RUNNING if begun else PENDING
 
 
 def _with_shards(job: Job, run_before: int) -> Job:

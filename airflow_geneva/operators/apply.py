@@ -22,7 +22,6 @@ from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.job.folder import APPLIED, SUBMIT
 from airflow_geneva.job.heartbeat import writing_heartbeats
-from airflow_geneva.job.shard_status import computed_rows_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
@@ -163,7 +162,7 @@ class ApplyOperator(SparkSubmitOperator):
                 "disk, all of Spark must run on this machine; use an object store otherwise. Then clear the plan task "
                 "with its downstream tasks."
             )
-        failed, computed, target = done.get("rows_failed", 0), computed_rows_of(done), job.work.target
+        failed, computed, target = done["rows_failed"], done["rows_computed"], job.work.target
         self.log.info(
             "Shard %s of %s: %s computed %s, %s failed.", shard.index, target, counted(computed, "row"), how, failed
         )

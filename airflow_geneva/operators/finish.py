@@ -202,7 +202,7 @@ class FinishOperator(LanceOperator):
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
         for mark in marks:
             folder = JobFolder.of(checkpoints, mark.job_id)
-            ended = folder.read_end(folder.read(RECORD) or {}) or {}
+            ended = (folder.read(RECORD) or {}).get("ended") or {}
             if mark.job_id not in commits.values() and ended.get("state") in (DONE, PARTIAL):
                 remove_from_outbox(checkpoints, work.outbox, mark)
         if not commits:

@@ -22,7 +22,6 @@ from airflow_geneva.job.folder import APPLIED, COMMIT, COMMITTING, JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
-from airflow_geneva.job.shard_status import computed_rows_of
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.history import commits_newest_first
@@ -319,7 +318,7 @@ class ColumnPublisher:
         folder, plan = JobFolder.of(self.location.checkpoints, self.work.job_id), self.saved.fingerprint
         status, committing = folder.read_shard(plan, shard), folder.read_shard(plan, shard, COMMIT).get(COMMITTING)
         visible = int((committing or {}).get("rows_committed", 0))
-        computed = min(visible, computed_rows_of(status.get(APPLIED) or {}))
+        computed = min(visible, (status.get(APPLIED) or {}).get("rows_computed", 0))
         left = max(int(self.saved.shards[shard]["rows"]) - visible, 0)
         return ShardResult(shard, plan, rows_computed=computed, rows_reused=visible - computed, rows_left=left)
 

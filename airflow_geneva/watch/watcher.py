@@ -64,8 +64,8 @@ class NewestVersions:
         return NewestVersions(*(None if found is None else _read_stamp(*found) for found in document))
 
 
-def _read_stamp(version: int, commit: str, files: Sequence[str] | None = None, highest: int = -1) -> VersionStamp:
-    """Parse a stamp that Airflow stored; older versions of this package wrote no files."""
+def _read_stamp(version: int, commit: str, files: Sequence[str] | None, highest: int) -> VersionStamp:
+    """Parse a stamp that Airflow stored."""
     return VersionStamp(int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest))
 
 

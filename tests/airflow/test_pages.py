@@ -343,13 +343,17 @@ def running_job(table: Table, started: float) -> str:
     folder.write_record({**RUNNING, "started": started}, PRINT)
     progress = {
         "at": started, "samples": [[0.0, 0], [5.0, 100], [10.0, 300]],
-        "rows": 500, "rows_done": 300, "fragments": 5, "ready": 2, "committed": 0, "seconds": 10.0, "rows_held": 0,
-        "rows_ready": 200, "rows_committed": 0, "rows_failed": 20, "versions": [],
+        "rows": 500, "rows_computed": 280, "rows_checkpointed": 280, "rows_ready": 200, "rows_committed": 0,
+        "rows_failed": 20, "rows_reused": 0, "rows_skipped": 0, "rows_left": 0, "fragments": 5, "ready": 2,
+        "committed": 0, "seconds": 10.0, "versions": [],
     }  # fmt: skip
     folder.update_shard(PRINT, 0, applying=progress)
-    committing = {**progress, "ready": 5, "rows_ready": 480, "committed": 1, "rows_committed": 100, "versions": [2]}
+    committing = {
+        **progress, "ready": 5, "rows_checkpointed": 480, "rows_ready": 480, "committed": 1, "rows_committed": 100,
+        "versions": [2],
+    }  # fmt: skip
     folder.update_shard(PRINT, 1, committing=committing)
-    folder.storage.write_json("heartbeat.json", {"at": started, "stage": "apply"})
+    folder.update_shard(PRINT, 0, alive={"at": started, "stage": "apply"})
     return folder.job_id
 
 
@@ -375,7 +379,7 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     assert 'http-equiv="refresh"' in page
     folder = JobFolder.of(table.location.checkpoints, job_id)
     progress = folder.read_shard(PRINT, 0)["applying"]
-    folder.update_shard(PRINT, 0, applying={**progress, "rows_done": 400})
+    folder.update_shard(PRINT, 0, applying={**progress, "rows_computed": 380, "rows_checkpointed": 380})
     part = reader(live[1])
     assert "40 rows/s" in text_of(part)
     assert "Spark UI" not in part
@@ -403,7 +407,7 @@ def test_a_running_job_whose_shard_failed_says_how_it_will_end_and_what_to_do(re
     for text in (text_of(reader(of_job("docs", job_id))), str(database.job(job_id))):
         assert "1 shard failed: the run will end FAILED" in text
         assert "unless" not in text
-    done = {"rows_run": 500, "seconds": 25.0, "start_seconds": 15.0}
+    done = {"rows_run": 500, "rows_computed": 500, "rows_failed": 0, "seconds": 25.0, "start_seconds": 15.0}
     folder.update_shard(PRINT, 0, applied=done, failure=None)
     page = text_of(reader(of_job("docs", job_id)))
     assert "Spark's start 15 s a shard, in Apply" in page

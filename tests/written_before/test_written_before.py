@@ -119,10 +119,10 @@ def test_a_killed_job_is_dead_and_one_that_shows_signs_of_life_is_not() -> None:
     job = database().jobs(table="killed")[0]
     assert (job.state, job.dead, job.open) == ("RUNNING", True, False)
     assert "found dead" in str(job)
-    heartbeat = ROOT / "db" / "killed.lance" / "_checkpoints" / "jobs" / job.id / "heartbeat.json"
-    said = json.loads(heartbeat.read_text())
+    (status,) = (ROOT / "db" / "killed.lance" / "_checkpoints" / "jobs" / job.id).glob("status-*.json")
+    said = json.loads(status.read_text())
     for ago, dead in ((0, False), (50 * 60, False), (70 * 60, True)):
-        heartbeat.write_text(json.dumps({**said, "at": time.time() - ago}))
+        status.write_text(json.dumps({**said, "alive": {**said["alive"], "at": time.time() - ago}}))
         assert database().job(job.id).dead == dead
         assert database().job(job.id).open != dead
 
