@@ -35,6 +35,7 @@ _GROWTH = 1.5
 _SEAT_POLL = 0.5
 _MOST_TRIES = 200
 _SETTLE_TRIES = 20
+_LEAVE_SECONDS = 5.0
 
 
 @dataclass
@@ -160,12 +161,18 @@ class Limiter:
             self._change(lambda budget: budget.pause(seconds))
 
     def leave(self) -> None:
-        """Give back what is not used; what fails, ends by time."""
-        with self._lock, suppress(GenevaError):
-            self._settle()
-            if self._age < SEAT_SECONDS or any(self._owed):
-                self._change(lambda budget: budget.without(self.name, self._held))
-                self._held, self._seats = Held(), 0
+        """Give back what is not used, at the end of a process; what cannot be given back ends by time."""
+        if not self._lock.acquire(timeout=_LEAVE_SECONDS):  # a thread that holds it waits for the store
+            return
+        try:
+            self.table = self.table.at_exit()
+            with suppress(GenevaError):
+                self._settle()
+                if self._age < SEAT_SECONDS or any(self._owed):
+                    self._change(lambda budget: budget.without(self.name, self._held))
+                    self._held, self._seats = Held(), 0
+        finally:
+            self._lock.release()
 
     def _spend(self, tokens: float) -> float:
         """Take the pieces of one call, reserving more when there are none; return when it may begin."""

@@ -6,7 +6,7 @@ holds on every store that pylance reaches, and needs no server and no package be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from airflow_geneva.storage.outages import pylance_options
 
 _KEY = "geneva::budget"
 _KEPT_VERSIONS = 500
+_AT_EXIT = {"connect_timeout": "2s", "timeout": "5s", "client_max_retries": "0", "client_retry_timeout": "1"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class BudgetTable:
 
     storage: Storage
     key: str
+
+    def at_exit(self) -> BudgetTable:
+        """Return it for the end of a process, which waits for no store."""
+        options = {**dict(self.storage.options), **_AT_EXIT}
+        return replace(self, storage=Storage(self.storage.root, tuple(sorted(options.items()))))
 
     @property
     def uri(self) -> str:

@@ -31,11 +31,11 @@ _CACHE_BYTES = 64 << 20
 _HARMLESS_NAMES = """
 account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
 aws_endpoint aws_endpoint_url aws_region aws_s3_express aws_server_side_encryption aws_skip_signature
-aws_unsigned_payload aws_virtual_hosted_style_request azure_storage_account_name azure_storage_use_emulator
-client_max_retries client_retry_timeout connect_timeout download_retry_count endpoint endpoint_url
-geneva_store_patience google_bucket http1_only http2_only pool_idle_timeout pool_max_idle_per_host region
-request_timeout s3_express skip_signature timeout unsigned_payload use_emulator user_agent
-virtual_hosted_style_request
+aws_unsigned_payload aws_virtual_hosted_style_request azure_endpoint azure_storage_account_name
+azure_storage_endpoint azure_storage_use_emulator client_max_retries client_retry_timeout connect_timeout
+download_retry_count endpoint endpoint_url geneva_store_patience google_bucket http1_only http2_only
+pool_idle_timeout pool_max_idle_per_host region request_timeout s3_express skip_signature timeout
+unsigned_payload use_emulator user_agent virtual_hosted_style_request
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
@@ -128,7 +128,7 @@ def read_storage_options(given: Any) -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    return name.lower() not in _HARMLESS or "@" in value
+    return name.lower() not in _HARMLESS or "@" in value or "?" in value
 
 
 def secret_values(options: Mapping[str, str]) -> list[str]:

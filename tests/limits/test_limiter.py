@@ -56,6 +56,9 @@ class World:
             do()
         self.now = max(self.now, until)
 
+    def at_exit(self) -> World:
+        return self
+
     def read(self) -> Found:
         return Found(Budget.from_json(self.text), self.version, self.now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from airflow_geneva.limits.limiter import Limiter, Pass
 from airflow_geneva.limits.rate_limit import RateLimit
 from airflow_geneva.limits.store import BudgetTable
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.outages import with_patience
+from tests.support.object_store import Bucket, options_of
+from tests.support.outage import Proxy
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +72,23 @@ def test_who_leaves_gives_back_the_end_of_what_it_reserved(table: BudgetTable) -
     left = table.read().budget
     assert left.requests <= reserved
     assert not left.present
+
+
+@pytest.mark.slow
+def test_who_leaves_does_not_wait_for_a_store_that_is_away(bucket: Bucket, endpoint: str) -> None:
+    proxy = Proxy(endpoint)
+    options = with_patience(bucket.uri, tuple(sorted(options_of(proxy.endpoint).items())), 3_600)
+    limiter = Limiter(
+        BudgetTable(Storage(f"{bucket.uri}/_geneva/limits", options), "openai"),
+        RateLimit("openai", requests_per_minute=600),
+    )
+    assert limiter.step(Pass(0.0)) <= 0
+    proxy.down()
+    try:
+        left = threading.Thread(target=limiter.leave, daemon=True)
+        left.start()
+        left.join(60)
+        assert not left.is_alive()
+    finally:
+        proxy.up()
+        proxy.close()

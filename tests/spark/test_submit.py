@@ -222,6 +222,8 @@ def test_every_option_is_a_secret_but_those_known_to_be_harmless() -> None:
     assert is_secret("azure_storage_sas_key", "x")
     assert is_secret("something_new", "x")
     assert is_secret("aws_endpoint", "https://user:password@host")
+    assert is_secret("azure_storage_endpoint", "https://host?sig=abc")
+    assert not is_secret("azure_storage_endpoint", "https://host")
     assert not is_secret("AWS_REGION", "eu-west-1")
     assert secret_values({"aws_endpoint": "http://x", "aws_session_token": "t"}) == ["t"]
     assert secret_values({"aws_endpoint": "http://me:pass@x"}) == ["http://me:pass@x", "pass"]
