@@ -38,7 +38,8 @@ class WriteBehind:
     def put(self, storage: Storage, name: str, content: bytes) -> None:
         """Write a document soon, unless a newer content replaces this one before; raises as `flush`."""
         with self._changed:
-            self._check(storage)
+            if self._crash is not None:
+                raise self._crashed(storage, self._crash)
             self._waiting[storage.root, name] = (storage, content)
             self._start()
             self._changed.notify_all()
@@ -47,11 +48,13 @@ class WriteBehind:
         """Write all documents of a folder that wait, side by side, and wait for the one that is being written.
 
         Raises:
-            StorageError: the thread that writes has crashed, so a document may be lost.
+            StorageError: the thread that writes has crashed since the last flush, so a document may be lost.
         """
         while True:
             with self._changed:
-                self._check(storage)
+                crash, self._crash = self._crash, None
+                if crash is not None:
+                    raise self._crashed(storage, crash)
                 busy = self._writing
                 mine = [key for key in self._waiting if key[0] == storage.root and key != busy]
                 if not mine and (busy is None or busy[0] != storage.root):
@@ -67,10 +70,8 @@ class WriteBehind:
         with self._changed:
             self._waiting.pop((storage.root, name), None)
 
-    def _check(self, storage: Storage) -> None:
-        crash, self._crash = self._crash, None
-        if crash is not None:
-            raise StorageError(f"The thread that writes the documents of {storage.root} has crashed: {crash!r}.")
+    def _crashed(self, storage: Storage, crash: BaseException) -> StorageError:
+        return StorageError(f"The thread that writes the documents of {storage.root} has crashed: {crash!r}.")
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():

@@ -78,7 +78,7 @@ def test_a_write_that_fails_is_said_once_and_fails_nothing(store: Store, caplog:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_of_the_thread_is_noticed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_the_thread_is_said_until_a_flush_has_said_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     behind = WriteBehind()
 
     def crash(*_: object) -> None:
@@ -89,7 +89,11 @@ def test_a_crash_of_the_thread_is_noticed_once(store: Store, monkeypatch: pytest
         behind.put(store, "a", b"1")
         while behind._crash is None:
             time.sleep(0.01)
-    with pytest.raises(StorageError, match=r"The thread that writes the documents of .* has crashed: MemoryError\(\)"):
+    crashed = r"The thread that writes the documents of .* has crashed: MemoryError\(\)"
+    for _ in range(2):
+        with pytest.raises(StorageError, match=crashed):
+            behind.put(store, "a", b"2")
+    with pytest.raises(StorageError, match=crashed):
         behind.flush(store)
     behind.put(store, "a", b"2")
     behind.flush(store)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from airflow_geneva import UDF, connect, faults
 from airflow_geneva.checkpoint import value_cache
 from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
@@ -119,13 +120,13 @@ class World:
 
     @staticmethod
     def make(folder: Path, job: Job) -> World:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         rows: dict[str, Any] = {"id": pa.array(range(ROWS), pa.int64()), "x": pa.array(range(ROWS), pa.int64())}
         if job.kind == "nested":
             rows["s"] = pa.array(
                 [struct_of(FIELDS, x) for x in range(ROWS)], pa.struct(dict.fromkeys(FIELDS, pa.int64()))
             )
-        table = connect(folder / "db").create_table("docs", pa.table(rows), max_rows_per_file=PER_FRAGMENT)
+        table = database_in(folder).create_table("docs", pa.table(rows), max_rows_per_file=PER_FRAGMENT)
         table.add_columns({"y": valued if job.kind == "continue" else job.udf, "w": (negative, ["x"])})
         if job.kind == "indexed":
             table.lance.create_scalar_index("y", "BTREE")
@@ -173,6 +174,16 @@ class World:
         return sorted(rows_of(self.table.lance, columns), key=lambda row: row["id"])
 
 
+def database_in(folder: Path) -> Database:
+    """The database of a world, which lies in its folder, or on the object store that a file of the folder names."""
+    store = folder / STORE
+    if not store.exists():
+        return connect(folder / "db")
+    told = json.loads(store.read_text())
+    return connect(told["uri"], storage_options=told["options"])
+
+
+STORE = "store.json"
 FIELDS = ("v", "u", "k")
 """Nested fields of the struct that a function reads: its input, another one, and one that stays."""
 
@@ -268,7 +279,9 @@ def clean_versions(world: World, dice: random.Random) -> None:
 
 
 def collect_garbage(world: World, dice: random.Random) -> None:
-    collect(world.table.location, find_garbage(world.table.location, "1s"))
+    # On a store seconds pass, after which what a killed run computed of fragments that were compacted since may go.
+    age = "1h" if (world.folder / STORE).exists() else "1s"
+    collect(world.table.location, find_garbage(world.table.location, age))
 
 
 def collect_garbage_next_year(world: World, dice: random.Random) -> None:
@@ -330,7 +343,7 @@ def run_and_die(folder: str, kind: str, run: str | None, fault: str) -> None:
     Args:
         run: names a run of tasks; None for one call.
     """
-    table = connect(Path(folder) / "db").open_table("docs")
+    table = database_in(Path(folder)).open_table("docs")
     # The values of two of its shards are too many.
     value_cache.MOST_BYTES = 500
     Fault(fault).arm()
@@ -342,14 +355,14 @@ def run_and_die(folder: str, kind: str, run: str | None, fault: str) -> None:
 
 def break_off(folder: str) -> None:
     """A run of older code that never got to its third commit."""
-    table = connect(Path(folder) / "db").open_table("docs")
+    table = database_in(Path(folder)).open_table("docs")
     Fault("staged.written:3").arm()
     table.backfill("y", udf=valued, runner="inline", **SIZES)
 
 
 def collect_and_die(folder: str, passage: int) -> None:
     """Collect garbage as if everybody had been gone for a year, and die at some file."""
-    location = connect(Path(folder) / "db").location("docs")
+    location = database_in(Path(folder)).location("docs")
     Fault(f"cleanup.removed:{passage}").arm()
     collect(location, find_garbage(location, "1s", now=time.time() + A_YEAR))
 

@@ -1,16 +1,21 @@
-"""A proxy in front of an HTTP server that delays every request, and keeps a log of them."""
+"""A proxy in front of an HTTP server that delays every request, keeps a log of them, and may answer some wrongly."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 _END_OF_HEAD = b"\r\n\r\n"
+_UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+Trouble = Literal["", "unavailable", "lost", "slow"]
+"""What happens to a request: nothing; it is refused; it is carried out and its answer lost; or it takes long."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,15 @@ class Requests(list[Request]):
 
 @dataclass
 class SlowProxy:
-    """Forwards requests to a server after `seconds` each; connections are kept open as the server keeps them."""
+    """Forwards requests to a server after `seconds` each; connections are kept open as the server keeps them.
+
+    Args:
+        trouble: says what happens to a request, by its method and path.
+    """
 
     endpoint: str
     seconds: float = 0.05
+    trouble: Callable[[str, str], Trouble] = lambda method, path: ""
     log: Requests = field(default_factory=Requests)
     port: int = 0
 
@@ -90,7 +100,12 @@ class SlowProxy:
             while head := await _head(reader):
                 began, (method, path, _) = time.monotonic(), head.split(b"\r\n", 1)[0].decode().split(" ", 2)
                 body = await _body(reader, head)
-                await asyncio.sleep(self.seconds)
+                trouble = self.trouble(method, path)
+                await asyncio.sleep(self.seconds + 0.5 * (trouble == "slow"))
+                if trouble == "unavailable":
+                    writer.write(_UNAVAILABLE)
+                    await writer.drain()
+                    continue
                 to_server.write(head + body)
                 answer = await _head(theirs)
                 if not answer:
@@ -100,6 +115,8 @@ class SlowProxy:
                 empty = method == "HEAD" or answer.split(b" ", 2)[1] in (b"204", b"304")
                 content = b"" if empty else await _body(theirs, answer)
                 self.log.append(Request(method, path, began, time.monotonic()))
+                if trouble == "lost":
+                    break
                 writer.write(answer + content)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from airflow_geneva import connect, faults
+from airflow_geneva import faults
 from airflow_geneva.job.result import BackfillResult
 from tests.support.counting import TRACE, Stop, Trace
 from tests.support.forge import forge
@@ -33,6 +33,7 @@ from tests.support.harness import (
     assert_durable,
     carry_out,
     compact,
+    database_in,
     delete,
     fill_another_column,
     pick,
@@ -174,7 +175,7 @@ def die() -> None:
 
 def open_in_child(folder: str, next_id: int) -> World:
     """The world in a forked process, whose changes are others than those of the process that forked it."""
-    world = World(Path(folder), connect(Path(folder) / "db").open_table("docs"), next_id, steps=next_id)
+    world = World(Path(folder), database_in(Path(folder)).open_table("docs"), next_id, steps=next_id)
     world.marks.append(world.table.version)
     return world
 
