@@ -125,30 +125,7 @@ def jobs() -> Any:
     listed = found.jobs(newest=None)
     short = [[job.id, job.state, job.dead, job.target] for job in listed]
     whole = [found.job(job.id).to_json() for job in listed]
-    # Jobs of then do not say where they were computed, nothing of Spark's UI, and neither when a task began nor what is
-    # left.
-    for shard in (shard for job in whole for shard in job["shards"]):
-        seen = shard.pop("seen")
-        assert seen is None or seen > 0
-        assert [shard.pop(name) for name in ("spark_ui", "since", "start_seconds")] == [None] * 3
-        assert shard.pop("samples") == ()
-        assert shard.pop("rows_submitted") == 0
-        assert shard.pop("last") is False
-        assert shard.pop("rows_skipped") == 0
-        assert 0 <= shard.pop("rows_left") <= shard["rows"]
-    assert [job.pop("time_left") for job in whole] == [None] * len(whole)
-    assert [job.pop("checked") for job in whole] == [()] * len(whole)
-    assert [job.pop("unindexed_rows") for job in whole] == [0] * len(whole)
-    for used in [*whole, *(shard for job in whole for shard in job["shards"])]:
-        assert not any(used.pop("usage").values())
-    # Jobs of then do not say how many rows they ran, not those that became visible.
-    assert all(job.pop("rows_run") == (job["rows_computed"] if job["ended"] else 0) for job in whole)
-    # Rows that failed counted as committed then.
-    for counted in [*whole, *(shard for job in whole for shard in job["shards"])]:
-        if counted["rows_committed"]:
-            for name in ("rows_checkpointed", "rows_ready", "rows_committed"):
-                counted[name] += counted["rows_failed"]
-    return [short, [{name: of for name, of in job.items() if of is not None or "runner" not in name} for job in whole]]
+    return [short, whole]
 
 
 def rows() -> Any:
