@@ -6,8 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -17,7 +19,7 @@ from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.keeper import Keeper
 from airflow_geneva.apply.queues import Acknowledgments, Queue, Room, Stopped, Unkept
-from airflow_geneva.apply.reader import ReadSize
+from airflow_geneva.apply.reader import ReadSize, RowBatch
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.run.caps import CapReached
@@ -55,6 +57,8 @@ class TaskRunner:
         sizing = target.work.sizing
         self.room = sizing.batch_bytes // 2
         self.read_size = ReadSize.of(target.source, reads, sizing.batch_bytes, applier.batch_size)
+        self.knows_width = self.read_size.fitting.width is not None
+        self.measuring = threading.Lock()
 
     def __call__(
         self,
@@ -90,8 +94,16 @@ class TaskRunner:
 
     def bytes_of(self, unit: Unit) -> int:
         """Estimate the bytes that a unit's rows take in memory."""
-        width = self.read_size.fitting.width
-        return unit.work.files.bytes if width is None else int(width * unit.rows)
+        return int(self.read_size.fitting.bytes_a_row * unit.rows)
+
+    def rows_of(self, lane: _Lane, opened: OpenedUnit) -> Iterator[RowBatch]:
+        """Read the rows of a unit once there is room for them; while their width is unknown, one reader at a time."""
+        batches = opened.rows(self.reads, self.read_size)
+        with nullcontext() if self.knows_width else self.measuring:
+            if not self.knows_width and (first := next(batches, None)) is not None:
+                self.knows_width, batches = True, chain([first], batches)
+        lane.rows.reserve(self.bytes_of(lane.unit))
+        return batches
 
     def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
         """Report the calls that equal inputs saved, and the time in which the function did not run, and why."""
@@ -203,10 +215,9 @@ class _Run:
             except IndexError:
                 return
             try:
-                lane.rows.reserve(task.bytes_of(lane.unit))
                 opened = open_unit(task.target, lane.unit, self.looks_again)
                 lane.rows.put(opened, limit // _MOST_AHEAD)
-                for rows in opened.rows(task.reads, task.read_size):
+                for rows in task.rows_of(lane, opened):
                     lane.rows.put(rows, rows.nbytes)
             except Stopped:
                 return

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Table, udf
@@ -55,6 +56,33 @@ def test_the_next_fragments_are_read_while_the_function_runs(
     table.add_columns({"y": function})
     assert table.backfill("y", udf=function, runner="inline").rows_computed == 40
     assert ahead == [True] * 4
+
+
+def test_wide_rows_of_small_files_are_read_ahead_one_fragment_at_a_time(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are compressed, so their size does not tell how many fragments fit into memory."""
+    read: list[tuple[int, int]] = []
+    original = units.read_rows
+
+    def noting(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
+        read.append((files.id, 0))
+        for rows in original(dataset, files, *more):
+            yield rows
+            read.append((files.id, len(rows.offsets)))
+
+    @udf(data_type=pa.int64(), version="1")
+    def width(text: pa.Array) -> pa.Int64Array:
+        return pc.cast(pc.utf8_length(text), pa.int64())
+
+    table = make_table(120, per_fragment=40, text=["wide " * 20_000] * 120)
+    table.add_columns({"y": (width, ["text"])})
+    monkeypatch.setattr(units, "read_rows", noting)
+    monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", str(4 << 20))
+    assert table.backfill("y", runner="inline").rows_computed == 120
+    for later in (1, 2):
+        before = read[: read.index((later, 0))]
+        assert sum(rows for fragment, rows in before if fragment == later - 1) >= 20, read
 
 
 @pytest.mark.parametrize("kind", ["column", "view"])
