@@ -107,7 +107,7 @@ class Applier:
         self.fitting = fitting
         self.computed = 0
         self.sizer = self._make_sizer(work.sizing, udf)
-        self.began, self.finished = inf, 0.0
+        self.began, self.finished, self.called = inf, 0.0, 0.0
 
     def _make_sizer(self, sizing: Sizing, udf: UDF | None) -> CheckpointSizer:
         sizer = CheckpointSizer.of(
@@ -244,6 +244,7 @@ class Applier:
             raise self._explained(error, begun) from error
         self.began, self.finished = min(self.began, at_work), time.monotonic()
         seconds, size = self.finished - at_work, mapped.values.nbytes
+        self.called += seconds
         # What a call takes sizes a step; calls at the same time share the time that their rows took.
         self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)
         self.fitting.record(len(offsets), size)

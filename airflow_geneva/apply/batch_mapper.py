@@ -52,6 +52,9 @@ class BatchMapper:
     needs_row_ids: bool = False
     """Whether its batches also have the row ids, as column `_rowid`."""
 
+    prepares_at_a_time: int = 0
+    """In how many threads `prepare` may run; 0: there is nothing to prepare."""
+
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch with the input columns, named as in the table.
 
@@ -66,6 +69,10 @@ class BatchMapper:
         except BaseException:
             begun.cancel()
             raise
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Preprocess a batch ahead of its call: return it with more columns, which `begin` finds."""
+        return batch
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         """Begin to map a batch; several may be begun, and their results are asked for in the same order."""

@@ -115,6 +115,10 @@ class DedupMapper(BatchMapper):
         self.kind = mapper.udf.data_type
         self.known = known
         self.calls_at_a_time, self.calls_rows = inner.calls_at_a_time, inner.calls_rows
+        self.prepares_at_a_time = inner.prepares_at_a_time
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self.inner.prepare(batch)
 
     def close(self) -> None:
         self.inner.close()

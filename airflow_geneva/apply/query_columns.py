@@ -14,6 +14,7 @@ from airflow_geneva.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.apply.stages import prepared_columns, with_prepared
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.checkpoint.records import ROW_ID
 from airflow_geneva.checkpoint.submissions import Submissions
@@ -92,12 +93,26 @@ class QueryComputer:
         """Whether a batch also has the row ids: one of its UDFs is a batch API."""
         return any(mapper.needs_row_ids for mapper in self._mappers.values())
 
+    @property
+    def prepares_at_a_time(self) -> int:
+        """In how many threads `prepare` may run."""
+        return max((mapper.prepares_at_a_time for mapper in self._mappers.values()), default=0)
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Preprocess for the UDFs whose inputs are columns of the source; see `BatchMapper`."""
+        for column in self.columns:
+            mapper = self._mappers.get(column.name)
+            if mapper and mapper.prepares_at_a_time and self._is_of_source(column):
+                made = mapper.prepare(self._inputs(column, batch, {}))
+                batch = with_prepared(batch, prepared_columns(made), column.name)
+        return batch
+
     def begin(self, batch: pa.RecordBatch) -> dict[str, BegunBatch]:
         """Begin the calls of async UDFs whose inputs are columns of the source; of none before batch APIs answered."""
         begun = dict[str, BegunBatch]()
         for column in self.columns if not self.needs_row_ids else ():
             mapper = self._mappers.get(column.name)
-            if mapper and mapper.calls_at_a_time and set(column.columns) <= set(self._input_aliases[column.name]):
+            if mapper and mapper.calls_at_a_time and self._is_of_source(column):
                 begun[column.name] = mapper.begin(self._inputs(column, batch, {}))
         return begun
 
@@ -156,7 +171,11 @@ class QueryComputer:
         given = [batch.column(from_source[name]) if name in from_source else done[name] for name in names]
         if self._mappers[column.name].needs_row_ids:
             names, given = [*names, ROW_ID], [*given, batch.column(ROW_ID)]
-        return pa.record_batch(given, names=names)
+        return with_prepared(pa.record_batch(given, names=names), prepared_columns(batch, column.name))
+
+    def _is_of_source(self, column: OutputColumn) -> bool:
+        """Whether all inputs of a UDF are columns of the source, and none of another UDF."""
+        return set(column.columns) <= set(self._input_aliases[column.name])
 
 
 def _first_rows(begun: BegunBatch, rows: int, of: int) -> MappedBatch:

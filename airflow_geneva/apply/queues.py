@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -117,6 +118,27 @@ class Queue(Generic[Item]):
         finally:
             room.waiting.remove(self._number)
             room.changed.notify_all()
+
+
+class Turns:
+    """Lets threads that took numbered items hand them over in the order of the numbers."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self._next = 0
+
+    @contextmanager
+    def turn(self, number: int) -> Iterator[None]:
+        """Wait until all before have had their turn."""
+        with self.room.changed:
+            while self._next != number:
+                if self.room.stopped is not None:
+                    raise self.room.stopped
+                self.room.changed.wait()
+        yield
+        with self.room.changed:
+            self._next += 1
+            self.room.changed.notify_all()
 
 
 @dataclass(eq=False)

@@ -53,6 +53,32 @@ class RowBatch:
             return run.within(first, end).mask(self.offsets)
         return None if run.covers(first, end) else run.within(first, end).bitmap(first, end)
 
+    def chosen(self, run: Ranges) -> npt.NDArray[np.bool_] | None:
+        """Return for each row whether it is in these ranges and selected by the filter; None if all are."""
+        due = self.mask(run)
+        return due if self.selected is None else self.selected if due is None else due & self.selected
+
+    def part(self, at: int, until: int) -> RowBatch:
+        """Return the rows at these positions."""
+        rows = slice(at, until)
+        start = int(self.offsets[at]) if at else self.start
+        end = int(self.offsets[until]) if until < len(self.offsets) else self.end
+        selected = None if self.selected is None else self.selected[rows]
+        return RowBatch(start, end, self.offsets[rows], self.row_ids[rows], self.columns[rows], selected)
+
+    @staticmethod
+    def joined(parts: Sequence[RowBatch]) -> RowBatch:
+        """Join rows that follow one another."""
+        selected = [part.selected for part in parts if part.selected is not None]
+        return RowBatch(
+            parts[0].start,
+            parts[-1].end,
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.row_ids for part in parts]),
+            pa.concat_batches([part.columns for part in parts]),
+            np.concatenate(selected) if selected else None,
+        )
+
 
 @dataclass
 class ReadSize:

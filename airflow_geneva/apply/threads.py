@@ -21,6 +21,7 @@ class ThreadedMapper(BatchMapper):
     def __init__(self, mappers: Sequence[BatchMapper]) -> None:
         self.calls_at_a_time = len(mappers)
         self.needs_row_ids = mappers[0].needs_row_ids
+        self.prepares_at_a_time, self.prepare = mappers[0].prepares_at_a_time, mappers[0].prepare  # type: ignore[method-assign]
         self._free = SimpleQueue[BatchMapper]()
         for mapper in mappers:
             self._free.put(mapper)

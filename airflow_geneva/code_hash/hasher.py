@@ -40,7 +40,9 @@ from airflow_geneva.code_hash.values import (
 from airflow_geneva.errors import InvalidInput
 
 
-def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", as_written: bool = False) -> str:
+def code_version(
+    target: Any, deps: Iterable[Any] = (), name: str = "udf", as_written: bool = False, preprocess: Any = None
+) -> str:
     """Hash what a callable does, as 16 hex digits.
 
     The hash covers the source (without comments, formatting, docstrings and decorators), and the values of defaults,
@@ -56,6 +58,7 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", as_wr
         name: the UDF's name, for messages.
         as_written: hash relative imports as they are written, as earlier versions of this package did, so that
             packages with the same text have one version.
+        preprocess: the UDF that makes the input of this one, or None.
 
     Raises:
         InvalidInput: the code refers to something without a stable hash, or its source is not available.
@@ -66,6 +69,7 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", as_wr
         hasher.add_source(target, "the UDF itself")
         for dep in deps:
             hasher.dep(dep)
+        hasher.preprocess(preprocess)
     except InvalidInput as error:
         raise InvalidInput(
             f"The version of UDF {name!r} cannot be computed: {error}. Give @udf(version=...) and change it whenever "
@@ -74,7 +78,7 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", as_wr
     return hasher.hexdigest()
 
 
-def identity_of_code(target: Any) -> str:
+def identity_of_code(target: Any, preprocess: Any = None) -> str:
     """Hash what a callable does as far as it can be hashed; what has no source, by its bytecode.
 
     It tells functions apart within a few processes, such as those of a notebook, and may differ between versions of
@@ -82,6 +86,7 @@ def identity_of_code(target: Any) -> str:
     """
     hasher = _Hasher(tolerant=True, as_written=False, by_bytecode=True)
     hasher.add_source(target, "the function")
+    hasher.preprocess(preprocess)
     return hasher.hexdigest()
 
 
@@ -186,6 +191,13 @@ class _Hasher:
             self.add_source(value.func, f"UDF {value.name!r}")
             for dep in value.deps:
                 self.dep(dep)
+            self.preprocess(value.preprocess)
+
+    def preprocess(self, stage: Any) -> None:
+        """Hash the UDF that makes the input of this one, and the type of what it gives, if there is one."""
+        if stage is not None:
+            self._feed("preprocess", str(stage.data_type))
+            self._udf(stage)
 
     def _function(self, function: types.FunctionType) -> None:
         if self._seen_before(function):

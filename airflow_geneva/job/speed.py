@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from airflow_geneva.display import counted
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import job_ids
@@ -20,7 +21,6 @@ MOST_JOBS = 5
 
 _MOST_JOBS_READ = 100
 _FRAGMENT_SECONDS = 0.004
-_TELLING_SECONDS = 10.0
 _SAME = ("kind", "column", "udf", "udf_version")
 
 
@@ -77,8 +77,7 @@ class UdfSpeed:
         fragments: fragments that were staged.
         called: seconds of `seconds` that the UDF itself took.
         saved: rows without a call of their own.
-        between: seconds from the first to the last call of each task.
-        reading, writing: seconds of `between` in which the UDF waited for rows, and for its results to be written.
+        busy: how much of the time between its first and its last call the UDF ran.
     """
 
     rows: int = 0
@@ -89,9 +88,7 @@ class UdfSpeed:
     fragments: int = 0
     called: float = 0.0
     saved: SavedCalls = field(default_factory=SavedCalls)
-    between: float = 0.0
-    reading: float = 0.0
-    writing: float = 0.0
+    busy: Busy = field(default_factory=Busy)
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
@@ -103,20 +100,8 @@ class UdfSpeed:
             fragments=self.fragments + other.fragments,
             called=self.called + other.called,
             saved=self.saved + other.saved,
-            between=self.between + other.between,
-            reading=self.reading + other.reading,
-            writing=self.writing + other.writing,
+            busy=self.busy + other.busy,
         )
-
-    @property
-    def busy(self) -> str:
-        """Say how busy the function was, and what it waited for; "" of calls of a few seconds, which say little."""
-        if self.between < _TELLING_SECONDS:
-            return ""
-        waits = {"reading": self.reading, "writing": self.writing}
-        parts = {what: round(100 * seconds / self.between) for what, seconds in waits.items()}
-        waited = "".join(f", waited {percent} % for {what}" for what, percent in parts.items() if percent)
-        return f"function busy {min(100 * self.called / self.between, 100):.0f} %{waited}"
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
         """Estimate the seconds of one thread for so many rows, with the time to load a model."""
@@ -151,8 +136,8 @@ class UdfSpeed:
             seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
             fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
             saved = SavedCalls.from_json(document.get("saved"))
-            waits = (float(document.get(name, 0.0)) for name in ("between", "reading", "writing"))
-            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, *waits)
+            busy = Busy.from_json(document.get("busy"))
+            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, busy)
         except (LookupError, TypeError, ValueError):
             return UdfSpeed()
 

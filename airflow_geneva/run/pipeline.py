@@ -449,7 +449,7 @@ class PlannedJob:
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
         checked = found_in_job(self.folder, self.saved, self.publisher.checked)
         result = replace(speed.saved.added_to(result), checked=checked)
-        result = replace(result, notes=(*result.notes, *filter(None, [speed.busy])))
+        result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)])))
         result = self._with_usage(result, usage_of(self._statuses()))
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()

@@ -84,6 +84,8 @@ class Udfs:
         for udf in self.by_column.values():
             if isinstance(udf, UDF) and (runner == "spark" or udf.needs_process):
                 UdfReference.of(udf)
+            elif isinstance(udf, UDF) and udf.preprocess_workers:
+                UdfReference.of(udf, stage=True)
 
     def here(self) -> dict[str, UDF]:
         return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column.items()}
@@ -207,8 +209,12 @@ class _QueryRows(BatchMapper):
         self.calls_at_a_time = computer.calls_at_a_time
         self.calls_rows = computer.calls_rows
         self.needs_row_ids = computer.needs_row_ids
+        self.prepares_at_a_time = computer.prepares_at_a_time
         rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
         self.first_rule = dict(zip(udfs, rules, strict=False))
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self.computer.prepare(batch)
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         return _BegunRows(self, batch, self.computer.begin(batch))

@@ -199,12 +199,13 @@ def check_input_fields(
             f"UDF {udf.name!r} expects input columns {missing!r} which are not found in table {table_name!r}, "
             f"whose columns are {list(fields)!r}. {advice}"
         )
+    first = udf.first
     for position, column in enumerate(columns):
-        annotation = udf.signature.annotation_at(position) if udf.form != "record_batch" else UNKNOWN
+        annotation = first.signature.annotation_at(position) if first.form != "record_batch" else UNKNOWN
         found = fields[column].type
         if accepts(annotation, found) is False:
             raise InvalidInput(
-                f"Type mismatch for column {column!r} of table {table_name!r}: it is {found}, and UDF {udf.name!r} "
+                f"Type mismatch for column {column!r} of table {table_name!r}: it is {found}, and UDF {first.name!r} "
                 f"takes {_show(annotation)} there. Correct the annotation, or map another column to it."
             )
 

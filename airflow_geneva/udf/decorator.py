@@ -8,14 +8,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, overload
+from inspect import getattr_static
+from typing import Any, overload
+
+import pyarrow as pa
 
 from airflow_geneva.code_hash.hasher import code_version, identity_of_code
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.limits.rate_limit import RateLimit, check_limit
-from airflow_geneva.udf.annotations import output_type
+from airflow_geneva.udf.annotations import accepts, output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.settings import (
@@ -29,11 +32,9 @@ from airflow_geneva.udf.settings import (
     check_number,
     check_rows,
     check_sequence,
+    check_workers,
 )
 from airflow_geneva.udf.signature import Form, Signature, is_batch_api, read_batch_api, read_signature
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
@@ -68,6 +69,9 @@ class UDF:
         deterministic: whether equal inputs of a row always give equal values.
         dedup: whether equal inputs are called once.
         expect: what is expected of its values.
+        preprocess: the stage before it, which makes its input of the input columns, or None.
+        preprocess_workers: processes of the stage, or None: it runs in threads.
+        method_of: the class on whose instance the function is called as a method, or None.
     """
 
     func: Any
@@ -95,6 +99,9 @@ class UDF:
     deterministic: bool = False
     dedup: bool = False
     expect: tuple[Expectation, ...] = ()
+    preprocess: UDF | None = None
+    preprocess_workers: int | None = None
+    method_of: type | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.func.__doc__)
@@ -146,26 +153,44 @@ class UDF:
     def function(self) -> Callable[..., Any]:
         """The callable: the function, or this process's instance of the class; a generator is collected into a list."""
         function: Callable[..., Any] = self.func
-        if isinstance(self.func, type):
+        if self.method_of is not None:
+            function = partial(self.func, _instance(self.method_of))
+        elif isinstance(self.func, type):
             # A client of an async class belongs to the event loop in which it was made.
-            key = (self.func, _running_loop() if self.is_async else None)
-            with _instances_lock:
-                if key not in _instances:
-                    _instances[key] = self.func()
-                function = _instances[key]
+            function = _instance(self.func, _running_loop() if self.is_async else None)
         return partial(_collect, function) if self.signature.yields else function
+
+    @property
+    def first(self) -> UDF:
+        """What gets the input columns: its stage, or itself."""
+        return self.preprocess or self
+
+    @property
+    def stage(self) -> UDF | None:
+        """Its stage as a job runs it: under its error policy, its timeout and its version."""
+        if self.preprocess is None:
+            return None
+        return replace(self.preprocess, version=self.code_version, on_error=self.on_error, timeout=self.timeout)
+
+    @property
+    def without_stage(self) -> UDF:
+        """Itself, of what its stage returns."""
+        if self.preprocess is None:
+            return self
+        takes = None if self.form == "record_batch" else self.signature.parameters[:1]
+        return replace(self, preprocess=None, preprocess_workers=None, version=self.code_version, input_columns=takes)
 
     @cached_property
     def code_version(self) -> str:
         """The given version, or the code hash, which is the same in every process; `InvalidInput` if it has none."""
-        return self.version or code_version(self.func, self.deps, self.name)
+        return self.version or code_version(self.func, self.deps, self.name, preprocess=self.preprocess)
 
     @cached_property
     def as_written(self) -> str | None:
         """The code hash as it was before relative imports were resolved; None if it is the same."""
         if self.version is not None:
             return None
-        found = code_version(self.func, self.deps, self.name, as_written=True)
+        found = code_version(self.func, self.deps, self.name, as_written=True, preprocess=self.preprocess)
         return found if found != self.code_version else None
 
     @cached_property
@@ -174,7 +199,7 @@ class UDF:
 
         A process that has no source of it, as a worker of a notebook's function, gets it with the object.
         """
-        return self.import_path or identity_of_code(self.func)
+        return self.import_path or identity_of_code(self.func, self.preprocess)
 
     @property
     def import_path(self) -> str | None:
@@ -195,6 +220,8 @@ class UDF:
     def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
         """Return the input columns in the order of the parameters; None: all columns, in a batch."""
         given = self.input_columns if input_columns is None else tuple(input_columns)
+        if self.preprocess is not None:
+            return self.preprocess.resolve_inputs(given)
         if self.form == "record_batch":
             return given
         columns = self.signature.required if given is None else given
@@ -242,6 +269,8 @@ def udf(
     deterministic: bool = False,
     dedup: bool | None = None,
     expect: Expectation | Sequence[Expectation] = (),
+    preprocess: Callable[..., Any] | str | None = None,
+    preprocess_workers: int | None = None,
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
 
@@ -271,6 +300,8 @@ def udf(
     deterministic: bool = False,
     dedup: bool | None = None,
     expect: Expectation | Sequence[Expectation] = (),
+    preprocess: Callable[..., Any] | str | None = None,
+    preprocess_workers: int | None = None,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
@@ -303,6 +334,13 @@ def udf(
             default those of a deterministic function with a `limit`, which calls a service.
         expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
             code's version: a change of it recomputes nothing.
+        preprocess: a function of the input columns that runs on CPUs ahead of the calls, and whose value of a row is
+            the function's only input: it decodes images or cuts texts into tokens while a device works. It is called
+            like a function that is decorated, with its return annotation for a type, or is itself made by
+            `@udf(data_type=...)`; of a class it may be the name of a method. Error policy and timeout hold for its
+            calls too, and it belongs to the code's version.
+        preprocess_workers: processes that preprocess; by default `num_cpus` threads do. Use them where the function
+            holds Python's lock. Without `num_cpus` it is their number.
 
     Raises:
         InvalidInput: an argument is not valid, or contradicts the annotations.
@@ -336,7 +374,7 @@ def udf(
             version=None if version is None else check_name("version", version),
             deps=check_sequence("deps", deps),
             input_columns=None if input_columns is None else check_sequence("input_columns", input_columns),
-            num_cpus=check_number("num_cpus", num_cpus, above_zero=True),
+            num_cpus=check_workers(preprocess is not None, preprocess_workers, num_cpus, chosen),
             num_gpus=check_number("num_gpus", num_gpus, above_zero=False),
             memory=check_memory(memory),
             **check_batch_api(
@@ -356,24 +394,103 @@ def udf(
             dedup=check_flag("dedup", deterministic and limit is not None if dedup is None else dedup),
             limit=check_limit(limit),
             expect=check_expectations(expect, kind),
+            preprocess=None if preprocess is None else _read_stage(preprocess, func, chosen, module),
+            preprocess_workers=preprocess_workers,
         )
+        if made.preprocess is not None:
+            _check_stage(made, made.preprocess)
         if dedup and not deterministic:
             raise InvalidInput(
                 f"UDF {chosen!r} has dedup=True, and is not said to be deterministic. Give deterministic=True too, "
                 "if a row's value depends on nothing but the row's inputs and the code."
             )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
-        if made.input_columns is not None and made.form != "record_batch":
-            _check_count(signature, made.input_columns, chosen)
+        if made.input_columns is not None and made.first.form != "record_batch":
+            _check_count(made.first.signature, made.input_columns, made.first.name)
         return made
 
     return make if func is None else make(func)
+
+
+_OF_A_STAGE = {"func", "name", "data_type", "signature", "module", "version", "deps", "input_columns", "deterministic"}
+
+
+def _read_stage(given: Any, func: Any, name: str, module: str) -> UDF:
+    """Make the stage of a UDF of a function, class or object, of one that `@udf` made, or of a method's name."""
+    owner = kind = None
+    if isinstance(given, str):
+        found = getattr_static(func, given, None)
+        is_method = isinstance(func, type) and not isinstance(found, (staticmethod, classmethod))
+        owner = func if is_method else None
+        given = found if isinstance(found, UDF) else getattr(func, given, given)
+    if isinstance(given, UDF):
+        of_call = [f.name for f in fields(UDF) if f.name not in _OF_A_STAGE and getattr(given, f.name) != f.default]
+        if of_call:
+            raise InvalidInput(
+                f"UDF {name!r} has preprocess={given.name}, which has {', '.join(of_call)} of its own. Leave them out "
+                "there: error policy, timeout and resources are those of the UDF, and cover its stage."
+            )
+        if owner is None:
+            return replace(given, name=f"{name}.{given.name}")
+        given, kind = given.func, given.data_type
+    if not callable(given) or isinstance(given, str):
+        raise InvalidInput(
+            f"UDF {name!r} has preprocess={given!r}. Give a function of the input columns, a function that "
+            "@udf(data_type=...) decorates, or the name of a method of the UDF's class."
+        )
+    own = f"{name}.{getattr(given, '__name__', type(given).__name__).strip('<>')}"
+    signature = read_signature(given if owner is None else partial(given, None), own)
+    return UDF(given, own, output_type(signature, kind, own), signature, module, method_of=owner)
+
+
+def _check_stage(made: UDF, stage: UDF) -> None:
+    """Refuse a stage whose value the function cannot take, and one that cannot run ahead of its calls."""
+    if made.is_batch_api or stage.is_async or stage.is_batch_api:
+        what = "is a batch API" if made.is_batch_api else f"has preprocess={stage.name}, which is async or a batch API"
+        raise InvalidInput(
+            f"UDF {made.name!r} {what}. A plain function preprocesses, for a function that is called row by row or "
+            "batch by batch."
+        )
+    takes = made.signature
+    if len(takes.required) > 1 or not takes.parameters:
+        raise InvalidInput(
+            f"UDF {made.name!r} takes {list(takes.required)!r}, and has preprocess={stage.name}, whose value is its "
+            "only input. Give it one parameter; a struct can hold several values."
+        )
+    is_struct = pa.types.is_struct(stage.data_type)
+    if made.form == "record_batch" and not is_struct:
+        raise InvalidInput(
+            f"UDF {made.name!r} takes a pa.RecordBatch, and its preprocess={stage.name} gives {stage.data_type}. "
+            "Return a struct, whose fields are the columns, or take a pa.Array."
+        )
+    if made.form != "record_batch" and accepts(takes.annotation_at(0), stage.data_type) is False:
+        raise InvalidInput(
+            f"Type mismatch for UDF {made.name!r}: its preprocess={stage.name} gives {stage.data_type}, and its "
+            f"parameter {takes.parameters[0]!r} is annotated otherwise. Make them agree."
+        )
+    apart = {"preprocess_workers": made.preprocess_workers, "timeout": made.timeout}
+    chosen = [f"{name}={value!r}" for name, value in apart.items() if value is not None]
+    chosen += ["on_error"] * (made.on_error != "fail") + ["async def __call__"] * made.is_async
+    if stage.method_of is not None and chosen:
+        raise InvalidInput(
+            f"UDF {made.name!r} has preprocess={stage.name}, a method of its instance, and {', '.join(chosen)}, with "
+            "which they do not share a process or thread: each would load the model. Make it a @staticmethod, or a "
+            "function or class of its own."
+        )
 
 
 def find_in_module(found: Any, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+def _instance(cls: type, loop: asyncio.AbstractEventLoop | None = None) -> Any:
+    """Return this process's instance of a class, which is made once."""
+    with _instances_lock:
+        if (cls, loop) not in _instances:
+            _instances[cls, loop] = cls()
+        return _instances[cls, loop]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

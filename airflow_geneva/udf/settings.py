@@ -78,6 +78,26 @@ def check_calls(is_async: bool, value: int | None, name: str) -> int | None:
     return DEFAULT_IN_FLIGHT if is_async and value is None else value
 
 
+def check_workers(preprocesses: bool, workers: int | None, num_cpus: float | None, name: str) -> float | None:
+    """Check the processes of a UDF's stage; return its CPUs, which cover them."""
+    cpus = check_number("num_cpus", num_cpus, above_zero=True)
+    if workers is None:
+        return cpus
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise InvalidInput(f"preprocess_workers={workers!r}: give a number of processes of at least 1, or None.")
+    if not preprocesses:
+        raise InvalidInput(
+            f"UDF {name!r} has preprocess_workers={workers}, and no stage that they could run. Give preprocess= too, "
+            "or leave it out."
+        )
+    if cpus is not None and cpus < workers:
+        raise InvalidInput(
+            f"UDF {name!r} has preprocess_workers={workers} and num_cpus={cpus:g}, which do not cover them. Raise "
+            "num_cpus, or leave it out: it is their number then."
+        )
+    return float(workers) if cpus is None else cpus
+
+
 def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the settings that only a batch API has, and those that have another default there.
 

@@ -159,23 +159,25 @@ def _read(path: Path, import_path: str) -> bytes:
 
 @dataclass(frozen=True)
 class UdfReference:
-    """Refers to a UDF in another process: by its import path and planned code version, or as a pickle."""
+    """Refers to a UDF, or its stage, in another process: by import path and planned code version, or as a pickle."""
 
     import_path: str | None
     version: str
     pickled: bytes | None = field(default=None, repr=False)
+    stage: bool = False
 
     @staticmethod
-    def of(udf: UDF) -> UdfReference:
-        """Refer to a UDF; `InvalidInput` if it has no import path, and cannot be pickled."""
+    def of(udf: UDF, stage: bool = False) -> UdfReference:
+        """Refer to a UDF, or to its stage; `InvalidInput` if it has no import path, and cannot be pickled."""
         path, version = udf.import_path, udf.code_version
         if udf.dedup:
             _ = udf.value_identity  # worked out here, where its source is
+        sent = (udf.stage if stage else None) or udf
         try:
-            return UdfReference(path, version, None if path else cloudpickle.dumps(udf))
+            return UdfReference(path, version, None if path else cloudpickle.dumps(sent), stage)
         except Exception as error:
             raise InvalidInput(
-                f"UDF {udf.name!r} cannot be sent to another process: {what_cannot_be_pickled(udf.func)} cannot be "
+                f"UDF {sent.name!r} cannot be sent to another process: {what_cannot_be_pickled(sent.func)} cannot be "
                 f"pickled ({error}). Create it inside the function, or in the __init__ of a class, or put the UDF into "
                 "a module, which the other process imports."
             ) from error
@@ -196,7 +198,7 @@ class UdfReference:
                 "planned: another copy of its module comes first on the worker's path. Remove that one, or start a new "
                 "session."
             )
-        return udf
+        return (udf.stage if self.stage else None) or udf
 
 
 def _forget_module(import_path: str) -> None:

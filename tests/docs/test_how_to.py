@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import runpy
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, expect, udf
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.support.object_store import KEY, SECRET, Bucket
@@ -215,6 +218,17 @@ def test_a_gpu_function_loads_its_model_on_the_gpu_in_sight(monkeypatch: pytest.
     embed = run("gpu_udfs")["Embed"]
     assert embed.function.model.device == "cuda"
     assert embed(pa.array(["a", "b"])).shape == (2, 384)
+
+
+def test_a_gpu_function_takes_the_pixels_that_its_stage_decodes() -> None:
+    features = run("gpu_stages")["Features"]
+    assert (features.preprocess_workers, features.num_cpus, features.resolve_inputs()) == (4, 4.0, ("image",))
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (300, 200), (9, 8, 7)).save(file, "PNG")
+    with open_batch_mapper(features.stage) as stage:
+        pixels = stage(pa.record_batch({"image": [file.getvalue(), b"no image"]}))
+    assert (pixels.values.type, [failure.index for failure in pixels.failures]) == (features.preprocess.data_type, [1])
+    assert pixels.values.type == pa.list_(pa.uint8(), 3 * 224 * 224)
 
 
 @pytest.mark.parametrize(("column", "master"), [(1, "spark://master:7077"), (2, "yarn"), (2, "k8s://https://c:6443")])

@@ -15,6 +15,7 @@ import pytest
 from airflow_geneva import Table, udf
 from airflow_geneva.apply.queues import Acknowledgments, Queue, Room, Unkept
 from airflow_geneva.errors import JobFailed, StorageError
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.fragments import FragmentFiles
@@ -192,9 +193,10 @@ def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
 def test_the_result_says_how_busy_the_function_was_and_what_it_waited_for(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speed = UdfSpeed(called=97.0, between=100.0, reading=2.0, writing=0.2) + UdfSpeed(called=97.0, between=100.0)
-    assert speed.busy == "function busy 97 %, waited 1 % for reading"
-    assert UdfSpeed.from_json({**UdfSpeed(called=1.0, between=9.0).to_json()}).busy == "", "too short to say much"
+    busy = Busy(100.0, 97.0, reading=2.0, writing=0.2) + Busy(100.0, 89.0, preprocessing=8.0)
+    assert str(busy) == "function busy 93 %, waited 1 % for reading, waited 4 % for preprocessing"
+    assert UdfSpeed.from_json(UdfSpeed(busy=busy).to_json()).busy == busy
+    assert str(Busy(9.0, 1.0)) == "", "too short to say much"
     original = units.read_rows
 
     def slow(*arguments: Any) -> Iterator[Any]:
@@ -203,7 +205,7 @@ def test_the_result_says_how_busy_the_function_was_and_what_it_waited_for(
 
     monkeypatch.setattr(units, "read_rows", slow)
     monkeypatch.setattr("airflow_geneva.run.task._READERS", 1)
-    monkeypatch.setattr("airflow_geneva.job.speed._TELLING_SECONDS", 0.0)
+    monkeypatch.setattr("airflow_geneva.job.busy._TELLING_SECONDS", 0.0)
     table = make_table(30, per_fragment=10)
     table.add_columns({"y": triple})
     (note,) = [note for note in table.backfill("y", runner="inline").notes if note.startswith("function busy")]

@@ -193,7 +193,8 @@ class WorkerProcess:
 
     def _open(self) -> None:
         udf_reference = self.worker_key.udf_reference
-        header = {"order": "open", "import_path": udf_reference.import_path, "version": udf_reference.version}
+        named = {"import_path": udf_reference.import_path, "version": udf_reference.version}
+        header = {"order": "open", **named, "stage": udf_reference.stage}
         try:
             try:
                 os.write(self.orders, json.dumps(self.worker_key.path).encode() + b"\n")

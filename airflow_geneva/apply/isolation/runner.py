@@ -14,6 +14,7 @@ from airflow_geneva.apply.batch_mapper import BatchMapper, StopComputing
 from airflow_geneva.apply.dedup import DedupMapper, KnownValues
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
+from airflow_geneva.apply.stages import PreprocessedMapper
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
 from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.display import counted
@@ -42,11 +43,26 @@ def open_batch_mapper(
     made: BatchMapper
     if opened.is_batch_api:
         return BatchApiMapper(mapper, submissions)
+    calls = mapper if opened.preprocess is None else Mapper(opened.without_stage)
     if opened.is_async:
-        made = AsyncMapper(mapper)
+        made = AsyncMapper(calls)
     else:
-        made = _WorkerMapper(mapper, udf) if opened.needs_process else _InProcessMapper(mapper)
+        made = _WorkerMapper(calls, udf) if opened.needs_process else _InProcessMapper(calls)
+    if opened.stage is not None:
+        made = PreprocessedMapper(made, calls, _open_stage(opened, Mapper(opened.stage, mapper.input_columns)))
     return made if known is None else DedupMapper(made, known, mapper)
+
+
+def _open_stage(udf: UDF, stage: Mapper) -> list[BatchMapper]:
+    """Prepare the stage of a UDF for as many batches at a time as it has processes, or CPUs for threads."""
+    if udf.preprocess_workers or stage.udf.needs_process:
+        reference = UdfReference.of(udf, stage=True)
+        return [_WorkerMapper(stage, reference) for _ in range(udf.preprocess_workers or _threads_of(udf))]
+    return [_InProcessMapper(stage) for _ in range(_threads_of(udf))]
+
+
+def _threads_of(udf: UDF) -> int:
+    return max(int(udf.num_cpus or 1), 1)
 
 
 class _InProcessMapper(BatchMapper):

@@ -120,7 +120,7 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
 
 
 def _open(header: dict[str, Any], body: bytearray) -> UDF:
-    udf = UdfReference(header["import_path"], header["version"], bytes(body)).open()
+    udf = UdfReference(header["import_path"], header["version"], bytes(body), header["stage"]).open().without_stage
     _ = udf.function
     # Arrow imports pandas when it makes its first array; that must not count as time of a call.
     pa.array([None])

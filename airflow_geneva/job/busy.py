@@ -1,0 +1,48 @@
+"""How much of the time a function ran, and what it waited for in the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+
+_TELLING_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What the function of a task did from its first call to the end of its newest one, in seconds; tasks add up.
+
+    Args:
+        between: from the begin of the first call to the end of the newest one.
+        called: seconds in which the function ran.
+        reading, preprocessing, writing: seconds in which it waited for rows, for its stage to make its inputs of them,
+            and for its results to be written.
+    """
+
+    between: float = 0.0
+    called: float = 0.0
+    reading: float = 0.0
+    preprocessing: float = 0.0
+    writing: float = 0.0
+
+    def __add__(self, other: Busy) -> Busy:
+        return Busy(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        """Say it in one line; "" after a few seconds, which say little."""
+        if self.between < _TELLING_SECONDS:
+            return ""
+        waits = {"reading": self.reading, "preprocessing": self.preprocessing, "writing": self.writing}
+        parts = {what: round(100 * seconds / self.between) for what, seconds in waits.items()}
+        waited = "".join(f", waited {percent} % for {what}" for what, percent in parts.items() if percent)
+        return f"function busy {min(100 * self.called / self.between, 100):.0f} %{waited}"
+
+    @staticmethod
+    def from_json(document: object) -> Busy:
+        """Read what a document says; nothing if it says nothing, or if it is damaged."""
+        if not isinstance(document, Mapping):
+            return Busy()
+        try:
+            return Busy(*(float(document.get(part.name, 0.0)) for part in fields(Busy)))
+        except (TypeError, ValueError):
+            return Busy()
