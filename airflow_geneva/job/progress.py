@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.folder import APPLYING
 from airflow_geneva.limits.rate_limit import Usage
@@ -54,6 +55,7 @@ class Progress(Counts):
 
     Args:
         samples: how many rows were done when, up to the newest.
+        busy: how busy the function was.
     """
 
     rows: int
@@ -63,6 +65,7 @@ class Progress(Counts):
     seconds: float = 0.0
     versions: tuple[int, ...] = ()
     samples: tuple[Sample, ...] = ()
+    busy: Busy = field(default_factory=Busy)
 
     @property
     def rows_done(self) -> int:
@@ -82,6 +85,7 @@ class Progress(Counts):
             f"{self.rows_done:,} of {counted(self.rows, 'row')} computed ({share:.0f} %), {failed}{self.ready} of "
             f"{counted(self.fragments, 'fragment')} ready ({counted(self.rows_ready, 'row')}), {speed:,.0f} rows/s, "
             + (f"about {left / (speed or 1.0):,.0f} s left" if known else "time left not known yet")
+            + f", {self.busy}".removesuffix(", ")
         )
 
 
@@ -110,6 +114,7 @@ class ProgressReporter:
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
     usage: Callable[[], Usage] = Usage
+    busy: Callable[[], Busy] = Busy
     used_before: Usage = field(default_factory=Usage)
     spark_ui: str | None = None
     has_executor: bool = True
@@ -131,6 +136,7 @@ class ProgressReporter:
             seconds=time.monotonic() - self._began,
             versions=self.versions,
             samples=tuple(self._samples),
+            busy=self.busy(),
             # What running tasks computed since their last checkpoint is counted before it is there.
             rows_checkpointed=max(self.rows_held + computed, self.rows_ready, self.rows_committed),
             rows_ready=self.rows_ready,
@@ -213,4 +219,5 @@ def read_progress(document: Mapping[str, Any]) -> Progress:
     """Parse a progress document; KeyError, TypeError if it is none."""
     known = {part.name: document[part.name] for part in fields(Progress)}
     samples = tuple(Sample(*sample) for sample in document["samples"])
-    return Progress(**{**known, "versions": tuple(document["versions"]), "samples": samples})
+    versions, busy = tuple(document["versions"]), Busy.from_json(document["busy"])
+    return Progress(**{**known, "versions": versions, "samples": samples, "busy": busy})

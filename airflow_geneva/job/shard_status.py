@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from airflow_geneva.display import counted
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.folder import (
     ALIVE,
@@ -64,6 +65,7 @@ class ShardStatus(Counts):
         samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
         rows_submitted: rows that the service of a batch API has and did not answer when it was asked last.
         last: whether no other try follows the one that failed.
+        busy: how busy its function was in its last try.
     """
 
     index: int
@@ -83,6 +85,7 @@ class ShardStatus(Counts):
     usage: Usage = field(default_factory=Usage)
     rows_submitted: int = 0
     last: bool = False
+    busy: Busy = field(default_factory=Busy)
 
     @property
     def rows_to_compute(self) -> int:
@@ -240,6 +243,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         usage=Usage.from_json(document.get("usage")),
         # A page makes a link of it.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
+        busy=progress.busy,
         samples=tuple((round(began + sample.seconds, 2), int(sample.rows)) for sample in progress.samples),
     )
 

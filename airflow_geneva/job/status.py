@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_geneva.display import Listed, counted, duration, format_time
 from airflow_geneva.errors import DamagedRecord
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import RECORD, JobFolder, is_job_id
@@ -175,6 +176,12 @@ class Job(Listed, Counts):
         return sum(shard.rows_per_second for shard in self.shards) if self.open else 0.0
 
     @property
+    def busy(self) -> str:
+        """How busy the function is in running shards; "" if none runs. The notes of a job that has ended say it."""
+        running = [shard.busy for shard in self.shards if shard.stage == "applying"] if self.open else []
+        return str(sum(running, Busy()))
+
+    @property
     def seconds_left(self) -> float | None:
         """Estimated seconds until it ends; None if that is not known, and once it has ended or is dead."""
         return self.time_left.seconds if self.time_left and not self.time_left.unknown else None
@@ -213,6 +220,7 @@ class Job(Listed, Counts):
         if self.time_left is not None:
             speed = f"{self.rows_per_second:,.0f} rows/s, " if self.rows_per_second else ""
             lines.append(f"  {speed}{self.time_left}")
+        lines.extend([f"  {self.busy}"] if self.busy else [])
         lines.extend([f"  {self.outlook}"] if self.outlook else [])
         if self.seconds:
             lines.append("  " + ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items()))

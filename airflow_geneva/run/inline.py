@@ -100,6 +100,7 @@ def run_units(
 ) -> list[UnitReport]:
     """Run the units of a task and report their progress; `on_waiting` is called with units that a service has."""
     return_large_buffers()
+    reporter.busy = lambda: run.busy
     lock = threading.Lock()
 
     def add_unit(report: UnitReport, unit: Unit) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva import errors
 from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.errors import GenevaError, UdfError
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.counts import Counts
 from airflow_geneva.job.progress import ProgressReporter, read_progress
 from airflow_geneva.limits.rate_limit import Usage
@@ -136,7 +137,7 @@ class ProgressCollector:
         if time.monotonic() < self._next and not now:
             return
         self._next = time.monotonic() + report_seconds(self.caps.work)
-        ready, seconds, counts = 0, 0.0, Counts()
+        ready, seconds, counts, busy = 0, 0.0, Counts(), Busy()
         skipped: Counter[int] = Counter()
         spent: dict[int, float] = {}
         running: list[int] = []
@@ -148,6 +149,7 @@ class ProgressCollector:
             found = read_progress(document)
             task = int(name[len(TASK) :].partition(".")[0])
             counts += found
+            busy += found.busy
             seconds += found.seconds
             ready += found.ready
             used = Usage.from_json(document.get("usage"))
@@ -163,7 +165,7 @@ class ProgressCollector:
         self.reporter.ready = max(self.reporter.ready, ready)
         self.reporter.rows_ready = max(self.reporter.rows_ready, counts.rows_ready)
         self.reporter.rows_failed = max(self.reporter.rows_failed, counts.rows_failed)
-        self.reporter.usage = lambda: usage
+        self.reporter.usage, self.reporter.busy = lambda: usage, lambda: busy
         self._look_for_executor(bool(spent))
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
