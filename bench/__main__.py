@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_geneva.spark.installation import java_environment
-from bench import report, wide
+from bench import gpu, report, wide
 from bench.cases import CASES
 from tests.support.s3_server import WEED
 
@@ -30,6 +30,8 @@ TOGETHER = (
     "wide",
     "peer",
     "far",
+    "busy",
+    "gpu",
     "hourly",
     "time_left",
     "estimate",
@@ -144,6 +146,19 @@ class BenchmarkRun:
         full = {"latencies": [50, 20, 100], "fragments": 40, "image_fragments": 20, "images": 250}
         small = {"latencies": [2, 1], "fragments": 3, "image_fragments": 2, "images": 5}
         return dict(self._measure("far", folder=str(self.scratch / "far"), **(small if self.quick else full)))
+
+    def _busy(self) -> dict[str, Any]:
+        full = {"fragments": 10, "images": 250, "ms": 50}
+        small = {"fragments": 2, "images": 50, "ms": 1}
+        size = small if self.quick else full
+        return dict(self._measure("busy", folder=str(self.scratch / "busy"), runners=self.runners, **size))
+
+    def _gpu(self) -> list[dict[str, Any]]:
+        if why := gpu.why_not():
+            print(f"gpu is left out: {why}.", file=sys.stderr)
+            return []
+        size = {"rows": 512 if self.quick else 16_384, "workers": max((os.cpu_count() or 2) - 2, 1)}
+        return list(self._measure("gpu", folder=str(self.scratch / "gpu"), **size))
 
     def _estimate(self) -> list[dict[str, Any]]:
         jobs = 4 if self.quick else 50

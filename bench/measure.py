@@ -19,11 +19,13 @@ import psutil  # type: ignore[import-untyped]
 from airflow_geneva import Table
 from bench import (
     aging,
+    busy,
     calls,
     changes,
     estimate,
     far,
     floor,
+    gpu,
     hourly,
     indexes,
     limits,
@@ -178,6 +180,8 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "make_wide": wide.make,
     "wide": wide.measure,
     "aging": aging.measure,
+    "busy": busy.measure,
+    "gpu": gpu.measure,
     "async": calls.measure,
     "hourly": hourly.measure,
     "estimate": estimate.measure,

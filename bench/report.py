@@ -259,6 +259,29 @@ def _far(found: Mapping[str, Any]) -> str:
     return f"{about}\n\n{_table(head, rows)}\n\n![Seconds of a run by the latency of the store]({FAR_PLOT})"
 
 
+def _busy(found: Mapping[str, Any]) -> str:
+    where, limit = list(found["at"]), found["limit"]
+    head = ("side", *(f"{place}: s, device busy" for place in where))
+    shown = lambda run: f"{run['seconds']:.1f}, {100 * run['busy']:.1f} %"  # noqa: E731
+    rows = [("a bare loop over decoded rows in memory", *[shown(limit)] * len(where))]
+    rows += [(side, *(shown(found["at"][place][side]) for place in where)) for side in found["at"]["disk"]]
+    about = (
+        f"{found['fragments']} fragments of {found['images']} images of 20 KB. Decoding takes 4 ms of CPU an image, "
+        "and the device 4 ms, one call of 25 images at a time. *Busy* is the part of the time between its first call "
+        "and its last in which it worked; on Spark two slots have a device each. A bare loop that finds its rows "
+        "decoded in memory is the limit, of one device."
+    )
+    return f"{about}\n\n{_table(head, rows)}"
+
+
+def _gpu(found: Sequence[Mapping[str, Any]]) -> str:
+    def row(run: Mapping[str, Any]) -> tuple[str, ...]:
+        busy = f"{100 * run['device_busy']:.0f} %" if "device_busy" in run else ""
+        return (run["case"], run["side"], f"{run['seconds']:.1f}", f"{run['rows'] / run['seconds']:,.0f}", busy)
+
+    return _table(("case", "side", "seconds", "rows/s", "device busy (NVML)"), [row(run) for run in found])
+
+
 def _far_plot(found: Mapping[str, Any]) -> str:
     sides = sorted(found["at"], key=lambda at: at["ms"])
     names = ("pylance alone", "column, first", "view, first", "column, one new row", "column, nothing to do")
@@ -428,6 +451,8 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("view", "Refreshing a view", _all_viewed),
     ("peer", "Beside LanceDB", _beside),
     ("far", "Far from the data", _far),
+    ("busy", "A device that waits for its rows", _busy),
+    ("gpu", "Networks on an accelerator", _gpu),
     ("hourly", "An hourly DAG run", _hourly),
     ("time_left", "The time left, at half time", _time_left),
     ("estimate", "The cost that a plan states", _estimate),
