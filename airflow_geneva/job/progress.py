@@ -217,6 +217,7 @@ def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
     """Parse a progress document; KeyError, TypeError if it is none."""
+    document = {"busy": None, **document}
     known = {part.name: document[part.name] for part in fields(Progress)}
     samples = tuple(Sample(*sample) for sample in document["samples"])
     versions, busy = tuple(document["versions"]), Busy.from_json(document["busy"])

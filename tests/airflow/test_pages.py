@@ -383,6 +383,9 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     part = reader(live[1])
     assert "40 rows/s" in text_of(part)
     assert "Spark UI" not in part
+    busy = {"between": 50.0, "called": 45.0, "reading": 0.0, "preprocessing": 5.0, "writing": 0.0}
+    folder.update_shard(PRINT, 0, applying={**progress, "busy": busy})
+    assert "function busy 90 %, waited 10 % for preprocessing" in text_of(reader(live[1]))
     folder.update_shard(PRINT, 0, applying={**progress, "spark_ui": "http://worker:4711"})
     assert '<a href="http://worker:4711" target="_blank" rel="noopener noreferrer">Spark UI</a>' in reader(live[1])
     folder.update_shard(PRINT, 0, applying={**progress, "spark_ui": "javascript:alert(1)"})

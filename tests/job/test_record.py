@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job import error_records
+from airflow_geneva.job.busy import Busy
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
@@ -85,6 +87,20 @@ def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -
     assert (job.rows_total, job.rows_pending, job.rows_skipped, job.rows_left) == (1000, 300, 700, 300)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (120, 100, 0)
     assert [shard.stage for shard in job.shards] == ["waiting", "waiting"]
+
+
+def test_a_running_job_says_how_busy_its_functions_are(folder: JobFolder) -> None:
+    plan(folder, SIZES)
+    for shard, busy in enumerate([Busy(20.0, 19.0, reading=1.0), Busy(20.0, 17.0, preprocessing=3.0)]):
+        reporter = ProgressReporter(80, 1, rows_done=10, busy=partial(Busy.__add__, busy, Busy()))
+        assert str(reporter.now()).endswith(f"time left not known yet, {busy}")
+        folder.update_shard(PRINT, shard, applying=reporter.document())
+    beat(folder, RECORD["started"] + 10, "apply")
+    job = read(folder, now=RECORD["started"] + 12)
+    assert job.busy == "function busy 90 %, waited 2 % for reading, waited 8 % for preprocessing"
+    assert f"  {job.busy}" in job.lines()
+    assert job.to_json()["shards"][1]["busy"]["preprocessing"] == 3.0
+    assert read(folder, now=RECORD["started"] + 1_000_000).busy == "", "it is dead"
 
 
 def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:

@@ -205,7 +205,7 @@ def test_the_result_says_how_busy_the_function_was_and_what_it_waited_for(
 
     monkeypatch.setattr(units, "read_rows", slow)
     monkeypatch.setattr("airflow_geneva.run.task._READERS", 1)
-    monkeypatch.setattr("airflow_geneva.job.busy._TELLING_SECONDS", 0.0)
+    monkeypatch.setattr("airflow_geneva.job.busy._TELLING_SECONDS", 1e-9)
     table = make_table(30, per_fragment=10)
     table.add_columns({"y": triple})
     (note,) = [note for note in table.backfill("y", runner="inline").notes if note.startswith("function busy")]

@@ -56,6 +56,8 @@ rows = pa.table({"x": pa.array(range(2_000)), "log": pa.array([sys.argv[3]] * 2_
 table = database.create_table("numbers", rows, max_rows_per_file=300)
 table.add_columns({"y": udfs.logged, "z": udfs.fails_at_700})
 view = table.query().select({"x": "x", "y2": udfs.logged}).create_materialized_view(database, "v")
+table.add_columns({"w": udfs.of_a_stage})
+table.backfill("w", runner="spark", concurrency=2)
 filled = table.backfill("y", runner="spark", concurrency=2, task_size=200)
 refreshed = view.refresh(runner="spark", concurrency=2)
 try:
@@ -67,12 +69,14 @@ print(json.dumps({
     "session": type(session).__module__,
     "computed": [filled.rows_computed, refreshed.rows_computed],
     "right": values["y"].to_pylist() == [2 * x for x in values["x"].to_pylist()],
+    "of_a_stage": values["w"].to_pylist() == [2 * x for x in values["x"].to_pylist()],
     "view": sorted(view.to_arrow()["y2"].to_pylist()) == [2 * x for x in range(2_000)],
     "failed": failed,
 }))
 """
 
 UDFS = """
+import os
 import time
 
 import pyarrow as pa
@@ -86,6 +90,17 @@ def logged(x: pa.Int64Array, log: pa.StringArray) -> pa.Array:
     with open(log[0].as_py(), "a") as file:
         file.write("".join(f"{row}\\n" for row in x.to_pylist()))
     return pc.multiply(x, 2)
+
+
+@udf(data_type=pa.struct({"x": pa.int64(), "pid": pa.int64()}))
+def located(x: int) -> dict:
+    return {"x": x, "pid": os.getpid()}
+
+
+@udf(data_type=pa.int64(), preprocess=located, preprocess_workers=1)
+def of_a_stage(located: dict) -> int:
+    assert located["pid"] != os.getpid()
+    return 2 * located["x"]
 
 
 @udf(data_type=pa.int64())
@@ -217,6 +232,7 @@ def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path)
     assert found["session"] == "pyspark.sql.connect.session"
     assert found["computed"] == [2_000, 2_000]
     assert found["right"]
+    assert found["of_a_stage"]
     assert found["view"]
     assert sorted(map(int, trace.read_text().split())) == sorted([*range(2_000), *range(2_000)])
     assert "seven hundred is too much" in found["failed"]
