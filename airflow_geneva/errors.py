@@ -132,6 +132,15 @@ class UdfCrashed(GenevaError, RuntimeError):
     """The process that ran a UDF died: a segmentation fault, `os._exit`, the system's out-of-memory killer."""
 
 
+class DeviceFailed(GenevaError, RuntimeError):
+    """A device failed, so that calls fail whatever their rows are.
+
+    `kept` has the rows of the batch that have a value, and their values.
+    """
+
+    kept: tuple[list[int], pa.Array | None] = ([], None)
+
+
 class CodeChanged(GenevaError):
     """A column or view holds values of another code version, and ``on_code_change`` is "error"."""
 

@@ -85,7 +85,8 @@ class _BegunStep:
 class Applier:
     """Calls the UDFs of a task on the rows of one fragment after another; `udf`, or None, gives the sizes.
 
-    `on_rows` is called after every step, and may raise StopComputing. `fitting` estimates how many results fit.
+    `on_rows` is called after every step, and may raise StopComputing. `fitting` estimates how many results fit. With
+    `windows`, a step is a window of rows that the mapper cuts into batches.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Applier:
         mapper: BatchMapper,
         skipped: SkipCount,
         fitting: RowsPerBudget,
+        windows: bool = False,
     ) -> None:
         self.work = work
         self.mapper = mapper
@@ -102,7 +104,7 @@ class Applier:
         self.on_rows: Callable[[int], None] = lambda rows: None
         self.attempts = max((rule.attempts for rule in rules_of(skipped.policy) if isinstance(rule, Retry)), default=1)
         self.row_by_row = udf is not None and udf.form == "scalar"
-        self.batch_size = work.sizing.batch_size or (udf.batch_size if udf else None)
+        self.batch_size = None if windows else work.sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = work.sizing.checkpoint_interval
         self.fitting = fitting
         self.computed = 0

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.device import device_failed, release
 from airflow_geneva.apply.event_loop import GRACE_SECONDS, LOOP, POLL_SECONDS, CallLoop, see_exception, timed_out
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, Span
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of, users_frames
@@ -179,7 +180,7 @@ class _CallsInLoop:
         except UdfError as unfit:
             if not self.rules:
                 raise
-            return call_failure_of(unfit, self.rules)
+            return call_failure_of(unfit, self.rules, self.mapper.udf)
         except OutputMismatch as mismatch:
             self.results.causes[start] = mismatch
             type_error = self.mapper.type_error(mismatch, result, self.results.inputs, start)
@@ -200,4 +201,10 @@ class _CallsInLoop:
 
     def _failure(self, start: int, error: Exception) -> CallFailure:
         self.results.causes[start] = error
-        return CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error))
+        udf = self.mapper.udf
+        found = CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error), udf=udf)
+        if found.out_of_memory:
+            release(error)
+        if found.device_failed:
+            raise device_failed(found) from error
+        return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.errors import DeviceFailed
 
 
 class StopComputing(BaseException):
@@ -66,6 +67,9 @@ class BatchMapper:
         begun = self.begin(batch)
         try:
             return begun.result()
+        except (StopComputing, DeviceFailed) as stop:
+            stop.kept = begun.cancel()
+            raise
         except BaseException:
             begun.cancel()
             raise
@@ -103,7 +107,7 @@ class _NotBegun(BegunBatch):
     def result(self) -> MappedBatch:
         try:
             return self.mapper(self.batch)
-        except StopComputing as stop:
+        except (StopComputing, DeviceFailed) as stop:
             self.kept, stop.kept = stop.kept, ([], None)
             raise
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,7 +11,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from airflow_geneva.apply.fitting import learn, most_fitting
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure
+from airflow_geneva.apply.weights import weigh
 from airflow_geneva.display import counted
 from airflow_geneva.limits.rate_limit import may_go_on
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_before
@@ -21,12 +22,6 @@ from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_be
 _PIECES = 16
 
 logger = logging.getLogger("airflow_geneva.apply")
-
-_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|OOM when allocating", re.IGNORECASE)
-"""What exceptions of PyTorch, JAX, TensorFlow and CUDA itself say about a device's memory."""
-
-_fitting_rows: dict[tuple[str, str], int] = {}
-"""Most rows of a call for which the device's memory is known to suffice, by name and version of the UDF."""
 
 Result = TypeVar("Result")
 
@@ -98,7 +93,7 @@ class Narrowing:
     and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
 
     A call of several rows that runs out of a device's memory is halved, whatever the rules say, and later calls of the
-    process have no more rows than that.
+    process are no larger than that.
 
     Args:
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
@@ -116,13 +111,12 @@ class Narrowing:
         self.call = call
         self.pause = pause
         self.whole = whole or Span(0, results.rows)
-        udf = results.mapper.udf
-        self.key = (udf.name, udf.code_version)
-        most = max(min(self.whole.rows, _fitting_rows.get(self.key, self.whole.rows)), 1)
-        self.wholes = self.whole.pieces(most) or [self.whole]
+        self.udf = results.mapper.udf
+        most = max(self.whole.rows, 1) if self.udf.batch_by else min(max(self.whole.rows, 1), most_fitting(self.udf))
+        self.wholes = self.whole.pieces(int(most)) or [self.whole]
         self.todo = self.wholes[::-1]
-        self.too_large: list[tuple[int, CallFailure]] = []
-        self.fitting = 1
+        self.too_large: list[tuple[Span, CallFailure]] = []
+        self.fitting: Span | None = None
         self.troubles = 0
         self.tries: Counter[Span] = Counter()
 
@@ -138,14 +132,15 @@ class Narrowing:
             outcome = await self.call(span.start, span.stop)
             if not isinstance(outcome, CallFailure):
                 self.results.put(span.start, outcome)
-                self.fitting = max(self.fitting, span.rows)
+                if self.fitting is None or span.rows > self.fitting.rows:
+                    self.fitting = span
                 continue
-            if _is_out_of_memory(outcome):
-                self.too_large.append((span.rows, outcome))
+            if outcome.out_of_memory:
+                self.too_large.append((span, outcome))
                 if span.rows > 1:
                     self.wholes += (halves := span.pieces(-(-span.rows // 2)))
                     self.todo += reversed(halves)
-                    self.fitting = 1
+                    self.fitting = None
                     continue
             self.troubles += 1
             self.tries[span] += 1
@@ -168,21 +163,25 @@ class Narrowing:
             )  # fmt: skip
 
     def _learn(self) -> None:
-        """Remember how many rows fit; a row that does not fit alone says nothing about others."""
-        smallest, trouble = min(self.too_large, key=lambda found: found[0])
-        if smallest > 1:
-            _fitting_rows[self.key] = self.fitting
+        """Remember how much fits; a row that does not fit alone says nothing about others."""
+        smallest, trouble = min(self.too_large, key=lambda found: found[0].rows)
+        if smallest.rows > 1 and self.fitting is not None and (most := self._size(self.fitting)):
+            learn(self.udf, most)
             logger.warning(
                 "UDF %r ran out of its device's memory on a call of %s (%s: %s). From now on this process calls it "
                 "with at most %s.",
-                self.key[0], counted(smallest, "row"), trouble.name, trouble.message, counted(self.fitting, "row"),
+                self.udf.name, counted(smallest.rows, "row"), trouble.name, trouble.message,
+                f"a weight of {most:,g}" if self.udf.batch_by else counted(int(most), "row"),
             )  # fmt: skip
+
+    def _size(self, span: Span) -> float:
+        """Return the size of a call in the unit of the UDF's batches."""
+        if self.udf.batch_by is None:
+            return span.rows
+        weights, _ = weigh(self.udf, self.results.inputs.slice(span.start, span.rows), ())
+        return span.rows * float(weights.max())
 
     def _cut(self, span: Span) -> None:
         pieces = span.pieces(-(-span.rows // _PIECES))
         pieces[-1] = replace(pieces[-1], troubles=self.troubles)
         self.todo += reversed(pieces)
-
-
-def _is_out_of_memory(failure: CallFailure) -> bool:
-    return _OUT_OF_MEMORY.search(f"{failure.name}: {failure.message}") is not None

@@ -55,6 +55,7 @@ class QueryComputer:
         udfs: Mapping[str, UDF | UdfReference],
         known: Mapping[str, KnownValues] | None = None,
         submissions: Mapping[str, Submissions] | None = None,
+        batch_sizes: Mapping[str, int | None] | None = None,
     ) -> None:
         self.columns = tuple(columns)
         self.projection, self._aliases, self._input_aliases = _projection(self.columns)
@@ -66,6 +67,7 @@ class QueryComputer:
                     column.inputs,
                     (known or {}).get(column.name),
                     (submissions or {}).get(column.name),
+                    (batch_sizes or {}).get(column.name),
                 )
             )
             for column in self.columns

@@ -12,6 +12,7 @@ import pyarrow as pa
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
 from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.errors import DeviceFailed
 from airflow_geneva.limits.rate_limit import is_used_up, may_go_on
 
 
@@ -63,7 +64,7 @@ class _InThread(BegunBatch):
             mapped = self.future.result()
         except CancelledError:
             return [], None
-        except StopComputing as stop:
+        except (StopComputing, DeviceFailed) as stop:
             return stop.kept
         except Exception:
             return [], None

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.apply.device import is_device_failure, is_out_of_memory, release
 from airflow_geneva.apply.event_loop import call_within
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
@@ -79,6 +80,8 @@ class CallFailure:
         passing: a call with the same input may succeed later.
         lacks_access: a service refused the key or the account.
         nulls: inputs of the failing row that are NULL.
+        out_of_memory: the device's memory did not suffice.
+        device_failed: the device, or this process's use of it, failed.
     """
 
     exception: str
@@ -89,12 +92,19 @@ class CallFailure:
     passing: bool = False
     lacks_access: bool = False
     nulls: tuple[str, ...] = ()
+    out_of_memory: bool = False
+    device_failed: bool = False
 
     @staticmethod
     def of(
-        error: Exception, fits: tuple[int, ...], trace: TracebackType | None = None, complete: bool = False
+        error: Exception,
+        fits: tuple[int, ...],
+        trace: TracebackType | None = None,
+        complete: bool = False,
+        udf: UDF | None = None,
     ) -> CallFailure:
-        """Describe an exception; ``trace`` is the traceback from the UDF's first frame."""
+        """Describe an exception, of a call of a UDF; ``trace`` is the traceback from the UDF's first frame."""
+        too_large = udf is not None and is_out_of_memory(error, udf.out_of_memory)
         text = "" if complete else "".join(traceback.format_exception(type(error), error, trace))
         return CallFailure(
             exception=f"{type(error).__module__}.{type(error).__qualname__}",
@@ -104,6 +114,8 @@ class CallFailure:
             complete=complete,
             passing=may_pass(error),
             lacks_access=lacks_access(error),
+            out_of_memory=too_large,
+            device_failed=udf is not None and not too_large and is_device_failure(repr(error)),
         )
 
     @property
@@ -277,7 +289,7 @@ class Mapper:
         )
 
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
-        trouble = CallFailure.of(error, (), users_frames(error))
+        trouble = CallFailure.of(error, (), users_frames(error), udf=self.udf)
         return self.failure(trouble, inputs, row, inputs.num_rows, computed)
 
 
@@ -301,12 +313,15 @@ def describe_set_up(error: BaseException) -> str:
     return f"{error!r}\n{''.join(traceback.format_exception(error))}"
 
 
-def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
+def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
     """Convert an error of `Mapper.map_batch` to a trouble."""
     own = error.__cause__
     if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
         return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
-    return CallFailure.of(own, matching_rules_of(rules, type(own)), users_frames(own))
+    found = CallFailure.of(own, matching_rules_of(rules, type(own)), users_frames(own), udf=udf)
+    if found.out_of_memory:
+        release(error)
+    return found
 
 
 def users_frames(error: Exception) -> TracebackType | None:

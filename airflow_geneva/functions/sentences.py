@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.made import check_whole, filled, library, make
@@ -14,6 +15,11 @@ from airflow_geneva.udf import UDF
 
 WORDLLAMA = "wordllama"
 _OF_WORDLLAMA = (64, 128, 256)
+
+
+def bytes_of(text: pa.Array) -> pa.Array:
+    """Weigh texts: a model pads the texts of a call to the longest one."""
+    return pc.binary_length(text)
 
 
 class _SentenceEmbeddings:
@@ -69,10 +75,11 @@ def sentence_embeddings(
             you load: new weights under an old name are no new version of the function.
         dimensions: length of the vectors: of wordllama 64, 128 or 256. Others are cut to it.
         normalize: give vectors of length 1; that of an empty text stays 0.
-        settings: for the decorator `udf`, such as `batch_size`, `num_gpus` and `memory`.
+        settings: for the decorator `udf`, such as `batch_limit`, `num_gpus` and `memory`. Texts of similar length are
+            called together, by their bytes (`batch_by`).
     """
     check_whole("dimensions", dimensions)
     if model == WORDLLAMA and dimensions not in _OF_WORDLLAMA:
         raise InvalidInput(f"dimensions={dimensions}: the vectors of wordllama have 64, 128 or 256 numbers.")
     given = {"model": model, "dimensions": dimensions, "normalize": normalize}
-    return make(_SentenceEmbeddings, pa.list_(pa.float32(), dimensions), given, settings)
+    return make(_SentenceEmbeddings, pa.list_(pa.float32(), dimensions), given, {"batch_by": bytes_of, **settings})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_geneva.display import counted
@@ -103,6 +103,7 @@ class Estimate:
         start_seconds: until a shard computes; None if no earlier job tells.
         rows_per_second: of one shard; None if nothing is known.
         why: why it would be computed there, or "".
+        fitting: the largest calls that fit into the device's memory, as earlier jobs found out.
     """
 
     rows: int
@@ -115,6 +116,7 @@ class Estimate:
     start_seconds: float | None = None
     rows_per_second: float | None = None
     why: str = ""
+    fitting: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of_nothing() -> Estimate:
@@ -152,7 +154,8 @@ class Estimate:
         paid = [cost for job in jobs if (cost := job.cost_per_row(size.cost_per_row)) is not None]
         per_row = Interval(min(paid), max(paid)) if paid else None
         found = _estimate(size, slot_seconds, apart, f"by {many} of this version", per_row)
-        return replace(found, start_seconds=start)
+        fitting = {name: most for job in reversed(jobs) for name, most in job.speed.fitting.items()}
+        return replace(found, start_seconds=start, fitting=fitting)
 
     @staticmethod
     def by_sample(size: Size, calls: Sequence[Call], table: pa.Table, reported: float = 0.0) -> Estimate:

@@ -78,6 +78,7 @@ class UdfSpeed:
         called: seconds of `seconds` that the UDF itself took.
         saved: rows without a call of their own.
         busy: how much of the time between its first and its last call the UDF ran.
+        fitting: the largest calls that fit into the device's memory, where one did not, by UDF and unit.
     """
 
     rows: int = 0
@@ -89,6 +90,7 @@ class UdfSpeed:
     called: float = 0.0
     saved: SavedCalls = field(default_factory=SavedCalls)
     busy: Busy = field(default_factory=Busy)
+    fitting: Mapping[str, float] = field(default_factory=dict)
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
@@ -101,6 +103,10 @@ class UdfSpeed:
             called=self.called + other.called,
             saved=self.saved + other.saved,
             busy=self.busy + other.busy,
+            fitting={
+                name: min(part.fitting[name] for part in (self, other) if name in part.fitting)
+                for name in (*self.fitting, *other.fitting)
+            },
         )
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
@@ -137,7 +143,8 @@ class UdfSpeed:
             fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
             saved = SavedCalls.from_json(document.get("saved"))
             busy = Busy.from_json(document.get("busy"))
-            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, busy)
+            fitting = {str(name): float(most) for name, most in dict(document.get("fitting") or {}).items()}
+            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, busy, fitting)
         except (LookupError, TypeError, ValueError):
             return UdfSpeed()
 

@@ -60,6 +60,7 @@ class _JobSpec(ABC):
         max_failed: most rows that may fail, or the largest part of the due rows; None: any.
         indexes: "update" if `finish` brings the indexes over what changed up to date; None: it leaves them.
         rows_beyond: due rows that the job leaves, because it has a cap of rows.
+        fitting: the largest calls that fit into the device's memory, as earlier jobs found out, by UDF and unit.
     """
 
     kind: ClassVar[str]
@@ -82,6 +83,7 @@ class _JobSpec(ABC):
     max_failed: int | float | None = None
     indexes: str | None = None
     rows_beyond: int = 0
+    fitting: Mapping[str, float] = field(default_factory=dict)
     codes: tuple[CodeArchive, ...] = ()
 
     @property

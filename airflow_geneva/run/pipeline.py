@@ -102,7 +102,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if plan.shards:
         estimate = partial(estimate_by_history, plan, location, choice.runner)
         expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
-        about = {"expected": expected.pace()}
+        plan, about = plan.with_work(fitting=expected.fitting), {"expected": expected.pace()}
     measured().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
@@ -361,6 +361,8 @@ class PlannedJob:
         }
         if stopped:
             document["stopped"] = stopped
+        if done.notes:
+            document["notes"] = list(done.notes)
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
         return document
 
@@ -449,7 +451,8 @@ class PlannedJob:
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
         checked = found_in_job(self.folder, self.saved, self.publisher.checked)
         result = replace(speed.saved.added_to(result), checked=checked)
-        result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)])))
+        notes = [note for document in self.applied for note in document.get("notes", ())]
+        result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)]), *notes))
         result = self._with_usage(result, usage_of(self._statuses()))
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from airflow_geneva.apply.applier import Applier
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
+from airflow_geneva.apply.fitting import inherit, learned_by
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount
@@ -123,6 +125,7 @@ def prepare(
     # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
     first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
     opened = ready_to_open(loaded)
+    inherit(loaded.values(), work.fitting)
     skipped = SkipCount(joint_policy(loaded), work.rows, before)
     target = target or open_target(location, work)
     delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
@@ -147,8 +150,9 @@ def prepare(
             (mapper, reads), mappers = made[0], [mapper for mapper, _ in made]
             if threads > 1 and not mapper.calls_at_a_time:
                 mapper = stack.enter_context(ThreadedMapper(mappers))
-            applier = Applier(work, first, mapper, skipped, fitting)
-            yield TaskRunner(target, applier, reads, delayed, known.values()), skipped
+            applier = Applier(work, first, mapper, skipped, fitting, comes_in_windows(loaded))
+            learned = partial(learned_by, loaded.values())
+            yield TaskRunner(target, applier, reads, delayed, known.values(), learned), skipped
     except BaseException:
         try:
             keep()
@@ -177,6 +181,11 @@ def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, 
     }
 
 
+def comes_in_windows(loaded: Mapping[str, UDF]) -> bool:
+    """Whether rows come in windows, which are larger than a batch: one of the UDFs sorts them by weight."""
+    return any(udf.batch_by is not None for udf in loaded.values())
+
+
 def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
     """Return UDFs as they are opened for every unit: those that run in a process of their own are pickled once."""
     return {name: UdfReference.of(udf) if udf.needs_process else udf for name, udf in loaded.items()}
@@ -191,13 +200,16 @@ def computing(
     submissions: Mapping[str, Submissions] | None = None,
 ) -> Iterator[Computer]:
     """Open the UDFs of a job, to compute batches; with the values that are known already, and what was submitted."""
+    sizes = dict[str, int | None]()
+    if comes_in_windows(loaded):
+        sizes = {name: work.sizing.batch_size or udf.batch_size for name, udf in loaded.items()}
     if isinstance(work, RefreshSpec):
-        with QueryComputer(work.definition.columns, opened, known, submissions) as computer:
+        with QueryComputer(work.definition.columns, opened, known, submissions, sizes) as computer:
             yield _QueryRows(computer, loaded), computer.projection
     else:
         name = work.column
         found, submitted = (known or {}).get(name), (submissions or {}).get(name)
-        with open_batch_mapper(opened[name], work.inputs, found, submitted) as mapper:
+        with open_batch_mapper(opened[name], work.inputs, found, submitted, sizes.get(name)) as mapper:
             yield mapper, work.inputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -53,12 +53,14 @@ class TaskRunner:
         reads: Any,
         delayed: DelayedCheckpoints,
         known: Iterable[KnownValues] = (),
+        fitting: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.target = target
         self.applier = applier
         self.reads = reads
         self.delayed = delayed
         self.known = tuple(known)
+        self.fitting = fitting
         sizing = target.work.sizing
         self.waits = _Waits(applier)
         self.room = sizing.batch_bytes // 2
@@ -114,12 +116,12 @@ class TaskRunner:
         return batches
 
     def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
-        """Report the calls that equal inputs saved, and the time in which the function did not run, and why."""
+        """Report the calls that equal inputs saved, how large calls may be, and when the function did not run."""
         saved = sum((known.take_saved() for known in self.known), SavedCalls())
         threads = self.target.work.sizing.intra_applier_concurrency
         called = sum(report.speed.seconds for report in reports)
         beside = max((time.monotonic() - began) * threads - called, 0.0)
-        return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside, busy=self.busy))
+        return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside, busy=self.busy, fitting=self.fitting()))
 
     @property
     def busy(self) -> Busy:

@@ -62,17 +62,20 @@ class UnitReport:
         failed: how many of its rows failed.
         speed: how fast UDFs were.
         waiting: rows that a service has not answered yet, by submission.
+        notes: sentences for the job's result.
     """
 
     staged: bool
     failed: int = 0
     speed: UdfSpeed = field(default_factory=UdfSpeed)
     waiting: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __add__(self, other: UnitReport) -> UnitReport:
         staged = self.staged and other.staged
         waiting = {**self.waiting, **other.waiting}
-        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting)
+        notes = (*self.notes, *other.notes)
+        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting, notes)
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.spark")
 
-TASK = "task-"
+TASK, DEVICE = "task-", "device-"
 FAILURE, ENDED = "failure", "ended"
 _TASK_REPORT_SECONDS = 2.0
 _WATCHED_SECONDS = 0.5
@@ -129,6 +129,7 @@ class ProgressCollector:
     has_executor: Callable[[], bool]
     failure: GenevaError | CapReached | None = None
     allowances: Allowances = field(default_factory=Allowances)
+    failed_devices: dict[str, str] = field(default_factory=dict)
     _next: float = 0.0
     _began: float = field(default_factory=time.monotonic)
     _told: bool = False
@@ -143,6 +144,8 @@ class ProgressCollector:
         running: list[int] = []
         progress, slots, usage = self.task_spec.progress, self.task_spec.slots, self.task_spec.used
         for name in progress.list_files():
+            if name.startswith(DEVICE) and name not in self.failed_devices:
+                self._note_device(name, progress.read_document(name) or {})
             document = progress.read_document(name) if name.startswith(TASK) else None
             if document is None:
                 continue
@@ -176,6 +179,11 @@ class ProgressCollector:
                 self._allow(spent, running, min(slots, len(running) + max(self.tasks - len(spent), 0)), usage.paid)
         except (UdfError, CapReached) as stop:
             self._stop(stop)
+
+    def _note_device(self, name: str, document: Mapping[str, object]) -> None:
+        """Keep which device failed in a task, for the job's result; Spark runs the task again in another process."""
+        self.failed_devices[name] = said = str(document.get(FAILURE, ""))
+        logger.warning("%s Its process ended, and Spark runs the task again.", said)
 
     def _look_for_executor(self, begun: bool) -> None:
         """Keep in the shard's status that it waits for an executor, and log it once if it waits for long."""

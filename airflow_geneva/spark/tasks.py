@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.display import counted
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfCrashed, is_service_variable
+from airflow_geneva.errors import (
+    DeviceFailed,
+    GenevaError,
+    InvalidInput,
+    StorageError,
+    UdfCrashed,
+    is_service_variable,
+)
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.limits.rate_limit import Meter, Usage
@@ -30,7 +37,7 @@ from airflow_geneva.run.units import Target, Unit, UnitReport, group_units
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
-from airflow_geneva.spark.progress import ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
+from airflow_geneva.spark.progress import DEVICE, ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import THREAD_VARIABLES
 from airflow_geneva.storage.files import Storage
@@ -212,7 +219,12 @@ def _run_stage(
         signs.write(stop=True)
         raise
     if failure:
-        raise _explained(failure[0], task_spec.work, session)
+        error = failure[0]
+        if DeviceFailed.__name__ in str(error):
+            watcher.look(now=True)
+            found = " ".join(watcher.failed_devices.values()) or str(error)
+            raise DeviceFailed(f"In every try of a task its device failed. {found}") from error
+        raise _explained(error, task_spec.work, session)
     watcher.look(now=True)
     if watcher.failure is not None:
         reporter.keep()
@@ -221,7 +233,8 @@ def _run_stage(
         raise watcher.failure
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
     SkipCount(limits, task_spec.work.rows, skipped_before(task_spec.location, task_spec.work)).check()
-    return reports
+    retired = tuple(f"{said} Its rows were computed elsewhere." for said in watcher.failed_devices.values())
+    return [*reports, UnitReport(True, notes=retired)] if retired else reports
 
 
 def _explained(error: BaseException, work: JobSpec, session: SparkSession) -> BaseException:
@@ -323,6 +336,9 @@ class _GroupRunner:
             return []
         except StopComputing:
             return []
+        except DeviceFailed as failed:
+            task_spec.progress.write_json(f"{DEVICE}{number:06}-{time.time_ns()}.json", {FAILURE: str(failed)})
+            raise  # which ends this process: Spark runs the task again in another one
         except GenevaError as error:
             write({**reporter.document(), FAILURE: [type(error).__name__, str(error)]})
             return []

@@ -24,6 +24,7 @@ from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.settings import (
     UdfDefinition,
     check_batch_api,
+    check_batches,
     check_bounds,
     check_calls,
     check_flag,
@@ -32,6 +33,7 @@ from airflow_geneva.udf.settings import (
     check_number,
     check_rows,
     check_sequence,
+    check_setup_timeout,
     check_workers,
 )
 from airflow_geneva.udf.signature import Form, Signature, is_batch_api, read_batch_api, read_signature
@@ -58,9 +60,13 @@ class UDF:
         num_cpus, num_gpus: CPUs and GPUs per call, or None.
         memory: bytes per call, or None.
         batch_size: rows per call, or None.
+        batch_by: what a row weighs: a function of the inputs, or the name of one; or None.
+        batch_limit: most weight of a call, which is that of its heaviest row times its rows, or None.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint, or None.
         on_error: "fail", "skip", or a tuple of rules.
         timeout: seconds a call may take, or None.
+        setup_timeout: seconds that the start of its process and the loading may take, or None.
+        out_of_memory: exceptions that say that a call has too many rows for its device's memory.
         cost: money that a row costs, for example at a service, or None.
         max_in_flight: calls of an async function at a time in each process, or None.
         poll_interval: seconds between two looks at the batches of a batch API, or None.
@@ -86,11 +92,15 @@ class UDF:
     num_gpus: float | None = None
     memory: int | None = None
     batch_size: int | None = None
+    batch_by: Any = None
+    batch_limit: float | None = None
     checkpoint_size: int | None = None
     min_checkpoint_size: int | None = None
     max_checkpoint_size: int | None = None
     on_error: Policy = "fail"
     timeout: float | None = None
+    setup_timeout: float | None = None
+    out_of_memory: tuple[type[Exception], ...] = ()
     cost: float | None = None
     max_in_flight: int | None = None
     poll_interval: float | None = None
@@ -147,7 +157,8 @@ class UDF:
     @property
     def needs_process(self) -> bool:
         """Whether its calls run in a process of their own, which may be killed; async calls are cancelled."""
-        return not (self.is_async or self.is_batch_api) and (self.on_error != "fail" or self.timeout is not None)
+        apart = self.on_error != "fail" or self.timeout is not None or self.setup_timeout is not None
+        return apart and not (self.is_async or self.is_batch_api)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -179,6 +190,13 @@ class UDF:
             return self
         takes = None if self.form == "record_batch" else self.signature.parameters[:1]
         return replace(self, preprocess=None, preprocess_workers=None, version=self.code_version, input_columns=takes)
+
+    @property
+    def batch_unit(self) -> str:
+        """What the size of a call is counted in: rows, or what `batch_by` counts."""
+        if self.batch_by is None or isinstance(self.batch_by, str):
+            return self.batch_by or "rows"
+        return str(getattr(self.batch_by, "__qualname__", type(self.batch_by).__qualname__))
 
     @cached_property
     def code_version(self) -> str:
@@ -223,12 +241,21 @@ class UDF:
         if self.preprocess is not None:
             return self.preprocess.resolve_inputs(given)
         if self.form == "record_batch":
+            self._check_weight(given)
             return given
         columns = self.signature.required if given is None else given
         if given is None and self.signature.takes_any_number and not columns:
             raise InvalidInput(f"UDF {self.name!r} takes any number of columns. Name them: @udf(input_columns=[...]).")
         _check_count(self.signature, columns, self.name)
+        self._check_weight((*columns, *self.signature.parameters[: len(columns)]))
         return columns
+
+    def _check_weight(self, inputs: Sequence[str] | None) -> None:
+        if isinstance(self.batch_by, str) and inputs is not None and self.batch_by not in inputs:
+            raise InvalidInput(
+                f"UDF {self.name!r} has batch_by={self.batch_by!r}, which is none of its inputs {list(inputs)!r}. Name "
+                "one of them, or give a function that takes them."
+            )
 
     def definition(self, input_columns: Sequence[str] | None = None) -> UdfDefinition:
         """Return the definition to store for a column that it computes from these columns."""
@@ -256,11 +283,15 @@ def udf(
     num_gpus: float | None = None,
     memory: int | str | None = None,
     batch_size: int | None = None,
+    batch_by: Callable[..., Any] | str | None = None,
+    batch_limit: float | None = None,
     checkpoint_size: int | None = None,
     min_checkpoint_size: int | None = None,
     max_checkpoint_size: int | None = None,
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
+    setup_timeout: float | None = None,
+    out_of_memory: type[Exception] | Sequence[type[Exception]] = (),
     cost: float | None = None,
     max_in_flight: int | None = None,
     poll_interval: float | None = None,
@@ -287,11 +318,15 @@ def udf(
     num_gpus: float | None = None,
     memory: int | str | None = None,
     batch_size: int | None = None,
+    batch_by: Callable[..., Any] | str | None = None,
+    batch_limit: float | None = None,
     checkpoint_size: int | None = None,
     min_checkpoint_size: int | None = None,
     max_checkpoint_size: int | None = None,
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
+    setup_timeout: float | None = None,
+    out_of_memory: type[Exception] | Sequence[type[Exception]] = (),
     cost: float | None = None,
     max_in_flight: int | None = None,
     poll_interval: float | None = None,
@@ -320,9 +355,16 @@ def udf(
         num_cpus, num_gpus: CPUs and GPUs per call.
         memory: memory per call, in bytes or as `"4g"`.
         batch_size: rows per call.
+        batch_by: what a row weighs, such as its tokens, pixels or bytes: a function that takes what this one takes, or
+            the name of an input. Rows of similar weight are called together. It is no part of the code's version.
+        batch_limit: maximum weight of a call after padding: the weight of its heaviest row times its rows.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
         timeout: maximum seconds per call.
+        setup_timeout: maximum seconds to start the process of the function and load it: import its module, and make
+            the instance of its class.
+        out_of_memory: exceptions that mean that a call has too many rows for the device's memory, besides those of
+            PyTorch, JAX, TensorFlow and CUDA; such a call is halved.
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
         max_in_flight: calls of an `async def` function at a time in each process; by default 16.
         poll_interval: seconds between two looks at the batches of a batch API; by default 60.
@@ -388,6 +430,8 @@ def udf(
             max_checkpoint_size=check_rows("max_checkpoint_size", max_checkpoint_size),
             on_error=check_policy(on_error),
             timeout=check_number("timeout", timeout, above_zero=True),
+            setup_timeout=check_setup_timeout(signature, setup_timeout, chosen),
+            **check_batches(signature, batch_by, batch_limit, out_of_memory, chosen),
             cost=check_number("cost", cost, above_zero=False),
             max_in_flight=check_calls(signature.is_async, max_in_flight, chosen),
             deterministic=check_flag("deterministic", deterministic),

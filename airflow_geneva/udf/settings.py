@@ -6,14 +6,14 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.documents import parse, well_typed
 from airflow_geneva.udf.expect import Expectation
-from airflow_geneva.udf.signature import Form, Signature
+from airflow_geneva.udf.signature import Form, Signature, read_signature
 
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_SUBMITTED, DEFAULT_POLL_INTERVAL, DEFAULT_VISIBLE_AFTER = 10_000, 60.0, 60.0
@@ -135,6 +135,62 @@ def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) 
 
 _NOT_OF_BATCHES = ("timeout", "limit", "dedup")
 _LONGEST_POLL_INTERVAL = 12 * 3600.0
+
+
+def check_batches(
+    signature: Signature,
+    batch_by: Callable[..., Any] | str | None,
+    batch_limit: float | None,
+    out_of_memory: type[Exception] | Iterable[type[Exception]],
+    name: str,
+) -> dict[str, Any]:
+    """Return the settings of how calls are cut, and of those that are too large for a device."""
+    kinds = (out_of_memory,) if isinstance(out_of_memory, type) else tuple(out_of_memory)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise InvalidInput(f"out_of_memory={out_of_memory!r}: give an exception class, or several.")
+    limit = check_number("batch_limit", batch_limit, above_zero=True)
+    if limit is not None and batch_by is None:
+        raise InvalidInput(
+            f"UDF {name!r} has batch_limit={batch_limit!r}, and batch_by does not say what a row weighs. Give "
+            "batch_by=len, for example, or a number of rows as batch_size."
+        )
+    given = {"batch_by": batch_by, "out_of_memory": kinds}
+    if wrong := [setting for setting, value in given.items() if value]:
+        if signature.is_batch_api:
+            raise InvalidInput(f"UDF {name!r} is a batch API, which cannot have {wrong[0]}: it is called on one batch.")
+        if signature.form == "scalar":
+            raise InvalidInput(
+                f"UDF {name!r} has {wrong[0]}, and is called on one row at a time. Let it take whole batches: annotate "
+                "its parameters as pa.Array, or take one pa.RecordBatch."
+            )
+    if batch_by is not None and not isinstance(batch_by, str):
+        _check_weighing(batch_by, signature, name)
+    return {"batch_by": batch_by, "batch_limit": limit, "out_of_memory": kinds}
+
+
+def _check_weighing(batch_by: Callable[..., Any], signature: Signature, name: str) -> None:
+    try:
+        found = read_signature(batch_by, "batch_by")
+    except (InvalidInput, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"batch_by={batch_by!r} of UDF {name!r} is no function of a row's inputs, nor the name of one ({error})."
+        ) from error
+    inputs = len(signature.required)
+    fits = found.takes_any_number or len(found.required) <= inputs <= len(found.parameters)
+    if found.is_async or (found.form != "record_batch" and signature.form == "array" and not fits):
+        raise InvalidInput(
+            f"batch_by={batch_by!r} of UDF {name!r} takes {list(found.parameters)!r}. Give a plain function that takes "
+            f"what the UDF takes: {list(signature.required)!r}."
+        )
+
+
+def check_setup_timeout(signature: Signature, value: float | None, name: str) -> float | None:
+    if value is not None and (signature.is_async or signature.is_batch_api):
+        kind = "async" if signature.is_async else "a batch API"
+        raise InvalidInput(
+            f"UDF {name!r} is {kind} and runs in the process of its task, which is not ended. Leave setup_timeout out."
+        )
+    return check_number("setup_timeout", value, above_zero=True)
 
 
 def check_flag(setting: str, value: bool) -> bool:

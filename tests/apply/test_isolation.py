@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
-from airflow_geneva.apply import narrowing
+from airflow_geneva.apply import fitting
 from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
@@ -118,7 +118,7 @@ def test_a_call_that_fails_only_as_a_whole_fails_no_row(caplog: pytest.LogCaptur
 def test_a_call_that_runs_out_of_device_memory_is_halved_and_the_process_learns_how_many_rows_fit(
     tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(narrowing, "_fitting_rows", {})
+    monkeypatch.setattr(fitting, "_learned", {})
     lengths = tmp_path / "lengths"
 
     def model(x: pa.Int64Array) -> pa.Int64Array:

@@ -211,7 +211,8 @@ def test_a_gpu_function_loads_its_model_on_the_gpu_in_sight(monkeypatch: pytest.
         def __init__(self, name: str, device: str) -> None:
             self.device = device
 
-        def encode(self, texts: list[str]) -> Any:
+        def encode(self, texts: list[str], batch_size: int) -> Any:
+            assert batch_size == len(texts)
             return np.zeros((len(texts), 384), np.float32)
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))

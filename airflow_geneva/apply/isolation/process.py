@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.isolation.worker import (
     CALL_MARK,
+    DEVICE_FAILED,
     batch_to_bytes,
     receive,
     send,
@@ -50,6 +51,7 @@ class WorkerLost(Exception):
     reason: str
     row: int | None
     timed_out: bool
+    by_device: bool = False
 
 
 class UdfSetupFailed(Exception):
@@ -83,10 +85,12 @@ class WorkerProcess:
     """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
     ``when_gone`` is called, in a separate thread, after the worker exited or was killed. `UdfSetupFailed` says why the
-    UDF cannot be set up in it.
+    UDF cannot be set up in it, or not ``within`` these seconds.
     """
 
-    def __init__(self, worker_key: WorkerKey, when_gone: Callable[[WorkerProcess], None]) -> None:
+    def __init__(
+        self, worker_key: WorkerKey, when_gone: Callable[[WorkerProcess], None], within: float | None = None
+    ) -> None:
         self.worker_key = worker_key
         self.when_gone = when_gone
         self.owner = os.getpid()
@@ -107,7 +111,7 @@ class WorkerProcess:
                 os.close(orders)
                 os.close(answers)
         try:
-            self._open()
+            self._open(within)
         except BaseException:
             self.close()
             raise
@@ -191,7 +195,8 @@ class WorkerProcess:
         reaper.start()
         return born.result(), reaper
 
-    def _open(self) -> None:
+    def _open(self, within: float | None) -> None:
+        self._deadline = None if within is None else time.monotonic() + within
         udf_reference = self.worker_key.udf_reference
         named = {"import_path": udf_reference.import_path, "version": udf_reference.version}
         header = {"order": "open", **named, "stage": udf_reference.stage}
@@ -202,7 +207,11 @@ class WorkerProcess:
                 raise self._lost() from None
             answer = self._ask(header, udf_reference.pickled or b"")
         except WorkerLost as lost:
-            raise UdfSetupFailed(f"the process that was to run it {lost.reason}") from None
+            reason = lost.reason
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                reason = f"had not loaded it after {within:g} seconds, its setup_timeout, and was ended"
+            raise UdfSetupFailed(f"the process that was to run it {reason}") from None
+        self._deadline = None
         if "unfit" in answer:
             raise UdfSetupFailed(answer["unfit"])
 
@@ -227,22 +236,27 @@ class WorkerProcess:
             # An answer that has arrived counts, even if the timeout has passed.
             if poll.poll(max(min(left, _LOOK_SECONDS), 0) * 1_000):
                 try:
-                    return receive(self.answers)
+                    header, body = receive(self.answers)
                 except (EOFError, OSError):
                     raise self._lost() from None
+                if (failed := header.get(DEVICE_FAILED)) is not None:
+                    raise self._lost(device=failed)
+                return header, body
             if left <= 0:
-                raise self._lost(timeout)
+                raise self._lost(timeout if self._deadline is None else 0.0)
             # Processes that the UDF forked may hold the pipe open.
             if self.process.returncode is not None and not poll.poll(0):
                 raise self._lost()
 
     def _seconds_left(self, timeout: float | None) -> float:
+        if self._deadline is not None:
+            return self._deadline - time.monotonic()
         if timeout is None:
             return _LOOK_SECONDS
         _, began = CALL_MARK.unpack_from(self.mark)
         return began + timeout - time.monotonic() if began else timeout
 
-    def _lost(self, overdue: float | None = None) -> WorkerLost:
+    def _lost(self, overdue: float | None = None, device: str | None = None) -> WorkerLost:
         """Make sure that the worker is dead, and report what it was running when it exceeded the timeout or died."""
         now = time.monotonic()
         if overdue is None:
@@ -251,6 +265,8 @@ class WorkerProcess:
         row, began = CALL_MARK.unpack_from(self.mark)
         # Read the mark after the kill, when it no longer changes: the call may have ended just before the kill.
         timed_out = overdue is not None and bool(began) and now - began >= overdue
+        if device is not None:
+            return WorkerLost(f"ended because its device failed ({device})", row, False, by_device=True)
         return WorkerLost(_fate(self.process.returncode), row if began else None, timed_out)
 
 
@@ -280,13 +296,13 @@ class WorkerPool:
         self.idle: list[WorkerProcess] = []
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def acquire(self, udf_reference: UdfReference) -> WorkerProcess:
+    def acquire(self, udf_reference: UdfReference, within: float | None = None) -> WorkerProcess:
         """Return a worker process for a UDF: an idle one or a new one, see `WorkerProcess`."""
         worker_key = WorkerKey.of(udf_reference)
         while (child := self._take(worker_key)) is not None:
             if child.answers_still():
                 return child
-        return WorkerProcess(worker_key, self.forget)
+        return WorkerProcess(worker_key, self.forget, within)
 
     def release_worker(self, child: WorkerProcess) -> None:
         """Return a worker to the pool; kill it if it is in the middle of an order."""

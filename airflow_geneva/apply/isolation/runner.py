@@ -11,14 +11,16 @@ import pyarrow as pa
 from airflow_geneva.apply.async_calls import AsyncMapper
 from airflow_geneva.apply.batch_api import BatchApiMapper
 from airflow_geneva.apply.batch_mapper import BatchMapper, StopComputing
+from airflow_geneva.apply.batches import CuttingMapper
 from airflow_geneva.apply.dedup import DedupMapper, KnownValues
+from airflow_geneva.apply.device import device_failed, is_device_failure
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.apply.stages import PreprocessedMapper
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
 from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.display import counted
-from airflow_geneva.errors import UdfCrashed, UdfError
+from airflow_geneva.errors import DeviceFailed, UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.error_policy import Skip, deciding_rule, matching_rules_of, rules_of
 from airflow_geneva.udf.shipping import UdfReference
@@ -29,14 +31,16 @@ def open_batch_mapper(
     input_columns: Sequence[str] | None = None,
     known: KnownValues | None = None,
     submissions: Submissions | None = None,
+    batch_size: int | None = None,
 ) -> BatchMapper:
     """Prepare a UDF, or a reference so that it is pickled only once, to be called on batches.
 
     With `on_error="fail"` and no timeout, or if it is async, the UDF runs in this process. Otherwise it runs in a
     worker process. The first batch with rows starts the worker, which is killed and replaced as needed, and kept for a
     minute for the next caller that opens the same UDF. The timeout covers every call, including the first one in a new
-    worker, but not the import of the UDF's module or the instantiation of its class. With ``known`` values, only inputs
-    that are not among them are called. A batch API has the ``submissions`` of its column.
+    worker, but not the import of the UDF's module or the instantiation of its class, which `setup_timeout` bounds.
+    With ``known`` values, only inputs that are not among them are called. A batch API has the ``submissions`` of its
+    column. Batches that come are cut into those of at most ``batch_size`` rows, and by `batch_by`.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
@@ -48,6 +52,8 @@ def open_batch_mapper(
         made = AsyncMapper(calls)
     else:
         made = _WorkerMapper(calls, udf) if opened.needs_process else _InProcessMapper(calls)
+    if opened.form != "scalar" and (opened.batch_by is not None or batch_size is not None):
+        made = CuttingMapper(made, calls, batch_size)
     if opened.stage is not None:
         made = PreprocessedMapper(made, calls, _open_stage(opened, Mapper(opened.stage, mapper.input_columns)))
     return made if known is None else DedupMapper(made, known, mapper)
@@ -73,7 +79,15 @@ class _InProcessMapper(BatchMapper):
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         if self.mapper.udf.form == "scalar":
-            return MappedBatch(self.mapper(batch), (), batch.num_rows)
+            try:
+                return MappedBatch(self.mapper(batch), (), batch.num_rows)
+            except UdfError as error:
+                if error.call is not None and error.call.device_failed:
+                    failed = device_failed(error.call)
+                    if error.computed is not None:
+                        failed.kept = list(range(len(error.computed))), error.computed
+                    raise failed from error
+                raise
         results = BatchResults(self.mapper, self.mapper.inputs(batch), ())
         if batch.num_rows == 0:
             return results.mapped()
@@ -84,7 +98,9 @@ class _InProcessMapper(BatchMapper):
             try:
                 return self.mapper.map_batch(results.inputs.slice(start, stop - start), function)
             except UdfError as error:
-                failure = call_failure_of(error, ())
+                failure = call_failure_of(error, (), self.mapper.udf)
+                if failure.device_failed:
+                    raise device_failed(failure) from error
                 if failure.complete:
                     raise
                 results.causes[start] = error.__cause__
@@ -100,7 +116,7 @@ def _narrow(
         run_now(Narrowing(results, call).run())
     except RowFailed as failed:
         raise results.failed(failed.row, failed.trouble) from results.causes.get(failed.row)
-    except StopComputing as stop:
+    except (StopComputing, DeviceFailed) as stop:
         stop.kept = results.succeeded()
         raise
     return results.mapped()
@@ -126,7 +142,11 @@ class _WorkerMapper(BatchMapper):
             return self._order(results.inputs, start, stop)
 
         if self.mapper.udf.form == "scalar":
-            return RowByRow(results, order, self._explain).run()
+
+            def explain(lost: WorkerLost, row: int) -> CallFailure:
+                return self._explain(lost, results.inputs, row, row + 1)
+
+            return RowByRow(results, order, explain).run()
 
         died: set[tuple[int, int]] = set()
 
@@ -136,7 +156,7 @@ class _WorkerMapper(BatchMapper):
                 (chunk,) = order(start, stop)
             except WorkerLost as lost:
                 if lost.timed_out or stop - start > 1 or (start, stop) in died:
-                    return self._explain(lost)
+                    return self._explain(lost, results.inputs, start, stop)
                 # Try once more, alone in a new worker: other rows may have used up the memory.
                 died.add((start, stop))
                 return await call(start, stop)
@@ -179,20 +199,42 @@ class _WorkerMapper(BatchMapper):
 
     def _acquire(self) -> WorkerProcess:
         try:
-            return POOL.acquire(self.reference)
+            return POOL.acquire(self.reference, self.mapper.udf.setup_timeout)
         except UdfSetupFailed as unfit:
+            if is_device_failure(str(unfit)):
+                raise device_failed(str(unfit)) from unfit
             raise UdfError(f"UDF {self.mapper.udf.name!r} could not be set up: {unfit}") from unfit
         except OSError as error:
             raise UdfError(
                 f"UDF {self.mapper.udf.name!r} could not be set up: no process can be started for it ({error})."
             ) from error
 
-    def _explain(self, lost: WorkerLost) -> CallFailure:
+    def _explain(self, lost: WorkerLost, inputs: pa.RecordBatch, start: int, stop: int) -> CallFailure:
+        """Describe why a call ended its process; raise DeviceFailed if single rows do, and it is not their fault."""
         kind: type[Exception] = UdfCrashed
         message = f"The process that ran the call {lost.reason}."
+        if stop - start == 1 and self._is_of_device(lost) and self._fails_on_others(inputs, start):
+            raise device_failed(f"Calls on several rows ended their processes. {message}")
         if lost.timed_out:
             kind, message = TimeoutError, f"The call took longer than {self.timeout:g} seconds and was killed."
         return CallFailure(f"{kind.__module__}.{kind.__qualname__}", message, "", matching_rules_of(self.rules, kind))
+
+    def _is_of_device(self, lost: WorkerLost) -> bool:
+        """Whether a device may be the reason: it said so, or a call of one hung."""
+        return lost.by_device or (lost.timed_out and bool(self.mapper.udf.num_gpus))
+
+    def _fails_on_others(self, inputs: pa.RecordBatch, row: int) -> bool:
+        """Whether calls on other rows of a batch, each in a new process, fail as one on this row did."""
+        others = [at for at in sorted({0, inputs.num_rows // 2, inputs.num_rows - 1}) if at != row]
+        for other in others:
+            self.mapper.count_call(1)
+            try:
+                list(self._order(inputs, other, other + 1))
+            except WorkerLost as lost:
+                if self._is_of_device(lost):
+                    continue
+            return False
+        return bool(others)
 
 
 class RowByRow:
@@ -208,7 +250,7 @@ class RowByRow:
         self,
         results: BatchResults,
         order: Callable[[int, int], Iterator[Chunk]],
-        explain: Callable[[WorkerLost], CallFailure],
+        explain: Callable[[WorkerLost, int], CallFailure],
     ) -> None:
         self.results = results
         self.order = order
@@ -228,7 +270,7 @@ class RowByRow:
                     self._map(start, rest)
         except RowFailed as failed:
             raise self.results.failed(failed.row, failed.trouble) from None
-        except StopComputing as stop:
+        except (StopComputing, DeviceFailed) as stop:
             stop.kept = self.results.succeeded()
             raise
         return self.results.mapped()
@@ -280,7 +322,7 @@ class RowByRow:
         self.todo.append((row + 1, stop))
         self.deaths[row] += not lost.timed_out
         if lost.timed_out or (alone and self.deaths[row] > 1):
-            self.todo.append((row, self.explain(lost)))
+            self.todo.append((row, self.explain(lost, row)))
         else:
             self.tries[row] += 1
             self.todo.append((row, row + 1))

@@ -42,6 +42,9 @@ CALL_MARK = struct.Struct("<qd")
 
 IDLE_SECONDS = 60.0
 
+DEVICE_FAILED = "device_failed"
+"""The answer of a worker that ends because its device failed: no later call would succeed in it."""
+
 _BEGAN = struct.Struct("<d")
 _BEGAN_AT = CALL_MARK.size - _BEGAN.size
 _CHUNK_SECONDS = 0.2
@@ -156,7 +159,9 @@ class _BatchRun:
                 values.append(function(*arguments))
             except Exception as error:
                 values.append(None)
-                trouble = CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error))
+                fits = matching_rules_of(self.rules, type(error))
+                trouble = CallFailure.of(error, fits, users_frames(error), udf=self.udf)
+                self._end_with_device(trouble)
                 troubles[row] = trouble
                 if not self._skips(troubles[row]):
                     break
@@ -190,7 +195,8 @@ class _BatchRun:
             made = self.mapper.map_batch(inputs, function)
         except UdfError as error:
             made = pa.nulls(stop - start, self.udf.data_type)
-            troubles.append((start, call_failure_of(error, self.rules)))
+            troubles.append((start, call_failure_of(error, self.rules, self.udf)))
+            self._end_with_device(troubles[0][1])
         self._call_ended()
         self._answer(start, made, troubles, end=True)
 
@@ -198,6 +204,12 @@ class _BatchRun:
         header = {"start": start, "troubles": [(row, asdict(trouble)) for row, trouble in troubles], "end": end}
         header["usage"] = asdict(self.meter.take())
         send(self.answers, header, values_to_bytes(values))
+
+    def _end_with_device(self, trouble: CallFailure) -> None:
+        """End this process if its device failed; the mark keeps the row."""
+        if trouble.device_failed:
+            send(self.answers, {DEVICE_FAILED: f"{trouble.name}: {trouble.message}"})
+            os._exit(1)
 
     def _skips(self, trouble: CallFailure) -> bool:
         return bool(trouble.fits) and isinstance(self.rules[trouble.fits[0]], Skip)
