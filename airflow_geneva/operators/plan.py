@@ -161,7 +161,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
-        plan = plan.with_work(fitting=expected.fitting)
+        plan = plan.expecting(expected)
         saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
         work = saved.work
         if since is not None:

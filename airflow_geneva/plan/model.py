@@ -61,6 +61,7 @@ class _JobSpec(ABC):
         indexes: "update" if `finish` brings the indexes over what changed up to date; None: it leaves them.
         rows_beyond: due rows that the job leaves, because it has a cap of rows.
         fitting: the largest calls that fit into the device's memory, as earlier jobs found out, by UDF and unit.
+        slot_seconds: seconds of all slots together that the job will take, by earlier jobs; None: not known.
     """
 
     kind: ClassVar[str]
@@ -84,6 +85,7 @@ class _JobSpec(ABC):
     indexes: str | None = None
     rows_beyond: int = 0
     fitting: Mapping[str, float] = field(default_factory=dict)
+    slot_seconds: float | None = None
     codes: tuple[CodeArchive, ...] = ()
 
     @property
@@ -425,6 +427,11 @@ class Plan(Described):
         if self.estimator is None:
             raise InvalidInput("This plan cannot be estimated. Make it with plan_backfill() or plan_refresh().")
         return self.estimator(self, sample)
+
+    def expecting(self, expected: Estimate) -> Plan:
+        """Return the plan with what tasks have to know of earlier jobs."""
+        seconds = None if expected.slot_seconds is None else round(sum(expected.slot_seconds) / 2, 3)
+        return self.with_work(fitting=expected.fitting, slot_seconds=seconds)
 
     def with_work(self, **changes: Any) -> Plan:
         return replace(self, work=replace(self.work, **changes))

@@ -102,7 +102,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if plan.shards:
         estimate = partial(estimate_by_history, plan, location, choice.runner)
         expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
-        plan, about = plan.with_work(fitting=expected.fitting), {"expected": expected.pace()}
+        plan, about = plan.expecting(expected), {"expected": expected.pace()}
     measured().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)

@@ -27,6 +27,7 @@ from airflow_geneva.job.folder import APPLIED, JobFolder
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.reusable_checkpoints import Reusable
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
@@ -38,6 +39,7 @@ logger = logging.getLogger("airflow_geneva.run")
 _MOST_TIMES = 4
 _WAIT_SECONDS = 0.5
 _LISTED_ONCE = 8
+_FEWEST_TASKS, _MOST_TASKS, _TASK_SECONDS = 2, 16, 4.0
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,26 @@ def stopped_at_cap(folder: JobFolder, saved: SavedPlan, shard: int) -> str | Non
     return applied.get("stopped")
 
 
-def split_into_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list[tuple[Unit, ...]]:
-    """Group fragments into tasks of about ``task_size`` rows for so many slots, and split much larger fragments."""
+def tasks_per_slot(work: JobSpec, shard: Shard, slots: int) -> int:
+    """Return how many tasks to give each slot: more if they take long, so that slots are idle for less at the end.
+
+    What rows cost may differ, and a slot that is done waits for the others. Nobody knows how long a first job takes; of
+    one that asks for GPUs it is worth small tasks.
+    """
+    if work.slot_seconds is None:
+        return _MOST_TASKS if any(udf.num_gpus for udf in work.udfs.values()) else _FEWEST_TASKS
+    seconds = work.slot_seconds * shard.rows_to_run / max(work.rows, 1) / max(slots, 1)
+    return min(max(int(seconds / _TASK_SECONDS), _FEWEST_TASKS), _MOST_TASKS)
+
+
+def split_into_tasks(
+    works: Sequence[FragmentWork], sizing: Sizing, slots: int, per_slot: int = _FEWEST_TASKS
+) -> list[tuple[Unit, ...]]:
+    """Group fragments into tasks of about ``task_size`` rows for these slots, and split much larger fragments."""
     if not works:
         return []
     rows = sum(len(work.missing) for work in works)
-    size = sizing.task_size or max(rows // max(slots, 1) // 2, 1)
+    size = sizing.task_size or max(rows // max(slots, 1) // per_slot, 1)
     # Splitting costs a second pass over the fragment, so some imbalance is cheaper unless the user set a size.
     splits_above = size if sizing.task_size else 2 * size
     tasks: list[tuple[Unit, ...]] = []
@@ -122,13 +138,14 @@ def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
     return [found[key] for key in sorted(found)]
 
 
-def group_units(shard: Shard, sizing: Sizing, slots: int, stage: int) -> list[list[Unit]]:
+def group_units(shard: Shard, work: JobSpec, slots: int, stage: int) -> list[list[Unit]]:
     """Group a shard's units by Spark task: first those that compute, in stage 1 those that stage split fragments.
 
     With several threads per slot, a group has the units of several tasks.
     """
-    threads = sizing.intra_applier_concurrency
-    tasks = split_into_tasks(shard.to_apply, sizing, slots * threads)
+    threads = work.sizing.intra_applier_concurrency
+    per_slot = tasks_per_slot(work, shard, slots * threads)
+    tasks = split_into_tasks(shard.to_apply, work.sizing, slots * threads, per_slot)
     if stage:
         tasks = [(whole_unit(item),) for item in split_fragments(tasks)]
     return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]

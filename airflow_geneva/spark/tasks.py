@@ -83,7 +83,7 @@ class TaskSpec:
     def read_groups(self, stage: int) -> list[list[Unit]]:
         """Read the units of a stage from the plan; sent along, scattered rows of many fragments could be too large."""
         shard = load_plan(self.job.storage, self.plan).load_shard(self.job.storage, self.shard)
-        return group_units(shard, self.work.sizing, self.slots, stage)
+        return group_units(shard, self.work, self.slots, stage)
 
 
 def apply_on_spark(
@@ -111,7 +111,7 @@ def apply_on_spark(
         reporter.spark_ui = address
         reporter.keep()
         logger.info("Spark's UI: %s", address)
-    groups, rest = (group_units(shard, work.sizing, slots, stage) for stage in (0, 1))
+    groups, rest = (group_units(shard, work, slots, stage) for stage in (0, 1))
     works = shard.to_apply
     rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +16,7 @@ from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.run.units import Unit, split_fragments, split_into_tasks
+from airflow_geneva.run.units import Unit, split_fragments, split_into_tasks, tasks_per_slot
 
 
 def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentWork:
@@ -76,6 +83,44 @@ def test_diversity_deals_neighbouring_tasks_from_different_stretches_of_the_tabl
 def test_fragments_of_which_only_the_commit_is_left_still_get_a_unit() -> None:
     tasks = split_into_tasks([work(0, Ranges.of(0, 10), Ranges.empty())], Sizing(), 2)
     assert [[unit.whole for unit in task] for task in tasks] == [[True]]
+
+
+def idle_share(tasks: Sequence[Sequence[Unit]], costs: np.ndarray, slots: int) -> float:
+    """The share of the slots' seconds that they are idle when each takes the next task as soon as it is free."""
+    free = [0.0] * slots
+    for task in tasks:
+        cost = sum(costs[unit.work.id][unit.run.offsets()].sum() for unit in task)
+        heapq.heappush(free, heapq.heappop(free) + cost)
+    return 1 - costs.sum() / slots / max(free)
+
+
+@pytest.mark.parametrize("fragments", [64, 8, 1])
+@pytest.mark.parametrize("skew", ["ascending", "descending", "heavy end", "heavy begin", "random rows"])
+def test_slots_are_not_idle_at_the_end_of_a_long_job_whatever_its_rows_cost(fragments: int, skew: str) -> None:
+    rows = 16_000
+    costs = {
+        "ascending": np.linspace(1, 20, rows),
+        "descending": np.linspace(20, 1, rows),
+        "heavy end": np.where(np.arange(rows) >= rows * 7 // 8, 10.0, 1.0),
+        "heavy begin": np.where(np.arange(rows) < rows // 8, 10.0, 1.0),
+        "random rows": np.random.default_rng(0).lognormal(0, 1, rows),
+    }[skew].reshape(fragments, -1)
+    of_fragment = Ranges.of(0, rows // fragments)
+    works = [work(at, of_fragment, of_fragment) for at in range(fragments)]
+    long: Any = SimpleNamespace(slot_seconds=4 * 100.0, rows=rows, udfs={})
+    per_slot = tasks_per_slot(long, SimpleNamespace(rows_to_run=rows), 4)  # type: ignore[arg-type]
+    assert idle_share(split_into_tasks(works, Sizing(), 4, per_slot), costs, 4) <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gpus", "expected"),
+    [(None, None, 2), (None, 0.5, 16), (8.0, 1, 2), (160.0, None, 10), (9_999.0, 1, 16)],
+)
+def test_a_job_has_more_tasks_if_it_takes_long_or_needs_a_gpu(
+    seconds: float | None, gpus: float | None, expected: int
+) -> None:
+    job: Any = SimpleNamespace(slot_seconds=seconds, rows=100, udfs={"y": SimpleNamespace(num_gpus=gpus)})
+    assert tasks_per_slot(job, SimpleNamespace(rows_to_run=100), 4) == expected  # type: ignore[arg-type]
 
 
 def test_no_work_is_no_task() -> None:
