@@ -25,6 +25,13 @@ APPLICATION = Path(__file__).parent / "application" / "main.py"
 CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
 """The environment variable that passes the storage options to the driver, as JSON."""
 
+AWAY_FROM_FAILED_DEVICES = {
+    "spark.excludeOnFailure.enabled": "true",
+    "spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor": "2",
+    "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "4",
+}
+"""An executor whose device failed is free again at once, and would take a task in all of its four tries."""
+
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -145,6 +152,8 @@ class Resources:
             whole = math.ceil(self.num_gpus)
             settings["spark.task.resource.gpu.amount"] = f"{whole / self.calls_per_gpu:.6g}"
             settings["spark.executor.resource.gpu.amount"] = str(math.ceil(calls * whole / self.calls_per_gpu))
+            if self.concurrency > calls:
+                settings |= AWAY_FROM_FAILED_DEVICES
         if self.memory:
             # A UDF's memory is Python's, not the JVM's: in a container it is added to the heap. There,
             # spark.executor.pyspark.memory would limit the worker's address space, which CUDA and memory-mapped

@@ -167,6 +167,8 @@ def test_what_the_udf_needs_is_asked_of_yarn(desk: Desk, recorder: Recorder, mon
         "spark.executor.memoryOverhead": "4096m",
         "spark.task.resource.gpu.amount": "0.5",
         "spark.executor.resource.gpu.amount": "1",
+        "spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor": "2",
+        "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "4",
     }
 
 

@@ -621,6 +621,16 @@ def test_sentences_are_embedded_by_a_local_model(database: Database, monkeypatch
     assert vectors[1:] == [None, [0] * 64]
     assert np.linalg.norm(vectors[0]) == pytest.approx(1, abs=1e-5)
 
+    lengths = [3, 40, 1, 200, 12, 7, 90, 2] * 20
+    texts = [" ".join(["a time to laugh"] * length) for length in lengths]
+    several = database.create_table("several", pa.table({"text": texts}))
+    made = {"sorted": sentence_embeddings(name="sorted"), "plain": sentence_embeddings(name="plain", batch_by=None)}
+    several.add_columns(made)
+    for column, function in made.items():
+        several.backfill(column, udf=function, runner="inline")
+    found = several.to_arrow()
+    assert found["sorted"].equals(found["plain"]), "bit for bit"
+
     class Model:
         """Stands for sentence-transformers, which is too large to be installed for this test."""
 

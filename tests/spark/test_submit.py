@@ -16,6 +16,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.code import package_zip
 from airflow_geneva.spark.submit import (
     APPLICATION,
+    AWAY_FROM_FAILED_DEVICES,
     Resources,
     Scratch,
     SparkMaster,
@@ -102,7 +103,14 @@ def test_the_authors_size_of_an_executor_is_filled_with_calls() -> None:
         "spark.task.resource.gpu.amount": "0.5",
         "spark.executor.resource.gpu.amount": "2",
         "spark.executor.memoryOverhead": "4096m",
+        **AWAY_FROM_FAILED_DEVICES,
     }
+
+
+def test_an_executor_whose_device_failed_is_left_alone_if_there_is_another() -> None:
+    assert Resources(2, num_gpus=0.5).settings(YARN).keys().isdisjoint(AWAY_FROM_FAILED_DEVICES)
+    assert Resources(3, num_gpus=0.5).settings(YARN).keys() > AWAY_FROM_FAILED_DEVICES.keys()
+    assert Resources(3).settings(YARN).keys().isdisjoint(AWAY_FROM_FAILED_DEVICES)
 
 
 def test_a_share_that_spark_cannot_halve_takes_the_whole_gpu() -> None:
