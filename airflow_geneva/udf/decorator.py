@@ -537,6 +537,13 @@ def _instance(cls: type, loop: asyncio.AbstractEventLoop | None = None) -> Any:
         return _instances[cls, loop]
 
 
+def release_instances(top: str) -> None:
+    """Let go of what this process has loaded for classes of a top-level package, whose code is imported again."""
+    with _instances_lock:
+        for key in [key for key in _instances if key[0].__module__.partition(".")[0] == top]:
+            del _instances[key]
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     with suppress(RuntimeError):
         return asyncio.get_running_loop()

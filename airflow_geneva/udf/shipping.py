@@ -18,7 +18,7 @@ from pathlib import Path
 import cloudpickle  # type: ignore[import-untyped]
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf.decorator import IMPORT_PATH, UDF, find_in_module
+from airflow_geneva.udf.decorator import IMPORT_PATH, UDF, find_in_module, release_instances
 from airflow_geneva.udf.packages import how_to_install, missing_package
 from airflow_geneva.udf.unpicklable import what_cannot_be_pickled
 
@@ -205,5 +205,6 @@ def _forget_module(import_path: str) -> None:
     top = import_path.split(":")[0].split(".")[0]
     for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
         del sys.modules[name]
+    release_instances(top)
     importlib.invalidate_caches()
     linecache.clearcache()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +19,8 @@ from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import DeviceFailed, InvalidInput, JobFailed, UdfError
-from airflow_geneva.udf import UDF, decorator, udf
+from airflow_geneva.udf import UDF, decorator, load_udf, udf
+from airflow_geneva.udf.shipping import UdfReference
 from tests.udfs_for_tests import devices
 from tests.udfs_for_tests.devices import ASSERTS, ECC, HANGS, broken, loads
 
@@ -156,3 +160,19 @@ def test_a_model_is_loaded_once_in_each_of_sparks_processes(
     assert set(Counter(loads(tmp_path)).values()) == {1}
     assert str(os.getpid()) not in loads(tmp_path)
     assert len(loads(tmp_path)) <= 2, "as many as slots"
+
+
+def test_a_process_keeps_one_model_when_the_code_of_its_class_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import pyarrow as pa\nfrom airflow_geneva import udf\n@udf(data_type=pa.int64())\nclass Model:\n"
+    code += "    def __call__(self, x: pa.Int64Array) -> pa.Array:\n        return pa.array([2] * len(x))\n"
+    (tmp_path / "changing_models.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = weakref.ref(load_udf("changing_models:Model").function)
+    assert before() is not None
+    with pytest.raises(InvalidInput, match="was planned"):
+        UdfReference("changing_models:Model", "of other code").open()
+    gc.collect()
+    assert before() is None
+    del sys.modules["changing_models"]
