@@ -16,9 +16,9 @@ from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.lance_io.rows import RowData, as_rows, differences, fit_schema, write_rows
-from airflow_geneva.storage.files import Storage, freeze_options
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import check_name, is_local, is_name, join, normalize_uri
+from airflow_geneva.storage.files import freeze_options
+from airflow_geneva.storage.location import TableLocation, table_names
+from airflow_geneva.storage.uri import check_name, is_local, join, normalize_uri
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from airflow_geneva.views.definition import is_view
@@ -81,12 +81,7 @@ class Database(Summarized):
 
     def table_names(self) -> list[str]:
         """Return the names of all tables, sorted; folders whose name is not a valid table name are left out."""
-        folders, _ = Storage(self.uri, self.options).list_folder()
-        tables = [name for name in folders if name.endswith(".lance")]
-        if is_local(self.uri):
-            # A process that was killed while creating a table leaves a folder without a version.
-            tables = [name for name in tables if os.path.isdir(join(self.uri, name, "_versions"))]
-        return [name for name in (folder.removesuffix(".lance") for folder in tables) if is_name(name)]
+        return table_names(self.uri, self.options)
 
     def location(self, name: str) -> TableLocation:
         """Return the location of a table that exists or could be created.

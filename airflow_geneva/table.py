@@ -47,8 +47,11 @@ if TYPE_CHECKING:
     from airflow_geneva.job.meter import Stopwatch
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
+    from airflow_geneva.run.column_comparison import ColumnComparison
+    from airflow_geneva.run.column_function import ColumnFunction
     from airflow_geneva.run.compare import Comparison
     from airflow_geneva.run.prepare import Udfs
+    from airflow_geneva.run.promotion import Promoting, Promotion, PromotionPlan
 
 _HEADINGS = ("column", "type", "")
 
@@ -339,15 +342,42 @@ class Table(Summarized, Readable):
                 results[name] = run_new(plan, self.location, udfs, runner, watch)
         return BackfillResults(results) if several else results[columns[0]]
 
-    def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:
-        """Compute a sample of rows with other code, and show their values beside the stored ones; keep nothing.
+    def compare(
+        self,
+        column: str,
+        other: UDF | str | None = None,
+        sample: int | None = None,
+        neighbors: int = 10,
+        queries: Sequence[Any] | None = None,
+    ) -> Comparison | ColumnComparison:
+        """Show the values of a column beside those of another column, or those that other code gives; keep nothing.
 
         Args:
-            udf: the other code, or its import path; by default the column's own UDF, as its code is now.
+            other: another column, whose stored values are compared; or other code, or its import path, with which a
+                sample of rows is computed. By default the column's own UDF, as its code is now.
+            sample: number of rows; by default 1,000 of two columns, and 100 that are computed.
+            neighbors: of two columns of vectors, the number of nearest neighbors that are compared; 0 for none.
+            queries: values that the functions of both columns take, such as texts, whose neighbors are compared; a
+                tuple for several inputs. By default sampled rows.
+
+        Raises:
+            InvalidInput: there is no such column or code, or an argument is not valid.
+
+        Example:
+            ```python
+            print(table.compare("embedding", "embedding_v2", queries=["red shoes", "rain jacket"]))
+            ```
         """
+        from airflow_geneva.run.column_comparison import compare_columns
         from airflow_geneva.run.compare import compare_column, request_for
 
-        return compare_column(*self._plan(request_for(column), udf), self.location, sample)
+        dataset = self.lance
+        if isinstance(other, str) and (other in dataset.schema.names or ":" not in other):
+            rows = 1_000 if sample is None else sample
+            return compare_columns(self.location, dataset, column, other, neighbors, queries, rows)
+        if queries is not None:
+            raise InvalidInput("queries are for two columns of vectors: table.compare(column, other_column, ...).")
+        return compare_column(*self._plan(request_for(column), other), self.location, 100 if sample is None else sample)
 
     def backfill_async(
         self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any
@@ -477,6 +507,82 @@ class Table(Summarized, Readable):
         plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self._named(request.column))
         return plan, Udfs({request.column: function}), watch
+
+    def plan_promotion(
+        self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
+    ) -> PromotionPlan:
+        """Say what :meth:`promote_column` would do, what it makes due, and what stops it; writes nothing.
+
+        Its views and columns are those of this database that read `to`; views of views are counted too.
+
+        Raises:
+            InvalidInput: a column does not exist, or a name is taken.
+        """
+        from airflow_geneva.run.promotion import plan_promotion
+
+        return plan_promotion(self.location, self._promotion(column, to, keep_as, require_complete, require_index))
+
+    def promote_column(
+        self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
+    ) -> Promoting:
+        """Give a column the name of a live one, in one version of the table; the live one keeps its values.
+
+        Values, index and function change together. Jobs that name `to` go on with the new function from their next
+        run; columns and views that are computed from `to` go on to read that name, and their rows are due. The same
+        call with the names the other way around is the way back. A call that was killed can be made again.
+
+        Args:
+            column: the candidate, such as ``embedding_v2``.
+            to: the name of the live column, such as ``embedding``.
+            keep_as: what the live column is called from then on, such as ``embedding_v1``.
+            require_complete: refuse it while rows of the candidate are due.
+            require_index: refuse it unless the candidate's indexes cover as many rows as those of the live column.
+
+        Raises:
+            InvalidInput: a column does not exist, or a name is taken; or the candidate is not ready, as
+                :meth:`plan_promotion` says. Nothing has changed.
+            CommitConflict: a job computes one of the columns, or other writers changed the table at every retry.
+
+        Example:
+            ```python
+            table.promote_column("embedding_v2", to="embedding", keep_as="embedding_v1")
+            table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")  # the way back
+            ```
+        """
+        from airflow_geneva.run.promotion import promote
+
+        return promote(self.location, self._promotion(column, to, keep_as, require_complete, require_index))
+
+    def _promotion(self, column: str, to: str, keep_as: str, *required: bool) -> Promotion:
+        from airflow_geneva.run.promotion import Promotion
+
+        return Promotion(column, to, keep_as, *required)
+
+    def column_function(self, name: str, version: int | None = None) -> ColumnFunction:
+        """Return the function that a column's values come from, to call it on the text of a query, for example.
+
+        It is read from the same version as the values. A search service opens a version once, takes its values, index
+        and function, and does so again when `table.version` is another one.
+
+        Args:
+            name: the computed column, by its name at that version.
+            version: version of the table; by default the newest.
+
+        Raises:
+            InvalidInput: there is no such version or computed column, or its UDF cannot be imported here.
+            CodeChanged: the code here is not the one that computed the values of that version.
+
+        Example:
+            ```python
+            embed = table.column_function("embedding", table.version)
+            near = {"column": "embedding", "q": embed("a query"), "k": 10}
+            ```
+        """
+        from airflow_geneva.lance_io.table_versions import open_version
+        from airflow_geneva.run.column_function import column_function
+
+        dataset = self.lance if version is None else open_version(self.lance, version)
+        return column_function(self.location, name, dataset)
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
         """Return the column's own UDF: imported, or of a notebook or script, if this is its process.

@@ -219,18 +219,26 @@ class View(Table):
             udfs = Udfs.of_refresh(planned, load_udfs(definition))
             return run_new(planned, self.location, udfs, runner, watch)
 
-    def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:
+    def compare(
+        self,
+        column: str,
+        other: UDF | str | None = None,
+        sample: int | None = None,
+        neighbors: int = 10,
+        queries: Sequence[Any] | None = None,
+    ) -> Comparison:
         """Compute a column of a sample of rows with other code, beside the values that the view shows; keep nothing.
 
         Args:
-            udf: the other code, or its import path; by default the view's own UDF, as its code is now.
-            sample: number of rows, of the source version that the view was refreshed to.
+            other: the other code, or its import path; by default the view's own UDF, as its code is now.
+            sample: number of rows, of the source version that the view was refreshed to; by default 100.
+            neighbors, queries: of two columns of a table, see :meth:`Table.compare`.
         """
         from airflow_geneva.run.compare import compare_view_column
 
-        given = load_udf(udf) if isinstance(udf, str) else udf
-        definition = self.view_definition
-        return compare_view_column(self.location, definition, self._source(definition).location, column, given, sample)
+        given = load_udf(other) if isinstance(other, str) else other
+        definition, rows = self.view_definition, 100 if sample is None else sample
+        return compare_view_column(self.location, definition, self._source(definition).location, column, given, rows)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
         """Say what values of columns must be like to become visible, in place of what was said before.
@@ -272,6 +280,9 @@ class View(Table):
     def rename_column(self, column: Any, to: Any) -> NoReturn:
         """Always raises: a view's columns come from its query."""
         self._refuse_columns([column])
+
+    def _promotion(self, column: str, to: str, keep_as: str, *required: bool) -> NoReturn:
+        self._refuse_columns([column, to])
 
     def _refuse_columns(self, columns: Any) -> NoReturn:
         named = list(columns) if isinstance(columns, (Mapping, Sequence)) else columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,32 @@ def parts_of(data: bytes, field: int) -> tuple[Numbers, Numbers]:
     if at != size:
         raise ValueError("the message ends in a part")
     return np.array(begins, np.int64), np.array(ends, np.int64)
+
+
+def read_parts(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """Yield the number, the value and the raw bytes of each field of one message, in order.
+
+    Raises:
+        ValueError: it is not a protobuf message.
+    """
+    at = 0
+    try:
+        while at < len(data):
+            begin = at
+            tag, at = _varint(data, at)
+            kind, value = tag & 7, 0
+            if kind == _VARINT:
+                value, at = _varint(data, at)
+            elif kind == _PART:
+                length, at = _varint(data, at)
+                at += length
+            else:
+                at += _fixed(kind)
+            yield tag >> 3, data[at - length : at] if kind == _PART else value, data[begin:at]
+    except IndexError as error:
+        raise ValueError("the message ends in a number") from error
+    if at != len(data):
+        raise ValueError("the message ends in a part")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.definition import read_definition, stored_definition
 from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
-from airflow_geneva.views.sources import locate_source
+from airflow_geneva.views.sources import find_views, locate_source
 
 if TYPE_CHECKING:
     import lance
@@ -310,7 +310,7 @@ def _counted(
 def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, until: float) -> list[ColumnRow] | None:
     """Return the views of a table; None until the search of the database has finished."""
     search = (location.name, "views")
-    found = _COUNTS.get(location.database_uri, search, lambda: _find_views(opened.database, location.name), until)
+    found = _COUNTS.get(location.database_uri, search, lambda: _find_views(location), until)
     if found is None:
         return None
     visible = [name for name in opened.tables() if name in found]
@@ -318,19 +318,8 @@ def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, un
     return [_with_count(opened.database.location(view.name), version, view, until) for view in rows]
 
 
-def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
-    found: dict[str, ColumnRow] = {}
-    for name in database.table_names():
-        try:
-            metadata = database.location(name).open().schema.metadata
-            definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
-        except BaseException as error:  # one damaged view must not hide the others
-            if not is_failure(error):
-                raise
-            continue
-        if definition is not None and definition.is_of(database.uri, source):
-            found[name] = _view_row(name, definition)
-    return found
+def _find_views(source: TableLocation) -> dict[str, ColumnRow]:
+    return {name: _view_row(name, definition) for name, (_, definition) in find_views(source).items()}
 
 
 def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, Job]:

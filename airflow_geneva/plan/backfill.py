@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ from airflow_geneva.plan.reusable_checkpoints import (
 )
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf.definition import stored_definition
+from airflow_geneva.udf.definition import columns_before, stored_definition
 
 if TYPE_CHECKING:
     import lance
@@ -89,6 +90,12 @@ class _Planner:
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
         self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
+        # Values of a column that another one replaced as an input: whoever promoted that one knew that they are due.
+        self.of_replaced = {
+            Provenance(f"{work.udf_version}/{inputs}")
+            for inputs in state.other_inputs(columns.inputs_text)
+            if _are_replaced(dataset, work.inputs, columns, inputs)
+        }
 
     def say_renamed(self, facts: Facts) -> None:
         """Say that a version has another hash now, and keep its facts under that for later plans."""
@@ -180,6 +187,7 @@ class _Planner:
                 files.where_signature(), self.work.filter_hash, version, files.physical_rows
             )
         known = self.computed.resolve(files, live, settled=looked_at)
+        known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
         taken = by_code_version({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
@@ -300,3 +308,12 @@ class _Planner:
                 work = replace(work, ancestors=ancestors[work.id])
             works.append(reusable.look_up(work, index, due.live))
         return whole.replaced(works)
+
+
+def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:
+    """Whether inputs, as facts name them, are those of now, or columns in whose place these were promoted."""
+    then = [int(text.partition(".")[0]) for text in inputs.split(",")]
+    if len(then) != len(names):
+        return False
+    now = zip(names, columns.inputs, then, strict=True)
+    return all(field == ids[0] or field in columns_before(dataset.schema.field(name)) for name, ids, field in now)

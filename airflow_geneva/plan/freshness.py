@@ -96,14 +96,34 @@ def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: Comp
     )
 
 
+def computed_offsets(
+    dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
+) -> Iterator[tuple[FragmentFiles, Ranges]]:
+    """Yield the fragments of a column with the live rows that hold a computed value."""
+    columns = columns_of(dataset, inputs, (), column)
+    state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
+    computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
+    for files in computed_rows.manifest.values():
+        live = live_offsets(dataset, files)
+        yield files, Ranges.union(by_code_version(computed_rows.resolve(files, live), live).values())
+
+
 def view_freshness(
-    dataset: lance.LanceDataset, definition: ViewDefinition, view_state: CommittedViewState
+    dataset: lance.LanceDataset,
+    definition: ViewDefinition,
+    view_state: CommittedViewState,
+    instead: Mapping[str, str] | None = None,
 ) -> Freshness:
+    """Count a view's rows.
+
+    Args:
+        instead: columns of the source that take the places of others; by default each has its own.
+    """
     definition.check_source(dataset)
     snapshot = view_state.snapshot
     computed = bool(view_state.newest.identity)
     rows = dataset.count_rows()
-    names = tuple(column.name for column in definition.reads)
+    names = tuple((instead or {}).get(column.name, column.name) for column in definition.reads)
     with garbage_collector_off():
         changes = compare_source(dataset, names, snapshot)
         chosen, gone, _ = choose_rows(dataset, definition, changes, snapshot, view_state)

@@ -19,10 +19,12 @@ from airflow_geneva.job.folder import CHECKED, COMMIT, JobFolder
 from airflow_geneva.job.result import MOST_EXAMPLES, Checked
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
-from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets
-from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
+from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets, offsets_of, open_fragment
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.plan.freshness import computed_offsets
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.expect import FAIL, Expectation, Verdict
 from airflow_geneva.udf.of_process import find_udf
 from airflow_geneva.udf.settings import UdfDefinition
@@ -199,3 +201,51 @@ def stop_if_not_met(found: Sequence[Checked], what: str) -> None:
 def _sentence(checked: Checked) -> str:
     text = str(checked)
     return f"{text[0].upper()}{text[1:]}."
+
+
+class StoredValues:
+    """Judges the values that a column has in a version, for what is said when it takes the place of another one.
+
+    Fragments that did not change since the last call are not read again.
+    """
+
+    def __init__(self, location: TableLocation, column: str, udf: UdfDefinition) -> None:
+        self.location = location
+        self.column = column
+        self.expected = list(_with_functions(column, udf))
+        self.inputs = udf.input_columns or ()
+        self._known: dict[tuple[int, str, str], tuple[list[Checked], tuple[RowIds, pa.Table]]] = {}
+
+    def check(self, dataset: lance.LanceDataset) -> list[Checked]:
+        """Judge the computed values of a version; rows on which the UDF failed are not checked."""
+        if not self.expected:
+            return []
+        now = dict[tuple[int, str, str], tuple[list[Checked], tuple[RowIds, pa.Table]]]()
+        for files, rows in computed_offsets(dataset, self.location.checkpoints, self.inputs, self.column):
+            key = (files.id, files.signature, files.deletion)
+            if rows:
+                now[key] = self._known.get(key) or self._read(dataset, files, rows)
+        self._known = now
+        found = total(checked for parts, _ in now.values() for checked in parts)
+        whole = [values for _, values in now.values()]
+        if whole and any(one.needs_table for one in self.expected):
+            ids, table = np.concatenate([ids for ids, _ in whole]), pa.concat_tables(part for _, part in whole)
+            found += [_checked(self.column, one, ids, table) for one in self.expected if one.needs_table]
+        allowed = {str(one): one for one in self.expected}
+        return [replace(one, passed=allowed[one.expectation].allows(one.wrong, one.rows)) for one in found]
+
+    def _read(
+        self, dataset: lance.LanceDataset, files: FragmentFiles, rows: Ranges
+    ) -> tuple[list[Checked], tuple[RowIds, pa.Table]]:
+        scanner = open_fragment(dataset, files.id).scanner(
+            columns=[self.column], with_row_id=True, with_row_address=True, blob_handling="all_binary"
+        )
+        parts, kept = list[Checked](), list[tuple[RowIds, pa.Table]]()
+        keeps = any(one.needs_table for one in self.expected)
+        for batch in scanner.to_batches():
+            chosen = batch.filter(pa.array(rows.mask(offsets_of(batch))))
+            ids, values = chosen.column("_rowid").to_numpy(), pa.table({self.column: chosen.column(self.column)})
+            parts += [_checked(self.column, one, ids, values) for one in self.expected if not one.needs_table]
+            kept += [(ids, values)] if keeps else []
+        values = pa.concat_tables([part for _, part in kept]) if kept else pa.table({})
+        return total(parts), (np.concatenate([ids for ids, _ in kept] or [np.empty(0, np.uint64)]), values)

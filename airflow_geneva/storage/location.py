@@ -15,7 +15,7 @@ from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import engine_errors, is_outage
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.outages import STORE_PATIENCE, pylance_options, wait_out, with_patience
-from airflow_geneva.storage.uri import join
+from airflow_geneva.storage.uri import is_local, is_name, join
 
 if TYPE_CHECKING:
     import lance
@@ -101,6 +101,16 @@ class TableLocation:
                     self.uri, version=version, storage_options=self.storage_options, session=_session(os.getpid())
                 ),
             )
+
+
+def table_names(database_uri: str, options: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return the names of a database's tables, sorted; folders whose name is not a valid table name are left out."""
+    folders, _ = Storage(database_uri, options).list_folder()
+    tables = [name for name in folders if name.endswith(".lance")]
+    if is_local(database_uri):
+        # A process that was killed while creating a table leaves a folder without a version.
+        tables = [name for name in tables if os.path.isdir(join(database_uri, name, "_versions"))]
+    return [name for name in (folder.removesuffix(".lance") for folder in tables) if is_name(name)]
 
 
 @functools.cache

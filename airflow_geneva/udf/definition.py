@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.storage.documents import parse, well_typed
 from airflow_geneva.udf.annotations import check_input_fields
 from airflow_geneva.udf.decorator import UDF
 from airflow_geneva.udf.settings import UdfDefinition
@@ -23,6 +24,9 @@ UDF_KEY = "geneva::udf"
 
 FORMER_NAMES_KEY = "geneva::former_names"
 """Key of the column's metadata that lists the names that it had before, as JSON."""
+
+PROMOTED_KEY = "geneva::promoted"
+"""Key of the column's metadata that says which columns had its name before it was promoted; see `Promoted`."""
 
 MIXED_VERSIONS_KEY = "geneva::udf_version"
 """Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
@@ -150,13 +154,79 @@ def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, 
     """Return what a renaming changes in the metadata of columns: the inputs of its readers, and its former names."""
     changed: dict[str, dict[str, str | None]] = {}
     if stored_definition(schema, column) is not None:
-        names = [name for name in (*former_names(schema, column), column) if name != renamed]
-        changed[column] = {FORMER_NAMES_KEY: json.dumps(list(dict.fromkeys(names)))}
+        changed[column] = {FORMER_NAMES_KEY: _former_names(schema, column, renamed)}
     for name in readers_of(schema, [column]):
         definition = read_definition("", schema, name)
         inputs = tuple(renamed if one == column else one for one in definition.input_columns or ())
         changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
     return changed
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """How a column came to its name, as its metadata says.
+
+    Args:
+        column: the name that it had before.
+        kept_as: what the column before it is called since.
+        before: field ids of all columns that had the name before, so that what reads the name may go on.
+    """
+
+    column: str
+    kept_as: str
+    before: tuple[int, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of(field: pa.Field) -> Promoted | None:
+        """Read what a column's field says; None if it was not promoted, or the text is damaged."""
+        stored = (field.metadata or {}).get(PROMOTED_KEY.encode())
+        try:
+            return None if stored is None else well_typed(_promoted(parse(stored)))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return None
+
+
+def _promoted(document: Mapping[str, Any]) -> Promoted:
+    return Promoted(document["column"], document["kept_as"], tuple(document["before"]))
+
+
+def columns_before(field: pa.Field) -> tuple[int, ...]:
+    """Return the field ids of the columns in whose place a column was promoted."""
+    promoted = Promoted.of(field)
+    return () if promoted is None else promoted.before
+
+
+def promoted_metadata(
+    schema: pa.Schema, ids: Mapping[str, int], column: str, to: str, keep_as: str
+) -> dict[int, dict[str, str | None]]:
+    """Return what a promotion changes in the metadata of columns, by field id.
+
+    Columns that are computed from `to` go on to read that name. Those that are computed from the promoted column follow
+    it, and it goes on to read the column that it replaces.
+    """
+    before = {ids[to], *columns_before(schema.field(to))} - {ids[column]}
+    changed: dict[int, dict[str, str | None]] = {
+        ids[column]: {PROMOTED_KEY: Promoted(column, keep_as, tuple(sorted(before))).to_json()},
+        ids[to]: {},
+    }
+    for name, renamed in ((column, to), (to, keep_as)):
+        if stored_definition(schema, name) is not None:
+            changed[ids[name]][FORMER_NAMES_KEY] = _former_names(schema, name, renamed)
+    for name in schema.names:
+        definition = stored_definition(schema, name)
+        new = {to: keep_as} if name == column else {column: to}
+        if definition is not None and not new.keys().isdisjoint(definition.input_columns or ()):
+            inputs = tuple(new.get(one, one) for one in definition.input_columns or ())
+            changed.setdefault(ids[name], {})[UDF_KEY] = replace(definition, input_columns=inputs).to_json()
+    return changed
+
+
+def _former_names(schema: pa.Schema, column: str, renamed: str) -> str:
+    names = [name for name in (*former_names(schema, column), column) if name != renamed]
+    return json.dumps(list(dict.fromkeys(names)))
 
 
 def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:

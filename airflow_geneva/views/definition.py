@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.storage.documents import parse, well_typed
 from airflow_geneva.storage.uri import without_credentials
+from airflow_geneva.udf.definition import columns_before
 from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.settings import UdfDefinition
 
@@ -99,11 +100,22 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column of the source that a query reads, with its name, nested field ids and type at the view's creation."""
+    """A column of the source that a query reads, with its name, nested field ids and type at the view's creation.
+
+    `before` are the field ids of the columns in whose place it was promoted; a definition does not store them.
+    """
 
     name: str
     fields: tuple[int, ...]
     type: str
+    before: tuple[int, ...] = field(default=(), compare=False)
+
+    def to_document(self) -> dict[str, Any]:
+        return {"name": self.name, "fields": self.fields, "type": self.type}
+
+    def is_now(self, found: SourceColumn) -> bool:
+        """Whether a column of the same name is this one, or was promoted in its place."""
+        return found.fields[0] == self.fields[0] or self.fields[0] in found.before
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,10 @@ class ViewDefinition:
         return replace(self, columns=tuple(replace(c, expect=stored.get(c.name) or None) for c in self.columns))
 
     def to_json(self) -> str:
-        lists = {"columns": [c.to_document() for c in self.columns], "reads": [asdict(column) for column in self.reads]}
+        lists = {
+            "columns": [c.to_document() for c in self.columns],
+            "reads": [column.to_document() for column in self.reads],
+        }
         marked = {"made_by": _MADE_BY, "format": _FORMAT, **vars(self), **lists}
         return json.dumps(marked, sort_keys=True, separators=(",", ":"))
 
@@ -234,9 +249,10 @@ class ViewDefinition:
                 yield f"the {what} is {ours} and would be {theirs}"
         if self.stable_row_ids != wanted.stable_row_ids:
             yield "the source " + ("has lost its" if self.stable_row_ids else "now has") + " stable row ids"
-        fields_now = {column.name: column.fields for column in wanted.reads}
+        reads_now = {column.name: column for column in wanted.reads}
         for read in self.reads:
-            if fields_now.get(read.name, read.fields) != read.fields:
+            found = reads_now.get(read.name, read)
+            if found.fields != read.fields and read.fields[0] not in found.before:
                 yield f"column {read.name!r} of the source was dropped and added again"
         gained = self.gained_columns(wanted)
         then = {column.name: column for column in self.columns}
@@ -259,14 +275,15 @@ class ViewDefinition:
     def check_source(self, dataset: lance.LanceDataset) -> None:
         """Check that the source still has every column that the view reads, with the same field id, name and type.
 
-        A renamed column is rejected too, because the stored filter and expressions use its name.
+        A renamed column is rejected too, because the stored filter and expressions use its name. A column that was
+        promoted in the place of the one that the view read is accepted.
         """
         now = {column.name: column for column in source_columns(dataset, dataset.schema.names)}
         by_id = {column.fields[0]: column.name for column in now.values()}
         changes = []
         for then in self.reads:
             found = now.get(then.name)
-            if found is None or found.fields[0] != then.fields[0]:
+            if found is None or not then.is_now(found):
                 renamed = by_id.get(then.fields[0])
                 if renamed is not None:
                     changes.append(f"column {then.name!r} is now called {renamed!r}: rename it back")
@@ -276,7 +293,7 @@ class ViewDefinition:
                     changes.append(f"column {then.name!r} was dropped")
             elif found.type != then.type:
                 changes.append(f"column {then.name!r} was {then.type} and is {found.type}")
-            elif found.fields != then.fields:
+            elif found.fields != then.fields and found.fields[0] == then.fields[0]:
                 changes.append(f"nested fields of column {then.name!r} were dropped and added again")
         if bool(dataset.has_stable_row_ids) != self.stable_row_ids:
             had, has = ("had", "has none") if self.stable_row_ids else ("had no", "has them")
@@ -318,8 +335,11 @@ def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]
 def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:
     """Return columns of one version of a table, with their field ids and types."""
     by_name = {field.name(): field for field in dataset.lance_schema.fields()}
-    types = {field.name: str(field.type) for field in dataset.schema}
-    return tuple(SourceColumn(name, tuple(_field_ids(by_name[name])), types[name]) for name in names)
+    columns = {column.name: column for column in dataset.schema}
+    return tuple(
+        SourceColumn(name, tuple(_field_ids(by_name[name])), str(columns[name].type), columns_before(columns[name]))
+        for name in names
+    )
 
 
 def _field_ids(field: Any) -> Iterator[int]:

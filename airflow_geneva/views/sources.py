@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.lance_io.engine_errors import is_failure
+from airflow_geneva.storage.files import in_threads
+from airflow_geneva.storage.location import TableLocation, table_names
 from airflow_geneva.storage.uri import check_name, join, normalize_uri, without_credentials
-from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.views.definition import ViewDefinition, is_view
 
 _created: set[tuple[str, str]] = set()
 """Views that this process created, by URI, with the database of the source that it gave them."""
@@ -47,3 +49,26 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
             "RefreshTaskGroup(sources=[...]), of the command --source."
         )
     return TableLocation(join(database, f"{table}.lance"), table, view.options)
+
+
+def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:
+    """Return the views of a table in its own database, with their definitions; views that cannot be read are left out.
+
+    Every table of the database is opened.
+    """
+
+    def look(name: str) -> tuple[TableLocation, ViewDefinition] | None:
+        location = TableLocation(join(source.database_uri, f"{name}.lance"), name, source.options)
+        try:
+            metadata = location.open().schema.metadata
+            definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
+        except BaseException as error:  # one damaged view must not hide the others
+            if not is_failure(error):
+                raise
+            return None
+        if definition is None or not definition.is_of(source.database_uri, source.name):
+            return None
+        return location, definition
+
+    names = table_names(source.database_uri, source.options)
+    return {name: found for name, found in zip(names, in_threads(look, names), strict=True) if found is not None}

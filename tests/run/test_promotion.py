@@ -1,0 +1,397 @@
+"""A candidate column takes the place of a live one: values, index and function together, and back again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, expect, udf
+from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput
+from airflow_geneva.lance_io.table_versions import read_transaction
+from airflow_geneva.query import Query
+from airflow_geneva.run import promotion
+from airflow_geneva.table import Table
+from airflow_geneva.udf.definition import former_names
+from airflow_geneva.view import View
+from tests.support.tables import MakeTable
+
+VECTOR = pa.list_(pa.float32(), 2)
+calls: list[tuple[str, int]] = []
+
+
+@udf(data_type=VECTOR, version="1")
+def embed_v1(x: int) -> list[float]:
+    calls.append(("embed_v1", x))
+    return [1.0, float(x)]
+
+
+@udf(data_type=VECTOR, version="2", expect=[expect.not_null()])
+def embed_v2(x: int) -> list[float] | None:
+    calls.append(("embed_v2", x))
+    return [2.0, float(x)] if x >= 0 else None
+
+
+@udf(data_type=pa.float32(), version="1")
+def first(embedding: list[float]) -> float:
+    calls.append(("first", int(embedding[1])))
+    return embedding[0]
+
+
+@udf(data_type=pa.float32(), version="1")
+def twice(first: float) -> float:
+    return 2 * first
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    """100 rows with both columns, complete and indexed."""
+    calls.clear()
+    table = make_table(100)
+    table.add_columns({"embedding": embed_v1, "embedding_v2": embed_v2})
+    for name in ("embedding", "embedding_v2"):
+        table.backfill(name, runner="inline")
+        table.lance.create_index(name, "IVF_FLAT", num_partitions=1)
+    return table
+
+
+def promote(table: Table, **options: Any) -> promotion.Promoting:
+    return table.promote_column("embedding_v2", to="embedding", keep_as="embedding_v1", **options)
+
+
+def back(table: Table) -> promotion.Promoting:
+    return table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")
+
+
+def models(table: Table, column: str = "embedding") -> set[float | None]:
+    return {None if value is None else value[0] for value in table.lance.to_table([column])[column].to_pylist()}
+
+
+def index_names(table: Table) -> dict[str, str]:
+    return {index.columns[0]: index.name for index in promotion.read_indexes(table.lance)}
+
+
+def test_values_index_and_function_change_in_one_version_and_back(table: Table) -> None:
+    before, version, indexes = table.lance, table.version, index_names(table)
+    files = sorted(path for fragment in before.get_fragments() for path in map(str, fragment.data_files()))
+    done = promote(table)
+    assert done.version == table.version == version + 1
+    assert not done.already
+    assert models(table) == {2.0}
+    assert models(table, "embedding_v1") == {1.0}
+    assert table.column_function("embedding")(7) == [2.0, 7.0]
+    assert table.column_function("embedding", version)(7) == [1.0, 7.0]
+    assert index_names(table) == {
+        "embedding": indexes["embedding_v2"],
+        "embedding_v1": indexes["embedding"],
+    }
+    assert files == sorted(p for f in table.lance.get_fragments() for p in map(str, f.data_files()))
+    found = table.lance.to_table(columns=["x"], nearest={"column": "embedding", "q": [2.0, 40.0], "k": 1})
+    assert found["x"].to_pylist() == [40]
+    assert "The way back: table.promote_column('embedding_v1', to='embedding', keep_as='embedding_v2')" in str(done)
+    back(table)
+    assert table.version == version + 2
+    assert models(table) == {1.0}
+    assert models(table, "embedding_v2") == {2.0}
+    assert table.column_function("embedding")(7) == [1.0, 7.0]
+    assert former_names(table.schema, "embedding") == ["embedding_v1"]
+
+
+def test_nothing_is_computed_again_and_new_rows_get_the_new_model(table: Table) -> None:
+    promote(table)
+    table.add([{"id": 100, "x": 100}])
+    calls.clear()
+    for _ in range(2):
+        table.backfill("embedding", runner="inline")
+        table.backfill("embedding_v1", runner="inline")
+    assert calls == [("embed_v2", 100), ("embed_v1", 100)]
+    back(table)
+    promote(table)
+    table.lance.optimize.compact_files(target_rows_per_fragment=1000)
+    calls.clear()
+    assert table.backfill("embedding", runner="inline").rows_run == 0
+    assert table.backfill("embedding_v1", runner="inline").rows_run == 0
+    assert calls == []
+
+
+def test_a_call_that_was_made_already_changes_nothing(table: Table) -> None:
+    promote(table)
+    version = table.version
+    again = promote(table)
+    assert again.already
+    assert again.version == table.version == version
+    assert models(table) == {2.0}
+    assert "was promoted already" in str(again)
+
+
+def test_an_incomplete_candidate_is_refused_with_its_number(table: Table) -> None:
+    table.add([{"id": 100, "x": 100}])
+    version = table.version
+    with pytest.raises(InvalidInput, match=r"1 row of 101 are due\. Compute them"):
+        promote(table)
+    assert table.version == version
+    done = promote(table, require_complete=False)
+    assert done.plan is not None
+    assert done.plan.rows_due == 1
+    assert "1 row due for the next backfill of 'embedding'" in str(done)
+    assert models(table) == {2.0, None}
+    assert table.backfill("embedding", runner="inline").rows_computed == 1
+    assert models(table) == {2.0}
+
+
+@udf(data_type=VECTOR, version="2", name="embed_v2", on_error="skip")
+def embed_unchecked(x: int) -> list[float] | None:
+    if x == 1:
+        raise ValueError(x)
+    return embed_v2.func(x)
+
+
+def test_values_that_are_not_as_expected_are_refused(make_table: MakeTable) -> None:
+    table = make_table([0, 1, -2, *range(3, 30)])
+    table.add_columns({"embedding": embed_v1, "embedding_v2": embed_unchecked})
+    for _ in range(3):
+        table.backfill("embedding_v2", runner="inline")
+    # The same code, of which not_null() is expected since. The row that failed in all runs is left out.
+    table.alter_columns({"embedding_v2": embed_v2})
+    planned = table.plan_promotion("embedding_v2", to="embedding", keep_as="embedding_v1")
+    assert planned.candidate.rows_failed == 1
+    assert [str(one) for one in planned.checked] == [
+        "expectation not_null() of column 'embedding_v2' (fail) not met: 1 of 29 rows, for example row 2: None"
+    ]
+    with pytest.raises(InvalidInput, match="not met: 1 of 29 rows"):
+        promote(table)
+    table.lance.delete("x = -2")
+    promote(table)
+    assert models(table) == {2.0, None}
+
+
+def test_an_index_that_covers_less_is_refused(table: Table) -> None:
+    table.add([{"id": 100, "x": 100}])
+    table.backfill("embedding_v2", runner="inline")
+    table.backfill("embedding", runner="inline", indexes="update")
+    with pytest.raises(InvalidInput, match=r"covers 100 rows of 'embedding_v2', and .* 101 rows of 'embedding'"):
+        promote(table)
+    table.backfill("embedding_v2", runner="inline", indexes="update")
+    promote(table)
+    table.lance.drop_index(index_names(table)["embedding_v1"])
+    with pytest.raises(InvalidInput, match=r"IVF_FLAT index .* covers 'embedding', and none covers 'embedding_v1'"):
+        back(table)
+    table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2", require_index=False)
+    assert models(table) == {1.0}
+
+
+def test_a_running_job_of_either_column_is_named(table: Table) -> None:
+    table.add([{"id": 100, "x": 100}])
+    for name in ("embedding", "embedding_v2"):
+        table.backfill(name, runner="inline")
+    for name in ("embedding", "embedding_v2"):
+        table.add([{"id": table.count_rows(), "x": 1}])
+        job = start_job(table, name)
+        with pytest.raises(CommitConflict, match=f"job {job.folder.job_id} computes docs.{name}. Wait until"):
+            promote(table, require_complete=False)
+        job.fail((), RuntimeError("over"), {})
+    promote(table, require_complete=False)
+
+
+def start_job(table: Table, column: str) -> Any:
+    from airflow_geneva.job.meter import Stopwatch
+    from airflow_geneva.plan.request import BackfillRequest
+    from airflow_geneva.run.pipeline import start
+    from airflow_geneva.run.prepare import Udfs
+
+    plan, udf = table._plan(BackfillRequest(column), None)
+    return start(plan, table.location, Udfs({column: udf}), "inline", Stopwatch())
+
+
+@pytest.mark.parametrize("other", ["append", "update", "backfill of the candidate", "backfill of the live column"])
+def test_a_commit_between_is_verified_again(table: Table, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    meanwhile = {
+        "append": lambda: table.add([{"id": 100, "x": 100}]),
+        "update": lambda: table.lance.update({"x": "x + 1000"}, where="id = 5"),
+        "backfill of the candidate": lambda: table.backfill("embedding_v2", runner="inline"),
+        "backfill of the live column": lambda: table.backfill("embedding", runner="inline"),
+    }
+    if "backfill" in other:
+        table.lance.update({"x": "x + 1000"}, where="id = 5")
+        if "live" in other:
+            table.backfill("embedding_v2", runner="inline")
+    looked = run_before_first_commit(monkeypatch, meanwhile[other])
+    if other in ("append", "update"):
+        # The row that came meanwhile is due, and the promotion sees it.
+        with pytest.raises(InvalidInput, match=r"1 row of .* are due"):
+            promote(table, require_index=False)
+        assert models(table) >= {1.0}
+    else:
+        promote(table, require_index=False, require_complete=False)
+        assert models(table) == {2.0}
+    assert len(looked) == (1 if other in ("append", "update") else 2)
+
+
+def run_before_first_commit(monkeypatch: pytest.MonkeyPatch, meanwhile: Any) -> list[int]:
+    """Run something after a promotion is verified and before it is committed, once; return the verified versions."""
+    looked: list[int] = []
+    commit = promotion._commit
+
+    def committing(location: Any, dataset: Any, asked: Any) -> int | None:
+        looked.append(int(dataset.version))
+        if len(looked) == 1:
+            meanwhile()
+        return commit(location, dataset, asked)
+
+    monkeypatch.setattr(promotion, "_commit", committing)
+    return looked
+
+
+def test_metadata_of_others_that_lance_would_lose_is_written_again(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile() -> None:
+        table.lance.update_schema_metadata({"owner": "search"})
+        table.lance.update_field_metadata({"embedding_v2": {"note": "better"}, "x": {"unit": "m"}})
+        table.lance.delete("id = 9")
+
+    looked = run_before_first_commit(monkeypatch, meanwhile)
+    promote(table)
+    assert len(looked) == 1
+    assert table.schema.metadata[b"owner"] == b"search"
+    assert table.schema.field("embedding").metadata[b"note"] == b"better"
+    assert table.schema.field("x").metadata == {b"unit": b"m"}
+    assert table.column_function("embedding")(1) == [2.0, 1.0]
+    assert table.count_rows() == 99
+
+
+def test_columns_that_read_it_go_on_with_the_name_and_are_due(table: Table) -> None:
+    table.add_columns({"first": first, "twice": twice})
+    table.backfill(["first", "twice"], runner="inline")
+    planned = table.plan_promotion("embedding_v2", to="embedding", keep_as="embedding_v1")
+    assert planned.columns == {"first": 100, "twice": 100}
+    assert planned.views == {}
+    assert "column 'first': 100 rows due\n" in f"{planned}\n"
+    assert "column 'twice': at most 100 rows due" in str(planned)
+    version = table.version
+    assert planned.version == version
+    promote(table)
+    assert table.definition("first").input_columns == ("embedding",)
+    assert table.plan_backfill("first").rows_pending == 100
+    calls.clear()
+    table.backfill(["first", "twice"], runner="inline")
+    assert set(table.to_arrow(["twice"])["twice"].to_pylist()) == {4.0}
+    assert len(calls) == 100
+    # On the way back they are due again, and on the way there a second time too: they have other values since.
+    assert table.plan_promotion("embedding_v1", to="embedding", keep_as="embedding_v2").columns["first"] == 100
+    back(table)
+    table.backfill(["first", "twice"], runner="inline")
+    assert set(table.to_arrow(["twice"])["twice"].to_pylist()) == {2.0}
+
+
+def test_a_column_whose_own_code_changed_too_still_stops(table: Table) -> None:
+    table.add_columns({"first": first})
+    table.backfill("first", runner="inline")
+    promote(table)
+    other = udf(data_type=pa.float32(), version="9", name="first")(lambda embedding: embedding[0])
+    table.alter_columns({"first": (other, ["embedding"])})
+    with pytest.raises(CodeChanged, match="first"):
+        table.backfill("first", runner="inline")
+
+
+def test_columns_that_read_the_candidate_follow_it(table: Table) -> None:
+    table.add_columns({"first_v2": (first, ["embedding_v2"])})
+    table.backfill("first_v2", runner="inline")
+    planned = table.plan_promotion("embedding_v2", to="embedding", keep_as="embedding_v1")
+    assert planned.followers == ("first_v2",)
+    assert planned.columns == {}
+    promote(table)
+    assert table.definition("first_v2").input_columns == ("embedding",)
+    assert table.backfill("first_v2", runner="inline").rows_run == 0
+
+
+def test_a_candidate_that_reads_the_live_column_goes_on_to_read_it(make_table: MakeTable) -> None:
+    table = make_table(10)
+    table.add_columns({"embedding": embed_v1, "shorter": (half, ["embedding"])})
+    table.backfill(["embedding", "shorter"], runner="inline")
+    table.promote_column("shorter", to="embedding", keep_as="longer")
+    assert table.definition("embedding").input_columns == ("longer",)
+    assert table.backfill("embedding", runner="inline").rows_run == 0
+    table.add([{"id": 10, "x": 10}])
+    table.backfill(["longer", "embedding"], runner="inline")
+    assert table.to_arrow(["embedding"])["embedding"].to_pylist()[-1] == [0.5, 5.0]
+
+
+@udf(data_type=VECTOR, version="1")
+def half(embedding: list[float]) -> list[float]:
+    return [value / 2 for value in embedding]
+
+
+def view_of(query: Query, table: Table, name: str) -> View:
+    db = connect(table.location.database_uri)
+    view = query.create_materialized_view(db, name)
+    view.refresh(runner="inline")
+    return db.open_view(name)
+
+
+def test_views_see_the_new_values_and_say_before_how_many_rows_that_makes_due(table: Table) -> None:
+    near = view_of(table.query().where("x < 30").select(["id", "embedding"]), table, "near")
+    plain = view_of(table.query().select(["id"]), table, "plain")
+    later = view_of(near.query().select(["id", "embedding"]), table, "later")
+    planned = table.plan_promotion("embedding_v2", to="embedding", keep_as="embedding_v1")
+    assert planned.views == {"near": 30, "later": 30}
+    assert "view 'near': 30 rows due\n" in f"{planned}\n"
+    assert "view 'later': at most 30 rows due" in str(planned)
+    promote(table)
+    assert plain.plan_refresh().rows_pending == 0
+    for view in (near, later):
+        assert view.plan_refresh().rows_pending == 30
+        assert view.refresh(runner="inline").rows_computed == 30
+        assert {value[0] for value in view.to_arrow()["embedding"].to_pylist()} == {2.0}
+        assert view.plan_refresh().rows_pending == 0
+    back(table)
+    assert near.plan_refresh().rows_pending == 30
+    near.refresh(runner="inline")
+    assert {value[0] for value in near.to_arrow()["embedding"].to_pylist()} == {1.0}
+
+
+def test_a_view_that_could_not_be_refreshed_stops_it(table: Table) -> None:
+    view_of(table.query().select(["id", "embedding_v2"]), table, "of_candidate")
+    with pytest.raises(InvalidInput, match="view 'of_candidate' reads 'embedding_v2', and would no longer find it"):
+        promote(table)
+    connect(table.location.database_uri).drop_table("of_candidate")
+    view_of(table.query().select(["id", "embedding"]), table, "of_live")
+    table.add_columns({"wider": udf(data_type=pa.list_(pa.float32(), 3), name="wider")(lambda x: [x, x, x])})
+    table.backfill("wider", runner="inline")
+    with pytest.raises(InvalidInput, match=r"view 'of_live' reads 'embedding' as fixed_size_list.*, and 'wider' is"):
+        table.promote_column("wider", to="embedding", keep_as="narrow", require_index=False)
+
+
+def test_a_column_of_another_width_can_be_promoted(table: Table) -> None:
+    table.add_columns({"wider": udf(data_type=pa.list_(pa.float32(), 3), name="wider")(lambda x: [x, x, x])})
+    table.backfill("wider", runner="inline")
+    table.promote_column("wider", to="embedding", keep_as="narrow", require_index=False)
+    assert table.schema.field("embedding").type == pa.list_(pa.float32(), 3)
+    table.promote_column("narrow", to="embedding", keep_as="wider", require_index=False)
+    assert models(table) == {1.0}
+
+
+def test_bad_input_is_refused(table: Table) -> None:
+    for arguments, why in [
+        (("embedding_v2", "embedding", "embedding_v2"), "needs three names"),
+        (("embedding", "embedding", "old"), "needs three names"),
+        (("none", "embedding", "old"), "has no columns .'none'."),
+        (("embedding_v2", "none", "old"), "has no columns .'none'."),
+        (("embedding_v2", "embedding", "x"), "cannot be kept as 'x': there is such a column"),
+        (("embedding_v2", "embedding", "a.b"), "cannot be the name of a column"),
+        (("embedding_v2", "embedding", 3), "cannot be the name of a column"),
+    ]:
+        with pytest.raises(InvalidInput, match=why):
+            table.promote_column(*arguments)
+    with pytest.raises(InvalidInput, match="require_index='no' is not valid"):
+        promote(table, require_index="no")
+    with pytest.raises(InvalidInput, match="its columns come from its query"):
+        view_of(table.query().select(["id"]), table, "plain").promote_column("a", "b", "c")
+
+
+def test_the_commit_says_what_it_is(table: Table) -> None:
+    done = promote(table)
+    found = read_transaction(table.lance, done.version)
+    assert found is not None
+    assert found.transaction_properties == {promotion.PROMOTION_PROPERTY: "embedding_v2, embedding, embedding_v1"}
