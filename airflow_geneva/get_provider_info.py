@@ -39,6 +39,7 @@ def get_provider_info() -> dict[str, Any]:
             "operators.finish",
             "operators.plan",
             "operators.plan_refresh",
+            "operators.promote",
             "operators.views",
         ),
         "sensors": _modules("sensors.new_fragments"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from airflow_geneva.operators.finish import FinishOperator
     from airflow_geneva.operators.plan import PlanBackfillOperator
     from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
+    from airflow_geneva.operators.promote import PromoteColumnOperator
     from airflow_geneva.operators.views import CreateMaterializedViewOperator
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "FinishOperator",
     "PlanBackfillOperator",
     "PlanRefreshOperator",
+    "PromoteColumnOperator",
     "SparkApplication",
     "compute_shard",
     "spark_application",
@@ -43,6 +45,7 @@ _HOMES = {
     "FinishOperator": "airflow_geneva.operators.finish",
     "PlanBackfillOperator": "airflow_geneva.operators.plan",
     "PlanRefreshOperator": "airflow_geneva.operators.plan_refresh",
+    "PromoteColumnOperator": "airflow_geneva.operators.promote",
     "SparkApplication": "airflow_geneva.operators.application",
     "compute_shard": "airflow_geneva.operators.application",
     "spark_application": "airflow_geneva.operators.application",

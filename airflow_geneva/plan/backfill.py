@@ -312,8 +312,9 @@ class _Planner:
 
 def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:
     """Whether inputs, as facts name them, are those of now, or columns in whose place these were promoted."""
-    then = [int(text.partition(".")[0]) for text in inputs.split(",")]
-    if len(then) != len(names):
-        return False
-    now = zip(names, columns.inputs, then, strict=True)
-    return all(field == ids[0] or field in columns_before(dataset.schema.field(name)) for name, ids, field in now)
+    now, then = columns.inputs_text.split(","), inputs.split(",")
+    fields = [dataset.schema.field(name) for name in names]
+    return len(now) == len(then) and all(
+        text == before or int(before.partition(".")[0]) in columns_before(field)
+        for field, text, before in zip(fields, now, then, strict=False)
+    )

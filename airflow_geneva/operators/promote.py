@@ -1,0 +1,163 @@
+"""Give a candidate column the name of a live one, after a person has approved it, if that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import AssetAlias, Context
+
+from airflow_geneva.assets import PRODUCER, lance_asset
+from airflow_geneva.lance_io.conflicts import conflict_retries
+from airflow_geneva.operators._lance_task import (
+    Configuration,
+    LanceOperator,
+    is_template,
+    optional_int,
+    parse_bool,
+    parse_json,
+    required_text,
+)
+
+if TYPE_CHECKING:
+    from airflow_geneva.run.promotion import Promotion
+    from airflow_geneva.table import Table
+
+
+class PromoteColumnOperator(LanceOperator, ApprovalOperator):
+    """Give a candidate column the name of a live one, which keeps its values under another name.
+
+    It does what `Table.promote_column` does, in one version of the table, and sends one event of the table's asset. A
+    try after a kill finds out that the promotion is made. A candidate that is not ready fails the task; a job that
+    computes one of the columns is a conflict, after which the task is tried again.
+
+    With `approve` a person decides under *Required Actions*, and sees both columns compared and what the promotion
+    makes due. After a rejection nothing changes, and the tasks after it are skipped.
+
+    Args:
+        table: the table's name.
+        column: the candidate, such as `embedding_v2`.
+        to: the name of the live column, such as `embedding`.
+        keep_as: what the live column is called from then on, such as `embedding_v1`.
+        require_complete: refuse it while rows of the candidate are due.
+        require_index: refuse it unless the candidate's indexes cover as many rows as those of the live column.
+        approve: whether a person decides.
+        neighbors, queries, sample: of the comparison that the person sees, see `Table.compare`.
+        kwargs: with `approve`, also those of Airflow's `ApprovalOperator`, such as `assigned_users`,
+            `response_timeout` and `fail_on_reject`.
+
+    Example:
+        ```python
+        PromoteColumnOperator(
+            task_id="promote", table="docs", column="embedding_v2", to="embedding", keep_as="embedding_v1", approve=True
+        )
+        ```
+    """
+
+    template_fields: Sequence[str] = (
+        *LanceOperator.template_fields,
+        *("subject", "table", "column", "to", "keep_as", "require_complete", "require_index", "queries", "sample"),
+    )
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        column: str,
+        to: str,
+        keep_as: str,
+        require_complete: bool | str = True,
+        require_index: bool | str = True,
+        approve: bool = False,
+        neighbors: int = 10,
+        queries: Sequence[Any] | str | None = None,
+        sample: int | str = 1_000,
+        subject: str = "Promote the column?",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(subject=subject, **kwargs)
+        self.table = table
+        self.column = column
+        self.to = to
+        self.keep_as = keep_as
+        self.require_complete = require_complete
+        self.require_index = require_index
+        self.approve = approve
+        self.neighbors = neighbors
+        self.queries = queries
+        self.sample = sample
+        # The asset of a template is known only at run time; an alias can stand for any asset.
+        templated = is_template(table) or is_template(self.lance_conn_id)
+        self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
+        self._outlet = self._alias or lance_asset(table, self.lance_conn_id)
+        self.outlets = [*self.outlets, self._outlet]
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_geneva.run.promotion import is_promoted, plan_promotion
+
+        table, asked = self._table(), self._asked()
+        if not self.approve or is_promoted(table.location, asked):
+            return self._promote(context)
+        plan = plan_promotion(table.location, asked)
+        plan.check()
+        sample = optional_int("sample", self.sample) or 1_000
+        found = table.compare(asked.to, asked.column, sample, self.neighbors, parse_json("queries", self.queries))
+        # Who may answer need not see what rows hold.
+        about = f"{found.without_values()}\n{plan.without_values()}"  # type: ignore[union-attr]
+        self.log.info("Asking for an approval.\n%s", about)
+        self.subject = f"Promote {asked.column} to {asked.to} in table {table.name}?"
+        self.body = f"```\n{about}\n```"
+        super().execute(context)  # leaves the task, which goes on below
+        return {}
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        answer = super().execute_complete(context, event)
+        user = answer.get("responded_by_user") or {}
+        name = user.get("name") or user.get("id") or "the default answer"
+        if answer["chosen_options"] == [self.APPROVE]:
+            self.log.info("Approved by %s.", name)
+            return self._promote(context)
+        self.log.warning("Not approved, by %s: nothing is changed.", name)
+        self.outlets = [outlet for outlet in self.outlets if outlet != self._outlet]
+        return {"version": None, "rejected_by": name}
+
+    def _table(self) -> Table:
+        return self.open_database().open_table(required_text("table", self.table))
+
+    def _asked(self) -> Promotion:
+        from airflow_geneva.run.promotion import Promotion
+
+        column, to, keep_as = (required_text(name, getattr(self, name)) for name in ("column", "to", "keep_as"))
+        required = (parse_bool(name, getattr(self, name)) for name in ("require_complete", "require_index"))
+        return Promotion(column, to, keep_as, *required)
+
+    def _promote(self, context: Context) -> dict[str, Any]:
+        from airflow_geneva.run.promotion import promote
+
+        table, asked = self._table(), self._asked()
+        with conflict_retries(Configuration.read().version_conflict_max_retries):
+            done = promote(table.location, asked)
+        self.log.info("%s", done)
+        # `column` is None, because no job announces its commits by this event.
+        event: dict[str, Any] = {
+            "producer": PRODUCER,
+            "table": table.name,
+            "column": None,
+            "promoted": asked.column,
+            "to": asked.to,
+            "to_version": done.version,
+        }
+        if self._alias is None:
+            context["outlet_events"][lance_asset(table.name, self.lance_conn_id)].extra = event
+        else:
+            asset = lance_asset(table.name, required_text("lance_conn_id", self.lance_conn_id))
+            context["outlet_events"][self._alias].add(asset, extra=event)
+        plan = done.plan
+        return {
+            "version": done.version,
+            "already": done.already,
+            "rows_due": 0 if plan is None else plan.rows_due,
+            "columns": {} if plan is None else plan.columns,
+            "views": {} if plan is None else plan.views,
+        }
