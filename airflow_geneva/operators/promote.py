@@ -73,10 +73,9 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         neighbors: int = 10,
         queries: Sequence[Any] | str | None = None,
         sample: int | str = 1_000,
-        subject: str = "Promote the column?",
         **kwargs: Any,
     ) -> None:
-        super().__init__(subject=subject, **kwargs)
+        super().__init__(**{"subject": "Promote the column?", **kwargs})
         self.table = table
         self.column = column
         self.to = to

@@ -43,6 +43,18 @@ def test_the_snippet_about_some_rows_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3, 4, 5, None]
 
 
+def test_the_snippet_about_changing_a_model_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("change_model")
+    assert (left["found"], left["before"]) == (["Three eggs"], ["seventeen"])
+    assert left["search"].embed("ab ce") == [5.0, 1.0]
+    shown = capsys.readouterr().out
+    assert "nearest neighbors are the same, of 2 queries, by their indexes" in shown
+    assert "candidate 'embedding_v2': 3 rows, 0 due, 0 failed" in shown
+
+
 def test_the_snippet_about_costs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
