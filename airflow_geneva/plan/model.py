@@ -222,6 +222,7 @@ class BackfillSpec(_JobSpec):
     Args:
         makers: versions whose values count as this version's.
         same_code: what the version of this same code was under an earlier hash.
+        former_names: names under which earlier jobs of the column left their checkpoints.
     """
 
     kind: ClassVar[str] = "backfill"
@@ -233,6 +234,7 @@ class BackfillSpec(_JobSpec):
     continue_from: tuple[str, ...] = ()
     makers: tuple[str, ...] = ()
     same_code: tuple[str, ...] = ()
+    former_names: tuple[str, ...] = ()
 
     @cached_property
     def definition(self) -> UdfDefinition:
@@ -254,7 +256,8 @@ class BackfillSpec(_JobSpec):
     def reuse_rules(self) -> ReuseRules:
         identity = self.identity
         counts_as = [*((before, self.udf_version) for before in self.same_code), *((v, v) for v in self.continue_from)]
-        others = tuple((replace(identity, version=made).prefix, version) for made, version in counts_as)
+        others = [(replace(identity, version=made).prefix, version) for made, version in counts_as]
+        others += [(replace(identity, column=name).prefix, self.udf_version) for name in self.former_names]
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)
 
     @property

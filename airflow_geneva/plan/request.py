@@ -26,7 +26,7 @@ from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.annotations import check_inputs
-from airflow_geneva.udf.definition import check_type, columns_to_take, stored_definition
+from airflow_geneva.udf.definition import check_type, columns_to_take, former_names, stored_definition
 
 if TYPE_CHECKING:
     import lance
@@ -153,6 +153,7 @@ def plan_request(
             table_name=location.name,
             column=request.column,
             field_id=field_ids(dataset, request.column)[0],
+            former_names=tuple(former_names(dataset.schema, request.column)),
             udf=definition.to_json(),
             inputs=tuple(columns),
             where=freeze_where(request.where, request.run_after),

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     import lance
 
 logger = logging.getLogger("airflow_geneva.run")
+_MOST_JOBS = 1_000
+"""The newest jobs among which running ones are looked for."""
 PROMOTION_PROPERTY = "geneva.promotion"
 """Transaction property of a promotion: the promoted column, its new name, and the name of the column before it."""
 
@@ -412,7 +414,7 @@ class _Verifier:
     def _busy(self) -> Iterator[str]:
         """Name the running jobs of either column."""
         checkpoints = self.location.checkpoints
-        for job in read_jobs(checkpoints, job_ids(checkpoints)):
+        for job in read_jobs(checkpoints, job_ids(checkpoints)[:_MOST_JOBS]):
             if job.open and job.column in (self.asked.column, self.asked.to):
                 yield (
                     f"job {job.id} computes {job.target}. Wait until it has ended: db.job({job.id!r}) shows how far "

@@ -61,7 +61,7 @@ POINTS: dict[str, tuple[Job, int]] = {
     "limit.after": (Job("async", True), 1),
 }
 # Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
-# test_views_created and test_view_kills.
+# test_views_created and test_view_kills; promotions: see test_promotions.
 ELSEWHERE = {
     "cleanup.removed",
     "fold.written",
@@ -74,6 +74,8 @@ ELSEWHERE = {
     "swap.ground",
     "values.check",
     "values.checked",
+    "promote.before",
+    "promote.after",
 }
 
 

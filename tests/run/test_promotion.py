@@ -8,10 +8,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, expect, udf
-from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput
+from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed
+from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.lance_io.table_versions import read_transaction
+from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.query import Query
 from airflow_geneva.run import promotion
+from airflow_geneva.run.pipeline import PlannedJob, run, start
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.table import Table
 from airflow_geneva.udf.definition import former_names
 from airflow_geneva.view import View
@@ -115,6 +119,27 @@ def test_nothing_is_computed_again_and_new_rows_get_the_new_model(table: Table) 
     assert calls == []
 
 
+@udf(data_type=VECTOR, version="3")
+def embed_until_60(x: int) -> list[float]:
+    calls.append(("embed_until_60", x))
+    if x == 60 and calls.count(("embed_until_60", 60)) == 1:
+        raise ConnectionError("the service is away")
+    return [3.0, float(x)]
+
+
+def test_what_a_job_computed_before_it_failed_is_not_computed_again_under_the_new_name(table: Table) -> None:
+    table.add_columns({"embedding_v3": embed_until_60})
+    with pytest.raises(JobFailed):
+        table.backfill("embedding_v3", runner="inline", commit_granularity=4, checkpoint_size=1, shard_size=4)
+    options = {"require_complete": False, "require_index": False}
+    table.promote_column("embedding_v3", to="embedding", keep_as="embedding_v1", **options)
+    table.backfill("embedding", runner="inline")
+    assert models(table) == {3.0}
+    seen = [x for name, x in calls if name == "embed_until_60"]
+    assert sorted(seen) == sorted([*range(100), 60])
+    assert table.backfill("embedding_v2", runner="inline").rows_run == 0
+
+
 def test_a_call_that_was_made_already_changes_nothing(table: Table) -> None:
     promote(table)
     version = table.version
@@ -194,14 +219,25 @@ def test_a_running_job_of_either_column_is_named(table: Table) -> None:
     promote(table, require_complete=False)
 
 
-def start_job(table: Table, column: str) -> Any:
-    from airflow_geneva.job.meter import Stopwatch
-    from airflow_geneva.plan.request import BackfillRequest
-    from airflow_geneva.run.pipeline import start
-    from airflow_geneva.run.prepare import Udfs
-
+def start_job(table: Table, column: str) -> PlannedJob:
     plan, udf = table._plan(BackfillRequest(column), None)
     return start(plan, table.location, Udfs({column: udf}), "inline", Stopwatch())
+
+
+def test_a_job_that_starts_in_the_same_moment_computes_the_column_that_it_planned(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.add([{"id": 100, "x": 100}])
+    table.backfill("embedding_v2", runner="inline")
+    started: list[PlannedJob] = []
+    run_before_first_commit(monkeypatch, lambda: started.append(start_job(table, "embedding")))
+    promote(table)
+    [job] = started
+    shards = [job.saved.load_shard(job.folder.storage, 0)]
+    assert run(job, shards, Udfs({"embedding": embed_v1}), Stopwatch()).rows_computed == 1
+    assert models(table) == {2.0}
+    assert models(table, "embedding_v1") == {1.0}
+    assert table.backfill("embedding_v1", runner="inline").rows_run == 0
 
 
 @pytest.mark.parametrize("other", ["append", "update", "backfill of the candidate", "backfill of the live column"])
@@ -340,6 +376,9 @@ def test_views_see_the_new_values_and_say_before_how_many_rows_that_makes_due(ta
     assert "view 'later': at most 30 rows due" in str(planned)
     promote(table)
     assert plain.plan_refresh().rows_pending == 0
+    # A DAG that defines the view again finds it as it wants it.
+    again = table.query().where("x < 30").select(["id", "embedding"]).definition()
+    assert near.view_definition.differences(again) == []
     for view in (near, later):
         assert view.plan_refresh().rows_pending == 30
         assert view.refresh(runner="inline").rows_computed == 30

@@ -53,6 +53,14 @@ class Stage:
         self.table = make_table(folder)
         self.started: list[subprocess.Popen[str]] = []
 
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
     def start(self, role: str, fault: str = "") -> subprocess.Popen[str]:
         environment = {**os.environ, TRACE: str(self.folder / "calls"), "AIRFLOW_GENEVA_FAULT": fault}
         command = [sys.executable, "-m", "tests.support.promoting", role, str(self.folder)]
@@ -66,6 +74,10 @@ class Stage:
         outputs = [process.communicate(timeout=300)[0] for process in processes]
         assert [process.returncode for process in processes] == [0] * len(processes), outputs
         return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+    def check(self, processes: list[subprocess.Popen[str]]) -> None:
+        """Fail if one has ended."""
+        assert all(process.poll() is None for process in processes), "a process has ended"
 
     @property
     def done(self) -> list[str]:
@@ -98,7 +110,7 @@ def promote_until_stopped(folder: Path) -> dict[str, Any]:
             # The writer has rows due, or a job runs.
             if not any(why in str(refused) for why in ("due", "covers", "job")):
                 raise
-            time.sleep(0.02)
+            time.sleep(0.05)
             continue
         longest = max(longest, time.monotonic() - began)
         with log.open("a") as file:
@@ -120,8 +132,9 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
         if kind == "append":
             table.add([{"id": following + at, "x": following + at} for at in range(3)])
         elif kind == "update":
-            ids = chance.sample(dataset.to_table(columns=["id"])["id"].to_pylist(), 2)
-            dataset.update({"x": f"id + {following}"}, where=f"id IN ({ids[0]}, {ids[1]})")
+            # No other row ever has this input.
+            some = chance.choice(dataset.to_table(columns=["id"])["id"].to_pylist())
+            dataset.update({"x": f"{following + 500}"}, where=f"id = {some}")
         elif kind == "compact":
             dataset.optimize.compact_files(target_rows_per_fragment=200)
         elif dataset.count_rows() > ROWS:
