@@ -131,6 +131,15 @@ class Histories(RuleBasedStateMachine):
         self.table.add(self.new_rows(xs).append_column("y", pa.array([value] * len(xs), pa.int64())))
         self.remember()
 
+    @rule()
+    def promote_another_column_and_go_back(self) -> None:
+        loosely = {"require_complete": False, "require_index": False}
+        self.table.add_columns({"other": function()})
+        self.table.promote_column("other", to="y", keep_as="kept", **loosely)
+        self.table.promote_column("kept", to="y", keep_as="other", **loosely)
+        self.table.drop_columns(["other"])
+        self.remember()
+
     @rule(number=PICK, x=st.integers(0, 99))
     def update_an_input(self, number: int, x: int) -> None:
         rows = self.pick(number)
