@@ -12,12 +12,12 @@ import pyarrow as pa
 from airflow_geneva.display import Summarized, Summary, counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
-from airflow_geneva.job.error_records import ErrorRecord, read_errors
+from airflow_geneva.job.error_records import ErrorRecord
 from airflow_geneva.job.result import BackfillResult, BackfillResults
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.reading import Readable, check_columns
 from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
-from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_columns, ids_of_rows
+from airflow_geneva.plan.freshness import addresses_of_rows, errors_of_columns, failed_rows_of_columns, ids_of_rows
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
@@ -32,11 +32,9 @@ from airflow_geneva.udf.definition import (
     define_column,
     define_columns,
     definition_in,
-    former_names,
     read_definition,
     readers_of,
     renamed_metadata,
-    stored_definition,
 )
 from airflow_geneva.udf.of_process import find_udf, give_udf, keep_udf
 
@@ -418,7 +416,7 @@ class Table(Summarized, Readable):
         Raises:
             InvalidInput: there is no such job of this table, or no such column and no record of one.
         """
-        records = self._records(job_id, column_name)
+        records = errors_of_columns(self.location.checkpoints, self.schema, job_id, column_name)
         if not records and column_name is not None:
             check_columns(self.name, self.schema.names, [column_name])
         if not records and job_id is not None and job_id not in job_ids(self.location.checkpoints):
@@ -438,17 +436,6 @@ class Table(Summarized, Readable):
             job_id, column_name, history: as for :meth:`get_errors`.
         """
         return group_errors(self.get_errors(job_id, column_name, history))
-
-    def _records(self, job_id: str | None, column_name: str | None) -> list[ErrorRecord]:
-        """Read the error records of a job and a column, those under its former names too."""
-        schema, checkpoints = self.lance.schema, self.location.checkpoints
-        computed = [name for name in schema.names if column_name in (None, name) and stored_definition(schema, name)]
-        now = {former: name for name in computed for former in former_names(schema, name) if former not in schema.names}
-        if not now:
-            return read_errors(checkpoints, job_id, column_name)
-        wanted = [None] if column_name is None else [column_name, *now]
-        found = [record for name in wanted for record in read_errors(checkpoints, job_id, name)]
-        return [replace(record, column=now.get(record.column, record.column)) for record in found]
 
     def _failed_ids(self, column: str) -> set[int]:
         """Return the row ids of the rows that are NULL because the UDF of a column failed."""

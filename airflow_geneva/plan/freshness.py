@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, by_code_version, failed_rows, rows_that
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
+from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.lance_io.fragments import (
     FragmentFiles,
     columns_of,
@@ -22,10 +23,12 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows, column_state
 from airflow_geneva.plan.refresh import VIEW_VERSION, choose_rows, compare_source
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.udf.definition import definition_in, former_names
 from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
     from airflow_geneva.commit.view_state import CommittedViewState
 
@@ -182,3 +185,26 @@ def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> FailedR
         known = computed_rows.of(files) if facts else computed_rows.resolve(files, live)
         if failed := failed_rows(known) & live:
             yield files.id, failed
+
+
+def errors_of_columns(
+    checkpoints: Storage, schema: pa.Schema, job_id: str | None, column: str | None
+) -> list[ErrorRecord]:
+    """Read the error records of a job and a column, newest first, also those under the column's former names.
+
+    If several columns have had a name, the record's function tells which of them it is about.
+    """
+    of = {field.name: udf for field in schema if (udf := definition_in(field)) is not None}
+    owners: dict[str, list[str]] = {}
+    for name in of:
+        for called in (name, *former_names(schema, name)):
+            owners.setdefault(called, []).append(name)
+
+    def now(record: ErrorRecord) -> str:
+        there = owners.get(record.column, [])
+        alike = [name for name in there if of[name].name == record.udf] if len(there) > 1 else there
+        return (alike or [record.column])[0]
+
+    found = read_errors(checkpoints, job_id, None if column in of else column)
+    named = [replace(record, column=now(record)) for record in found]
+    return [record for record in named if column in (None, record.column)]

@@ -349,10 +349,16 @@ def _repeat_metadata(location: TableLocation, committed: lance.LanceDataset, ver
             schema_metadata_updates=operation.schema_metadata_updates,
             field_metadata_updates=operation.field_metadata_updates,
         )
-        newest = location.open()
-        lance.LanceDataset.commit(
-            newest, lance.Transaction(newest.version, again), storage_options=newest._storage_options
-        )
+        for _ in commit_tries(f"table {location.name!r}", f"write the metadata of version {version} again"):
+            newest = location.open()
+            transaction = lance.Transaction(newest.version, again)
+            try:
+                lance.LanceDataset.commit(newest, transaction, storage_options=newest._storage_options)
+                break
+            except OSError as error:
+                if is_undecided(error):
+                    continue
+                raise
         logger.info("Wrote the metadata of version %s of table %r again.", version, location.name)
 
 

@@ -191,6 +191,22 @@ def test_values_that_are_not_as_expected_are_refused(make_table: MakeTable) -> N
     assert models(table) == {2.0, None}
 
 
+def test_errors_stay_with_their_function_whatever_its_column_is_called(make_table: MakeTable) -> None:
+    table = make_table(30)
+    table.add_columns({"embedding": embed_v1, "embedding_v2": embed_unchecked})
+    table.backfill(["embedding", "embedding_v2"], runner="inline")
+    assert [(e.column, e.row_id) for e in table.get_errors()] == [("embedding_v2", 1)]
+    promote(table, require_complete=False)
+    assert [(e.column, e.row_id) for e in table.get_errors()] == [("embedding", 1)]
+    assert [(e.column, e.row_id) for e in table.get_errors(column_name="embedding")] == [("embedding", 1)]
+    assert table.get_errors(column_name="embedding_v1") == []
+    table.backfill("embedding", runner="inline")
+    assert len(table.get_errors(column_name="embedding", history=True)) == 2
+    back(table)
+    assert len(table.get_errors(column_name="embedding_v2", history=True)) == 2
+    assert table.get_errors(column_name="embedding", history=True) == []
+
+
 def test_an_index_that_covers_less_is_refused(table: Table) -> None:
     table.add([{"id": 100, "x": 100}])
     table.backfill("embedding_v2", runner="inline")
