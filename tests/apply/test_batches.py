@@ -280,7 +280,11 @@ def assert_doubled(table: Table) -> None:
     assert values.column("y").to_pylist() == [2 * x for x in values.column("x").to_pylist()]
 
 
-@pytest.mark.parametrize("function", [heavy.by_column, heavy.in_a_worker, heavy.without_waiting], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [heavy.by_column, heavy.in_a_worker, heavy.without_waiting],
+    ids=["by_column", "in_a_worker", "without_waiting"],
+)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_column_is_the_same_whatever_way_it_is_called(
     make_table: MakeTable, tmp_path: Path, function: UDF, threads: int
