@@ -107,7 +107,9 @@ def lengths_of_batch(batch: pa.RecordBatch) -> pa.Array:
     return batch.column("x")
 
 
-@pytest.mark.parametrize("batch_by", [length, lengths, lengths_of_batch, "x", "weight"], ids=str)
+@pytest.mark.parametrize(
+    "batch_by", [length, lengths, lengths_of_batch, "x", "weight"], ids=["value", "array", "batch", "input", "other"]
+)
 def test_a_weight_is_a_function_of_the_inputs_or_an_input(batch_by: Any) -> None:
     seen: list[list[int]] = []
 
