@@ -148,7 +148,7 @@ class BenchmarkRun:
         return dict(self._measure("far", folder=str(self.scratch / "far"), **(small if self.quick else full)))
 
     def _busy(self) -> dict[str, Any]:
-        full = {"fragments": 10, "images": 250, "ms": 50}
+        full = {"fragments": 20, "images": 250, "ms": 50}
         small = {"fragments": 2, "images": 50, "ms": 1}
         size = small if self.quick else full
         return dict(self._measure("busy", folder=str(self.scratch / "busy"), runners=self.runners, **size))

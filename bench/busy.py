@@ -50,7 +50,7 @@ def compute(pixels: pa.FixedSizeListArray) -> pa.Array:
     handle = os.open(os.environ[_CALLS], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, call)
     os.close(handle)
-    return pa.array(np.frombuffer(pixels.flatten(), np.uint8)[::_PIXELS].astype(np.int64))
+    return pa.array(pixels.flatten().to_numpy()[::_PIXELS].astype(np.int64))
 
 
 def decode_and_compute(image: pa.BinaryArray) -> pa.Array:
@@ -109,9 +109,9 @@ def _sides(
     expected = [image[0] for image in rows.column("image").to_pylist()]
     found: dict[str, dict[str, float]] = {}
     through = (far or near).open_table("images")
-    floor.add_column(table.uri, "alone", without, table.location.options)
+    floor.add_column(table.uri, "alone", without, dict(table.location.options))
     with _measured() as found["pylance alone"]:
-        floor.fill_column(through.uri, "image", "alone", without, BATCH, options=through.location.options)
+        floor.fill_column(through.uri, "image", "alone", without, BATCH, options=dict(through.location.options))
     made = ["alone"]
     for runner in runners:
         for name, function in OURS.items():
