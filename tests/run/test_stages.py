@@ -14,7 +14,7 @@ from airflow_geneva import Table, udf
 from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.queues import Room
 from airflow_geneva.apply.stages import RowsAhead
-from airflow_geneva.errors import JobFailed, StorageError
+from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.run import units
 from tests.support.counting import Trace, leave_trace
@@ -243,3 +243,26 @@ def test_workers_are_kept_for_the_next_job_and_given_back(make_table: MakeTable)
     pids = {row["stage"] for row in table.to_arrow().column("y").to_pylist()}
     assert 1 <= len(pids) <= 2
     assert pids <= {child.process.pid for child in POOL.idle}
+
+
+def test_an_estimate_by_a_sample_a_query_and_a_comparison_preprocess_too(make_table: MakeTable) -> None:
+    function = udf(version="1", preprocess=tens)(add_one)
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": function})
+    plan = table.plan_backfill("y", udf=function)
+    assert plan.estimate(sample=5).rows == 40
+    rows = table.query().select({"id": "id", "y": (function, ["x"])}).limit(3).to_arrow()
+    assert rows.column("y").to_pylist() == [1, 11, 21]
+
+
+def test_a_column_that_the_stage_cannot_take_is_refused_before_anything_is_added(make_table: MakeTable) -> None:
+    def decode(image: bytes) -> int:
+        return len(image)
+
+    function = udf(data_type=pa.int64(), name="f", preprocess=decode)(staged.call)
+    table = make_table(10)
+    with pytest.raises(InvalidInput, match=r"column 'x' of table 'docs': it is int64, and UDF 'f.decode' takes bytes"):
+        table.add_columns({"y": (function, ["x"])})
+    with pytest.raises(InvalidInput, match=r"expects input columns \['image'\]"):
+        table.add_columns({"y": function})
+    assert table.lance.schema.names == ["id", "x"]
