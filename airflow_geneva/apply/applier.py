@@ -104,6 +104,7 @@ class Applier:
         self.on_rows: Callable[[int], None] = lambda rows: None
         self.attempts = max((rule.attempts for rule in rules_of(skipped.policy) if isinstance(rule, Retry)), default=1)
         self.row_by_row = udf is not None and udf.form == "scalar"
+        self.windows = windows
         self.batch_size = None if windows else work.sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = work.sizing.checkpoint_interval
         self.fitting = fitting
@@ -190,6 +191,11 @@ class Applier:
                 return False
             LOOP.wait_for_call(ended)
         return bool(begun)
+
+    @property
+    def rows_of_call(self) -> int | None:
+        """How many rows a stage hands over at a time: those of a call or window; None: any number."""
+        return self.sizer.rows if self.windows else self.batch_size
 
     @property
     def _fitting_rows(self) -> int:

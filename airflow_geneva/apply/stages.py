@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -17,7 +17,7 @@ import pyarrow as pa
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
 from airflow_geneva.apply.reader import CheckpointSizer, RowBatch
 from airflow_geneva.apply.udf_call import CallFailure, MappedBatch, Mapper, RowFailure
-from airflow_geneva.errors import UdfError
+from airflow_geneva.errors import DeviceFailed, UdfError
 from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
@@ -27,6 +27,7 @@ VALUE, STATE = "__geneva_preprocessed", "__geneva_preprocess_state"
 """Columns of a batch: what a stage returned for its rows, and how that went: NULL until it has run."""
 
 _DONE = ""
+_FOUND_AGAIN = (UdfError, DeviceFailed, StopComputing)
 _PART_SECONDS, _FIRST_ROWS = 0.25, 4
 
 
@@ -70,14 +71,14 @@ class PreprocessedMapper(BatchMapper):
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         # What fails on no certain row is found again by the call, and raised there.
-        with suppress(UdfError, StopComputing):
+        with suppress(*_FOUND_AGAIN):
             batch = with_prepared(batch, self._preprocess(batch))
         return batch
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         try:
             values, states = self._prepared(batch)
-        except (UdfError, StopComputing) as error:
+        except _FOUND_AGAIN as error:
             return _Failed(error)
         if states.null_count == 0 and not any(told := states.to_pylist()):
             return self.inner.begin(self._inputs(values))
@@ -221,14 +222,14 @@ class RowsAhead:
 
     Args:
         mapper: whose stages run, in as many threads as they may.
-        batch_size: rows of a call, or None.
+        rows_of_call: how many rows a call has, now; None: any number.
         limit: bytes of the rows of a call; half of them is what the threads may work on.
     """
 
-    def __init__(self, mapper: BatchMapper, batch_size: int | None, limit: int) -> None:
+    def __init__(self, mapper: BatchMapper, rows_of_call: Callable[[], int | None], limit: int) -> None:
         self.mapper = mapper
         self.threads = mapper.prepares_at_a_time
-        self._batch_size = batch_size
+        self._rows_of_call = rows_of_call
         self._limit = limit
         self._sizer = CheckpointSizer(_PART_SECONDS, rows=_FIRST_ROWS)
         self._fitting = RowsPerBudget(max(limit // 2 // max(self.threads, 1), 1))
@@ -243,11 +244,11 @@ class RowsAhead:
             at, taken = 0, 0
             while at < len(rows.offsets):
                 size = min(self._sizer.rows, self._fitting.careful_rows, len(picked) - taken)
-                if self._batch_size is not None:
-                    size = min(size, self._batch_size - begun)
+                if (of_call := self._rows_of_call()) is not None:
+                    size = min(size, max(of_call - begun, 1))
                 taken, begun = taken + size, begun + size
                 until = len(rows.offsets) if taken == len(picked) else int(picked[taken - 1]) + 1
-                ends = self._batch_size in (None, begun) or begun * self._width >= self._limit
+                ends = of_call is None or begun >= of_call or begun * self._width >= self._limit
                 yield Part(rows.part(at, until), ends)
                 at, begun = until, 0 if ends else begun
 

@@ -64,7 +64,7 @@ class TaskRunner:
         sizing = target.work.sizing
         self.waits = _Waits(applier)
         self.room = sizing.batch_bytes // 2
-        self.ahead = RowsAhead(applier.mapper, applier.batch_size, sizing.batch_bytes)
+        self.ahead = RowsAhead(applier.mapper, lambda: applier.rows_of_call, sizing.batch_bytes)
         read_bytes = self.room if self.ahead.threads else sizing.batch_bytes
         self.read_size = ReadSize.of(target.source, reads, read_bytes, applier.batch_size)
         self.knows_width = self.read_size.fitting.width is not None

@@ -178,10 +178,16 @@ class UDF:
 
     @property
     def stage(self) -> UDF | None:
-        """Its stage as a job runs it: under its error policy, its timeout and its version."""
+        """Its stage as a job runs it: under its error policy, its timeouts and its version."""
         if self.preprocess is None:
             return None
-        return replace(self.preprocess, version=self.code_version, on_error=self.on_error, timeout=self.timeout)
+        return replace(
+            self.preprocess,
+            version=self.code_version,
+            on_error=self.on_error,
+            timeout=self.timeout,
+            setup_timeout=self.setup_timeout,
+        )
 
     @property
     def without_stage(self) -> UDF:
@@ -512,7 +518,8 @@ def _check_stage(made: UDF, stage: UDF) -> None:
             f"Type mismatch for UDF {made.name!r}: its preprocess={stage.name} gives {stage.data_type}, and its "
             f"parameter {takes.parameters[0]!r} is annotated otherwise. Make them agree."
         )
-    apart = {"preprocess_workers": made.preprocess_workers, "timeout": made.timeout}
+    made._check_weight([field.name for field in stage.data_type] if is_struct else takes.parameters[:1])
+    apart = {name: getattr(made, name) for name in ("preprocess_workers", "timeout", "setup_timeout")}
     chosen = [f"{name}={value!r}" for name, value in apart.items() if value is not None]
     chosen += ["on_error"] * (made.on_error != "fail") + ["async def __call__"] * made.is_async
     if stage.method_of is not None and chosen:

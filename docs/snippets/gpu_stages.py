@@ -24,11 +24,12 @@ class Features:
         network = resnet50(weights=ResNet50_Weights.DEFAULT)
         network.fc = torch.nn.Identity()
         self.torch, self.network = torch, network.eval().cuda()
+        self.normalize = ResNet50_Weights.DEFAULT.transforms()
 
     def __call__(self, pixels: pa.FixedSizeListArray) -> np.ndarray:
-        pictures = self.torch.from_numpy(np.asarray(pixels.flatten()).reshape(-1, SIDE, SIDE, 3))
+        pictures = self.torch.tensor(np.asarray(pixels.flatten()).reshape(-1, SIDE, SIDE, 3)).cuda()
         with self.torch.inference_mode():
-            return self.network(pictures.cuda().permute(0, 3, 1, 2) / 255).cpu().numpy()
+            return self.network(self.normalize(pictures.permute(0, 3, 1, 2))).cpu().numpy()
 
 
 # --8<-- [end:example]

@@ -23,7 +23,7 @@ from airflow_geneva.apply.reader import RowBatch
 from airflow_geneva.apply.stages import STATE, VALUE, RowsAhead
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.code_hash.hasher import code_version
-from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.errors import DeviceFailed, InvalidInput, UdfError
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.limits.rate_limit import Meter, metered, report
 from airflow_geneva.udf import UDF, udf
@@ -324,6 +324,29 @@ def test_rows_are_counted_once_and_what_a_stage_reports_is_added() -> None:
     assert (meter.usage.rows, meter.usage.declared, meter.usage.cost) == (2, 2.0, 1.0)
 
 
+def test_batches_are_cut_by_what_the_stage_returned() -> None:
+    sizes = list[list[int]]()
+
+    @udf(version="1", preprocess=tens, batch_by="ten", batch_limit=120)
+    def function(ten: pa.Int64Array) -> pa.Int64Array:
+        sizes.append(ten.to_pylist())
+        return pc.add(ten, 1)
+
+    assert run(function, [1, 6, 2, 5, 3]).values.to_pylist() == [11, 61, 21, 51, 31]
+    assert sizes == [[60, 50], [30, 20, 10]]
+
+
+def test_a_device_that_fails_in_a_stage_ends_the_process_as_one_that_fails_in_a_call() -> None:
+    def decode(x: pa.Int64Array) -> pa.Int64Array:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with open_batch_mapper(udf(name="f", version="1", preprocess=decode)(staged.calls)) as mapper:
+        batch = pa.record_batch({"x": [1]})
+        begun = mapper.begin(mapper.prepare(batch))
+        with pytest.raises(DeviceFailed):
+            begun.result()
+
+
 # What it belongs to
 
 
@@ -407,6 +430,8 @@ def untyped(x: int):
         ({"preprocess": "scaled", "preprocess_workers": 2}, OfMethods, "preprocess_workers=2, with which they do not"),
         ({"preprocess": "scaled", "on_error": "skip"}, OfMethods, "a method of its instance, and on_error"),
         ({"preprocess": "scaled", "timeout": 3}, OfMethods, "a method of its instance, and timeout=3"),
+        ({"preprocess": "scaled", "setup_timeout": 3}, OfMethods, "a method of its instance, and setup_timeout=3"),
+        ({"preprocess": tens, "batch_by": "x"}, staged.calls, "batch_by='x', which is none of its inputs ['half']"),
         ({"preprocess": tens, "input_columns": ["a", "b"]}, staged.call, "UDF 'f.tens' takes the parameters ['x']"),
     ],
 )
@@ -436,7 +461,7 @@ def test_parts_make_up_the_rows_of_calls_and_leave_out_what_is_not_to_run() -> N
     run, even = Ranges.union([Ranges.of(0, 30), Ranges.of(100, 140)]), [row % 2 == 0 for row in range(40)]
     batches = [rows_of(0, 25), rows_of(25, 15), rows_of(100, 40, even)]
     with open_batch_mapper(udf(version="1", preprocess=tens)(staged.calls)) as mapper:
-        ahead = RowsAhead(mapper, 10, 1 << 20)
+        ahead = RowsAhead(mapper, lambda: 10, 1 << 20)
         parts = list(ahead.parts(iter(batches), run))
         made = [ahead.prepare(part.rows, run) for part in parts]
     assert [int(row) for part in parts for row in part.rows.offsets] == [*range(40), *range(100, 140)]

@@ -100,6 +100,20 @@ def test_calls_have_their_size_and_rows_their_order_whichever_part_ends_first(
     assert sizes == [7, 7, 7, 4] * 2
 
 
+def test_windows_that_are_cut_by_weight_are_as_long_as_without_a_stage(make_table: MakeTable) -> None:
+    calls = list[list[int]]()
+
+    @udf(version="1", batch_by="ten", batch_limit=5_000, preprocess=tens)
+    def function(ten: pa.Int64Array) -> pa.Int64Array:
+        calls.append(ten.to_pylist())
+        return pc.add(ten, 1)
+
+    rows = [row % 50 for row in range(100)]
+    result, values, _ = compute(make_table(rows, per_fragment=100), "column", function)
+    assert (result.rows_computed, values) == (100, [10 * x + 1 for x in rows])
+    assert calls[0][:4] == [490, 490, 480, 480], "the first window has both halves"
+
+
 def test_only_rows_that_are_to_run_are_preprocessed(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(60, per_fragment=20)
     table.add_columns({"y": staged.plus_one})
