@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_geneva import connect, udf
 from airflow_geneva.spark.installation import java_environment
 
-_SLOTS, _ROWS, _SLOT_SECONDS = 4, 16_000, 80.0
+_SLOTS, _ROWS, _SLOT_SECONDS = 4, 16_000, 240.0
 _CASES = {
     "even": np.ones(_ROWS),
     "ascending": np.linspace(1, 20, _ROWS),
@@ -39,7 +39,7 @@ def main() -> None:
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder.master(f"local[{_SLOTS}]").config("spark.ui.enabled", "false")
-        builder.config("spark.log.level", "ERROR").getOrCreate()
+        builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false").getOrCreate()
         for fragments in (64, 8):
             for name, costs in _CASES.items():
                 log = Path(folder) / f"{fragments} {name}.log"

@@ -245,6 +245,7 @@ class UDF:
         """Return the input columns in the order of the parameters; None: all columns, in a batch."""
         given = self.input_columns if input_columns is None else tuple(input_columns)
         if self.preprocess is not None:
+            self._check_weight(None if self.form == "record_batch" else self.signature.parameters[:1])
             return self.preprocess.resolve_inputs(given)
         if self.form == "record_batch":
             self._check_weight(given)

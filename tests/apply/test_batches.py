@@ -149,6 +149,33 @@ def test_a_function_of_one_row_has_no_batches() -> None:
         udf(data_type=pa.int64(), batch_by="x", name="f")(lambda x: x)
 
 
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_rows_are_weighed_by_what_their_stage_returns(policy: Any) -> None:
+    seen: list[list[int]] = []
+
+    def decode(text: str) -> int:
+        return int(text)
+
+    def function(x: pa.Int64Array) -> pa.Array:
+        seen.append(x.to_pylist())
+        return pc.multiply(x, 2)
+
+    settings = {"data_type": pa.int64(), "name": f"f_{policy}", "version": "1", "batch_by": "x", "batch_limit": 100}
+    model = udf(preprocess=decode, on_error=policy, **settings)(function)  # type: ignore[call-overload]
+    texts = list(map(str, WEIGHTS))
+    with open_batch_mapper(model) as mapper:
+        if policy == "skip":
+            texts[2] = "no number"
+        mapped = mapper(pa.record_batch({"text": texts}))
+    expected = [None if text == "no number" else 2 * int(text) for text in texts]
+    assert mapped.values.to_pylist() == expected
+    assert [failure.index for failure in mapped.failures] == ([2] if policy == "skip" else [])
+    if policy == "fail":
+        assert seen == [[250], [100], [50, 48], [31, 12, 9], [7, 3, 3, 1, 0]]
+    with pytest.raises(InvalidInput, match="none of its inputs"):
+        udf(preprocess=decode, **{**settings, "batch_by": "text"})(function).resolve_inputs()  # type: ignore[call-overload]
+
+
 # Rows that fail
 
 
