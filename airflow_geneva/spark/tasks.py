@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from airflow_geneva.apply.batch_mapper import StopComputing
+from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.display import counted
 from airflow_geneva.errors import (
@@ -368,4 +369,7 @@ def _limit_visible_gpus() -> None:
     task = TaskContext.get()
     given = task.resources().get("gpu") if task else None
     if given and _gpus_of_the_machine is None:
-        os.environ[_GPUS] = ",".join(given.addresses)
+        if os.environ.get(_GPUS) != (addresses := ",".join(given.addresses)):
+            # The GPU of the task before is another process's now: what runs calls there must not keep a model on it.
+            POOL.dismiss()
+        os.environ[_GPUS] = addresses

@@ -340,11 +340,18 @@ def plain_cuts(values: Sequence[int]) -> list[list[int]]:
 
 
 @pytest.mark.spark
-def test_tasks_cut_batches_too(spark: object, make_table: MakeTable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["column", "view"])
+def test_tasks_cut_batches_too(kind: str, spark: object, make_table: MakeTable, tmp_path: Path) -> None:
     table, log = make_heavy(make_table, tmp_path, 300, 100)
-    table.add_columns({"y": heavy.by_column})
-    assert table.backfill("y", runner="spark").rows_computed == 300
-    assert_doubled(table)
+    if kind == "column":
+        table.add_columns({"y": heavy.by_column})
+        assert table.backfill("y", runner="spark").rows_computed == 300
+        assert_doubled(table)
+    else:
+        query = table.query().select(["x"]).add_columns({"y": heavy.by_column})
+        view = query.create_materialized_view(connect(tmp_path / "db"), "v")
+        assert view.refresh(runner="spark").rows_computed == 300
+        assert_doubled(view)  # type: ignore[arg-type]
     assert sorted(chain.from_iterable(calls(log))) == sorted(weights(300))
     assert all(padded(call) <= LIMIT for call in calls(log))
 

@@ -10,15 +10,18 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from airflow_geneva import Table
 from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import DeviceFailed, InvalidInput, JobFailed, UdfError
+from airflow_geneva.spark import tasks
 from airflow_geneva.udf import UDF, decorator, load_udf, udf
 from airflow_geneva.udf.shipping import UdfReference
 from tests.udfs_for_tests import devices
@@ -139,6 +142,20 @@ def test_a_model_is_loaded_once_for_all_shards_and_jobs_of_a_process(
     table.add(pa.table({"id": [60], "x": [60], "folder": [str(tmp_path)]}))
     table.backfill("y", runner="inline")
     assert len(loads(tmp_path)) == 1
+
+
+def test_no_model_stays_on_a_gpu_that_the_next_task_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = SimpleNamespace(addresses=["0"])
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(resources=lambda: {"gpu": given}))
+    monkeypatch.setattr(tasks, "_gpus_of_the_machine", None)
+    for addresses, children in [(["0"], 0), (["0"], 1), (["1"], 0)]:
+        given.addresses = addresses
+        tasks._limit_visible_gpus()
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], len(POOL.idle)) == (addresses[0], children)
+        assert run(devices.apart, [1], tmp_path).values.to_pylist() == [10]
+    assert len(set(loads(tmp_path))) == len(loads(tmp_path)) == 2
 
 
 @pytest.mark.spark

@@ -318,6 +318,13 @@ class WorkerPool:
         if child.process.returncode is not None:
             self.forget(child)
 
+    def dismiss(self) -> None:
+        """End the idle workers."""
+        with self.lock:
+            idle, self.idle = self.idle, []
+        for child in idle:
+            child.close()
+
     def forget(self, child: WorkerProcess) -> None:
         """Remove a worker that exited while it was idle."""
         with self.lock:
