@@ -533,4 +533,36 @@ GUARDS = [
         "if vectors:",
         ("functions/test_functions.py::test_vectors_that_are_not_numbered_as_the_texts_are_no_values",),
     ),
+    Guard(
+        "A device that fails would fail every row of its tasks under a policy that skips.",
+        "if stop - start == 1 and self._is_of_device(lost) and self._fails_on_others(inputs, start):",
+        "if False:",
+        ("apply/test_devices.py::test_a_device_that_fails_on_all_rows_fails_none_of_them",),
+    ),
+    Guard(
+        "The tensors of a call that was too large would fill the device's memory while smaller calls are made.",
+        "        release(error)\n    return found",
+        "        pass\n    return found",
+        ("apply/test_batches.py::test_what_a_failed_call_held_is_let_go_before_the_next_one",),
+    ),
+    Guard(
+        "Values of rows that were sorted by weight would become those of other rows.",
+        "order = np.argsort(rows)\n",
+        "order = np.arange(len(rows))\n",
+        (
+            "apply/test_batches.py::test_rows_of_similar_weight_are_called_together_and_results_are_in_the_order_of_the_rows",
+        ),
+    ),
+    Guard(
+        "Another row than the first one would fail a job when rows are sorted, and rows before it would have no value.",
+        "self.todo.appendleft((rows[at + 1 :], None))",
+        "self.todo.clear()",
+        ("apply/test_batches.py::test_the_first_row_that_fails_fails_the_job_and_all_rows_before_it_are_computed",),
+    ),
+    Guard(
+        "Two processes would hold a model on one GPU.",
+        "            POOL.dismiss()\n",
+        "            pass\n",
+        ("apply/test_devices.py::test_no_model_stays_on_a_gpu_that_the_next_task_does_not_have",),
+    ),
 ]
