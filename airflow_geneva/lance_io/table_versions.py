@@ -5,6 +5,7 @@ Such a table starts at version 1, and Lance commits to any table that it finds a
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,9 @@ _CLEANED_UP = "cleaned up"
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
 """Lance names manifests by this number minus the version, so that the newest sorts first; older tables count up."""
+_KEPT: dict[tuple[str, str], bool] = {}
+"""Whether this process keeps the newest manifest of a table on an object store, by database and name."""
+_MOST_KEPT_FRAGMENTS = 20_000
 _START = 64
 """Bytes to read: a manifest begins with its transaction, which begins with a unique id."""
 
@@ -55,7 +59,20 @@ class VersionStamp:
 
 
 def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
-    """Return the newest version of a table, or None; costs one listing and one read of 64 bytes, for any size."""
+    """Return the newest version of a table, or None.
+
+    On an object store it costs a listing as long as there is no new version, because pylance compares the ETag in it
+    with that of the manifest that this process has. Very large manifests are not kept: of them, 64 bytes are read.
+    """
+    place = database.root, table
+    location = TableLocation(database.path(f"{table}.lance"), table, database.options)
+    with suppress(FileNotFoundError, InvalidInput):  # dropped, or it cannot be opened, which is told apart below
+        if not database.local and _KEPT.get(place) is not False and (place in _KEPT or location.exists()):
+            newest = location.open()
+            _KEPT[place] = newest.stats.dataset_stats()["num_fragments"] <= _MOST_KEPT_FRAGMENTS
+            return _stamp_of(database, table, int(newest.version), written_at(newest))
+    if _KEPT.get(place):
+        del _KEPT[place]
     versions: dict[int, str] = {}
     for name in database.list_folder(_folder(table))[1]:
         if number := _MANIFEST.fullmatch(name):
@@ -63,9 +80,17 @@ def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
             versions[_LAST - version if len(number[1]) == 20 else version] = name
     with suppress(FileNotFoundError):  # dropped meanwhile
         if versions:
-            newest = max(versions)
-            return VersionStamp(newest, _commit(database, f"{_folder(table)}/{versions[newest]}"))
+            last = max(versions)
+            return VersionStamp(last, _commit(database, f"{_folder(table)}/{versions[last]}"))
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _stamp_of(database: Storage, table: str, version: int, _written: int) -> VersionStamp:
+    """Return the stamp of a version that was written at a time; FileNotFoundError if it is gone."""
+    if (found := stamp_of(database, table, version)) is None:
+        raise FileNotFoundError(database.path(_folder(table)))
+    return found
 
 
 def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
@@ -81,7 +106,7 @@ def _folder(table: str) -> str:
 
 
 def _commit(database: Storage, name: str) -> str:
-    return sha256(database.read_start(name, _START)).hexdigest()[:16]
+    return sha256(database.read_part(name, 0, _START)).hexdigest()[:16]
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:

@@ -95,10 +95,10 @@ def read_cards(
         own = newest.get(name, {})
         key = (name, *((job.id, job.state) for job in own.values()))
         try:
-            found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name), until)
+            found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name, own), until)
             if found is not None and (sources := opened.sources_of(found.elsewhere)):
                 # Only for those who may see the source: others share the count that was refused.
-                count = partial(_read, opened.database, name, sources)
+                count = partial(_read, opened.database, name, own, sources)
                 found = _CARDS.get(opened.database.uri, (*key, sources), count, until)
         except BaseException as error:
             if not is_failure(error):
@@ -108,13 +108,15 @@ def read_cards(
     return cards
 
 
-def _read(database: Database, name: str, sources: tuple[str, ...] = ()) -> TableCard:
+def _read(database: Database, name: str, jobs: Mapping[str, Job], sources: tuple[str, ...] = ()) -> TableCard:
     location = database.location(name)
     described = describe_table(location)
 
     def counted(item: ColumnRow) -> ColumnRow:
+        asked = replace(item, sources=sources, job=jobs.get(item.name))
         try:
-            return item if item.error else replace(item, standing=freshness(location, replace(item, sources=sources)))
+            found = None if item.error else freshness(location, asked, opened=described.dataset)
+            return replace(item, standing=found)
         except GenevaError as error:
             return replace(item, error=str(error))
 

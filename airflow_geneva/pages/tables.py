@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +38,10 @@ _Key = tuple[Hashable, Hashable]
 _JOBS_OF_COLUMNS = 25
 _AT_ONCE = 2
 _MOST_ASKED = 8
-_KEPT_SECONDS = 5.0
+_KEPT_SECONDS, _KNOWN_SECONDS = 5.0, 600.0
+_MOST_KNOWN = 1024
+_KNOWN: dict[tuple[object, ...], Freshness] = {}
+"""Counts by what identifies the versions that were read, and the newest job: they stay until one of them changes."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
 
 
@@ -159,11 +163,11 @@ class TableDetails:
 def describe_table(location: TableLocation) -> TableDetails:
     """Describe a table from its manifest; unlike pylance, tell a missing table from a store that does not answer."""
     name = location.name
-    if not location.exists():
-        raise InvalidInput(f"There is no table {name!r} at {location.uri}.")
     try:
         dataset = location.open()
     except InvalidInput as error:
+        if not location.exists():
+            raise InvalidInput(f"There is no table {name!r} at {location.uri}.") from None
         raise StorageError(str(error)) from error
     described = partial(
         TableDetails,
@@ -226,7 +230,7 @@ def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: f
     newest = _newest_jobs(opened, location.name, _JOBS_OF_COLUMNS)
     sources = opened.sources_of(described.definition)
     computed = [replace(item, job=newest.get(item.name), sources=sources) for item in described.computed]
-    shown = [_with_count(location, described.version, item, until) for item in computed]
+    shown = [_with_count(location, described.version, item, until, described.dataset) for item in computed]
     views = _views_of(opened, location, described.version, until)
     if opened.place is None:  # an error may name the place
         shown, views = _without_errors(shown), views and _without_errors(views)
@@ -238,12 +242,14 @@ def _without_errors(items: list[ColumnRow]) -> list[ColumnRow]:
     return [replace(item, error="It cannot be read.") if item.error else item for item in items]
 
 
-def _with_count(location: TableLocation, version: int, item: ColumnRow, until: float) -> ColumnRow:
+def _with_count(
+    location: TableLocation, version: int, item: ColumnRow, until: float, opened: lance.LanceDataset | None = None
+) -> ColumnRow:  # fmt: skip
     """Count what is pending of a column or view and, if it is stale, since when."""
     if item.error:
         return item
     name = (location.name, version, item.name, item.sources)
-    counted = _counted(item, location, name, lambda: freshness(location, item), until)
+    counted = _counted(item, location, name, lambda: freshness(location, item, opened=copy.copy(opened)), until)
     if counted.standing is None or counted.error:
         return counted
     if counted.standing.state != STALE or item.job is None or item.running:
@@ -258,16 +264,34 @@ def _with_count(location: TableLocation, version: int, item: ColumnRow, until: f
     return replace(counted, since=since)
 
 
-def freshness(location: TableLocation, item: ColumnRow, version: int | None = None) -> Freshness:
+def freshness(
+    location: TableLocation, item: ColumnRow, version: int | None = None, opened: lance.LanceDataset | None = None
+) -> Freshness:
     """Count the rows of a column, or of a view, at a version of its table, or of its source; by default the newest."""
-    dataset = location.open()
+    dataset = opened or location.open()
     if item.is_view:
         definition = ViewDefinition.read(dataset.schema.metadata, location.name)
-        source = locate_source(location, definition, item.sources)
-        return view_freshness(_at(source.open(), version), definition, CommittedViewState(location, dataset))
+        source = _at(locate_source(location, definition, item.sources).open(), version)
+        state = partial(CommittedViewState, location, dataset)
+        return _counted_once(item, (dataset, source), lambda: view_freshness(source, definition, state()))
     dataset = _at(dataset, version)
     inputs = read_definition(location.name, dataset.schema, item.name).input_columns or ()
-    return column_freshness(dataset, location.checkpoints, inputs, item.name)
+    count = partial(column_freshness, dataset, location.checkpoints, inputs, item.name)
+    return _counted_once(item, (dataset,), count)
+
+
+def _counted_once(
+    item: ColumnRow, read: Sequence[lance.LanceDataset], count: Callable[[], Freshness]
+) -> Freshness:  # fmt: skip
+    """Count, unless that was done for these versions and the newest job, and is less than ten minutes old."""
+    job = item.job and (item.job.id, item.job.state, item.job.ended)
+    versions = tuple((one.uri, int(one.version), written_at(one)) for one in read)
+    key = versions, item.name, job, int(time.monotonic() / _KNOWN_SECONDS)
+    found = _KNOWN.get(key) or count()
+    if len(_KNOWN) >= _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[key] = found
+    return found
 
 
 def stale_since(location: TableLocation, item: ColumnRow) -> float:
@@ -276,6 +300,7 @@ def stale_since(location: TableLocation, item: ColumnRow) -> float:
     Once stale, it stays so until the next job, so the first such version is found by bisection.
     """
     job, dataset = item.job, location.open()
+    opened = dataset
     if job is None or job.state != DONE or job.rows_left:
         return 0.0
     if item.is_view:
@@ -285,7 +310,7 @@ def stale_since(location: TableLocation, item: ColumnRow) -> float:
     last = int(dataset.version)
     while first < last:
         middle = (first + last) // 2
-        if freshness(location, item, middle).state == UP_TO_DATE:
+        if freshness(location, item, middle, opened).state == UP_TO_DATE:
             first = middle + 1
         else:
             last = middle

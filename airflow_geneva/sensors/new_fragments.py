@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException, conf
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
@@ -25,6 +25,9 @@ from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
 from airflow_geneva.watch.conditions import WaitCondition
 
+if TYPE_CHECKING:
+    from airflow_geneva.watch.watcher import TableWatcher
+
 
 class NewFragmentsSensor(BaseSensorOperator):
     """Wait until a table has rows that a view or a column has not seen, or that were added after a version.
@@ -36,7 +39,9 @@ class NewFragmentsSensor(BaseSensorOperator):
     denies access, or the connection does not exist, the sensor fails at once.
 
     Each poke reads the state from the table and the commit times of its versions, so it misses nothing between two
-    pokes, and all modes give the same result. The clocks of writers should agree with Airflow's.
+    pokes, and all modes give the same result. The clocks of writers should agree with Airflow's. While the table, and
+    the view, have no new version, a poke lists their versions and reads nothing else; in `mode="reschedule"`, where
+    each poke is a new process, it opens the table.
 
     Returns the table, its `version`, `from_version` (None if nothing was seen before), the number of `fragments` with
     such rows, the first hundred `fragment_ids`, and `new_rows`, `changed_rows` and `deleted_rows`.
@@ -91,6 +96,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         self.deferrable = deferrable
         self.lance_conn_id = lance_conn_id
         self.database = database
+        self._watcher: TableWatcher | None = None
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -116,18 +122,23 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        from airflow_geneva.watch.watcher import is_permanent, observe
+        from airflow_geneva.watch.watcher import TableWatcher, is_permanent
 
         wanted = self._wanted()
+        if self._watcher is None or self._watcher.wanted != wanted:
+            self._watcher = TableWatcher(wanted)
         try:
             database = open_database(self.lance_conn_id, self.database)
-            found = observe(database, wanted, None, datetime.now(timezone.utc))
+            found = self._watcher.step(database, datetime.now(timezone.utc))
         except AirflowFailException:
             raise
         except Exception as error:
             if is_permanent(error):
                 raise AirflowFailException(mask_secrets(str(error))) from error
             self.log.warning("Cannot check table %s, trying again later: %s", wanted.table, mask_secrets(str(error)))
+            return PokeReturnValue(is_done=False)
+        if found is None:
+            self.log.info("Table %s has not changed since the last poke.", wanted.table)
             return PokeReturnValue(is_done=False)
         self.log.info(found.told)
         return PokeReturnValue(is_done=found.event is not None, xcom_value=found.event)

@@ -207,12 +207,13 @@ class Storage:
                 self._ask(lambda session: session.download_file(name, local))
                 return local.read_bytes()
 
-    def read_start(self, name: str, length: int) -> bytes:
-        """Read the first ``length`` bytes of a file that is at least that long; see `_reading` for the errors."""
+    def read_part(self, name: str, start: int, length: int) -> bytes:
+        """Read ``length`` bytes of a file that has them; see `_reading` for the errors."""
         with self._reading(name) as source:
             if not self.local:
-                return bytes(self._ask(lambda session: session.read_range(name, 0, length)))
+                return bytes(self._ask(lambda session: session.read_range(name, start, length)))
             with open(source, "rb") as file:
+                file.seek(start)
                 return file.read(length)
 
     @contextlib.contextmanager

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.commit.view_state import CommittedViewState
@@ -17,7 +18,7 @@ from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.udf.definition import read_definition
-from airflow_geneva.view import View
+from airflow_geneva.views.definition import ViewDefinition, is_view
 from airflow_geneva.watch.conditions import WaitCondition
 from airflow_geneva.watch.new_rows import (
     NewRows,
@@ -84,24 +85,30 @@ class Observation:
 
 
 def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions:
-    """Return the newest versions without opening the tables."""
+    """Return the newest versions without opening the tables: where nothing is new, one listing for each of them."""
     place = Storage(database.uri, with_short_timeouts(database.uri, database.options))
-    view = None if wanted.view is None else newest_stamp(place, wanted.view)
-    return NewestVersions(newest_stamp(place, wanted.table), view)
+    names = [wanted.table] if wanted.view is None else [wanted.table, wanted.view]
+    return NewestVersions(*place.side_by_side(*(partial(newest_stamp, place, name) for name in names)))
 
 
-def observe(database: Database, wanted: WaitCondition, seen: VersionStamp | None, now: datetime) -> Observation:
+def observe(
+    database: Database,
+    wanted: WaitCondition,
+    seen: VersionStamp | None,
+    now: datetime,
+    newest: NewestVersions | None = None,
+) -> Observation:
     """Find out what is new in a table, since the last seen version if `wanted.since` is None.
 
     Any exception may be raised; see :func:`is_permanent`.
     """
-    with panics_as_errors(f"Table {wanted.table} in {database.uri}"):
-        if newest_stamp(Storage(database.uri, database.options), wanted.table) is None:
-            return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
-        location = database.location(wanted.table)
-        dataset = location.open()
-        with reporting_cleaned_up(location, dataset):
-            return _Check(database, location, dataset, wanted, seen).observe(now)
+    newest = newest or newest_versions(database, wanted)
+    if newest.table is None:
+        return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
+    location = database.location(wanted.table)
+    dataset = location.open()
+    with reporting_cleaned_up(location, dataset):
+        return _Check(database, location, dataset, wanted, seen, newest).observe(now)
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class _Check:
     dataset: lance.LanceDataset
     wanted: WaitCondition
     seen: VersionStamp | None
+    newest: NewestVersions
 
     def observe(self, now: datetime) -> Observation:
         dataset, wanted = self.dataset, self.wanted
@@ -166,23 +174,26 @@ class _Check:
         return all_rows_as_new(dataset) if other else new_rows_since(dataset, seen.version, self.wanted.changed_rows)
 
     def _stamp_of(self, version: int) -> VersionStamp | None:
+        if self.newest.table is not None and version == self.newest.table.version:
+            return self.newest.table
         return stamp_of(Storage(self.database.uri, self.database.options), self.wanted.table, version)
 
     def _unseen_by_view(self, name: str) -> NewRows:
         database, table = self.database, self.wanted.table
-        if not database.location(name).exists():
+        if self.newest.view is None:
             return all_rows_as_new(self.dataset)
-        view = database.open_table(name)
-        if not isinstance(view, View):
+        location = database.location(name)
+        view = location.open()
+        if not is_view(view.schema.metadata):
             raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
-        definition = view.view_definition
+        definition = ViewDefinition.read(view.schema.metadata, name)
         if not definition.is_of(database.uri, table):
             raise InvalidInput(
                 f"The source of view {name!r} is {definition.source_table!r} in {definition.source_database}, not "
                 f"{table!r} in {database.uri}. Wait for the view's own source."
             )
         reads = [column.name for column in definition.reads]
-        snapshot = CommittedViewState(view.location, view.lance).snapshot
+        snapshot = CommittedViewState(location, view).snapshot
         return new_rows_for_view(self.dataset, reads, snapshot, self.wanted.changed_rows)
 
     def _event(self, found: NewRows) -> dict[str, Any]:
@@ -227,10 +238,11 @@ class TableWatcher:
 
     def step(self, database: Database, now: datetime) -> Observation | None:
         """Check the table if it may have something new; None if nothing changed. Raises as :func:`observe`."""
-        stamps = newest_versions(database, self.wanted)
-        if stamps == self.settled or (stamps == self._waiting_at and not (self._again and self._again <= now)):
-            return None
-        found = observe(database, self.wanted, self.settled.table if self.settled else None, now)
+        with panics_as_errors(f"Table {self.wanted.table} in {database.uri}"):
+            stamps = newest_versions(database, self.wanted)
+            if stamps == self.settled or (stamps == self._waiting_at and not (self._again and self._again <= now)):
+                return None
+            found = observe(database, self.wanted, self.settled.table if self.settled else None, now, stamps)
         self._waiting_at, self._again = stamps, found.again
         if found.seen is not None and (found.event or not found.pending):
             self.settled = NewestVersions(found.seen, stamps.view)

@@ -41,9 +41,10 @@ def test_a_table_that_was_made_again_has_another_stamp_of_the_same_version(tmp_p
     assert {stamp.version for stamp in stamps if stamp} == {1}
 
 
-def test_the_start_of_a_file_is_read_and_a_file_that_is_gone_is_told_apart(tmp_path: Path) -> None:
+def test_a_part_of_a_file_is_read_and_a_file_that_is_gone_is_told_apart(tmp_path: Path) -> None:
     place = Storage.at(str(tmp_path))
     (tmp_path / "a").write_bytes(b"0123456789")
-    assert place.read_start("a", 4) == b"0123"
+    assert place.read_part("a", 0, 4) == b"0123"
+    assert place.read_part("a", 7, 3) == b"789"
     with pytest.raises(FileNotFoundError):
-        place.read_start("b", 4)
+        place.read_part("b", 0, 4)

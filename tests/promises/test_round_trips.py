@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_geneva import connect, udf
+from airflow_geneva import Database, connect, udf
+from airflow_geneva.job.status import Job
+from airflow_geneva.pages.tables import describe_table, freshness
+from airflow_geneva.watch.conditions import WaitCondition
+from airflow_geneva.watch.watcher import TableWatcher
 from tests.support.latency import SlowProxy
 from tests.support.object_store import Bucket, numbers
 
@@ -67,3 +74,83 @@ def test_a_run_makes_no_more_requests_than_it_did(
     assert measured(nothing).rows_computed == 0
     table.add(numbers(1_000))
     assert measured(one_row).rows_computed == 1
+
+
+@pytest.fixture
+def still(bucket: Bucket, options: dict[str, str]) -> Database:
+    """A table and a view that are up to date."""
+    db = connect(f"s3://{bucket.name}/db", storage_options=options)
+    table = db.create_table("docs", numbers(*range(10)))
+    table.add_columns({"y": doubled})
+    view = table.query().select({"id": "id", "y": (doubled, ["x"])}).create_materialized_view(db, "v")
+    table.backfill("y", runner="inline")
+    view.refresh(runner="inline")
+    return db
+
+
+@pytest.mark.parametrize(("since", "tables"), [(None, 1), ("1", 1), ("column:y", 1), ("view:v", 2)])
+def test_a_poll_lists_the_versions_of_each_table_and_nothing_else_while_there_is_no_new_one(
+    bucket: Bucket, proxy: SlowProxy, still: Database, since: str | None, tables: int
+) -> None:
+    through = connect(still.uri, storage_options={**dict(still.options), "aws_endpoint": proxy.url})
+    watcher = TableWatcher(WaitCondition("docs", since, changed_rows=True, min_new_rows=1_000))
+    now = datetime.now(timezone.utc)
+    assert watcher.step(through, now) is not None
+    with proxy.counting() as requests:
+        assert watcher.step(through, now) is None
+    told = "\n".join(map(str, requests))
+    assert (len(requests), requests.depth) == (tables, 1), told
+    assert all("list-type" in request.path for request in requests), told
+    # A table that was created again may have as many versions as before.
+    rows, version = still.open_table("docs").to_arrow(), still.open_table("docs").version
+    still.drop_table("docs")
+    again = still.create_table("docs", rows.slice(0, 1))
+    while again.version < version:
+        again.add(rows.slice(0, 1))
+    found = watcher.step(through, now)
+    assert found is not None
+    assert f"Version {version} of table docs" in found.told
+
+
+@pytest.mark.airflow
+def test_a_poke_of_the_sensor_is_a_poll(
+    bucket: Bucket, proxy: SlowProxy, still: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_geneva.sensors import NewFragmentsSensor
+
+    options = {**dict(still.options), "aws_endpoint": proxy.url}
+    connection = {"conn_type": "lance", "host": still.uri, "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+    sensor = NewFragmentsSensor(task_id="wait", table="docs", since="view:v")
+    assert not sensor.poke({}).is_done  # type: ignore[typeddict-item]
+    with proxy.counting() as requests:
+        assert not sensor.poke({}).is_done  # type: ignore[typeddict-item]
+    assert (len(requests), requests.depth) == (2, 1), "\n".join(map(str, requests))
+    still.open_table("docs").add(numbers(100))
+    assert sensor.poke({}).xcom_value["new_rows"] == 1  # type: ignore[typeddict-item,index]
+
+
+@pytest.mark.parametrize(("name", "tables"), [("docs", 1), ("v", 2)])
+def test_a_page_counts_again_only_when_a_table_has_a_new_version_or_a_job_has_begun_or_ended(
+    bucket: Bucket, proxy: SlowProxy, still: Database, name: str, tables: int
+) -> None:
+    through = connect(still.uri, storage_options={**dict(still.options), "aws_endpoint": proxy.url})
+
+    def pending() -> int:
+        location = through.location(name)
+        described = describe_table(location)
+        [item] = described.computed
+        return freshness(location, replace(item, job=newest.get(name)), opened=described.dataset).pending
+
+    newest = dict[str, Job]()
+    assert pending() == 0
+    with proxy.counting() as requests:
+        assert pending() == 0
+    told = "\n".join(map(str, requests))
+    assert (len(requests), requests.depth) == (tables, tables), told
+    still.open_table("docs").add(numbers(100))
+    assert pending() == 1
+    newest[name] = still.jobs(table=name)[0]
+    with proxy.counting() as requests:
+        assert pending() == 1
+    assert len(requests) > tables

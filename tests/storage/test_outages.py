@@ -55,7 +55,7 @@ def folder(bucket: Bucket, through: dict[str, str]) -> Storage:
     [
         lambda folder: folder.write_json("a.json", {"k": 2}),
         lambda folder: folder.read_json("a.json"),
-        lambda folder: folder.read_start("a.json", 1),
+        lambda folder: folder.read_part("a.json", 0, 1),
         lambda folder: folder.list_folder(),
         lambda folder: folder.delete("a.json"),
     ],
