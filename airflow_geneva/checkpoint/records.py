@@ -100,6 +100,7 @@ class StagedFragment:
         taken: computed rows whose values come from another version of the UDF, by that version.
         dense: the file holds the computed rows only, one after another, as new rows of a view.
         nulls: positions of NULLs in the file, by blob column.
+        size_bytes: size of the file; 0 if it is unknown.
     """
 
     file: str
@@ -117,6 +118,7 @@ class StagedFragment:
     agreement: str = ""
     dense: bool = False
     nulls: tuple[tuple[str, Ranges], ...] = ()
+    size_bytes: int = 0
 
     @cached_property
     def computed(self) -> Ranges:
@@ -131,6 +133,7 @@ class StagedFragment:
     def to_batch(self) -> pa.RecordBatch:
         head = {name: getattr(self, name) for name in _PLAIN}
         head |= {name: json.dumps(getattr(self, name)) for name in _AS_JSON}
+        head["size_bytes"] = self.size_bytes
         head["failures"] = self.failures.dumps()
         head["taken"] = json.dumps([[version, rows.to_json()] for version, rows in self.taken])
         head["nulls"] = json.dumps([[column, rows.to_json()] for column, rows in self.nulls])
@@ -168,6 +171,7 @@ class StagedFragment:
             failures=Failures.loads(row["failures"]),
             taken=_ranges_by_name(row["taken"]),
             nulls=_ranges_by_name(row.get("nulls") or "[]"),
+            size_bytes=row.get("size_bytes") or 0,
         )
 
 

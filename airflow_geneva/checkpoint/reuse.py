@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,9 @@ from airflow_geneva.checkpoint.records import ROW_ID, VALUE, StagedFragment, rea
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.storage.files import AT_A_TIME
+
+_MOST_RECENT = 2 * AT_A_TIME
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,8 @@ class CheckpointIndex:
         self.written = {} if written is None else written
         self.reuse_rules = reuse_rules
         self._starts = {""} if places is None else {f"{source}_frag-" for source, _ in places}
-        self._last: tuple[str, StagedFragment | None] = ("", None)
+        self._recent: dict[str, StagedFragment | None] = {}
+        self._lock = threading.Lock()
 
     @cached_property
     def _keys(self) -> dict[tuple[str, int], list[str]]:
@@ -208,10 +213,13 @@ class CheckpointIndex:
 
     def _staged(self, key: str) -> StagedFragment | None:
         # Callers ask twice in a row: whether the file fits as it is, then for its rows.
-        last = self._last
-        if key != last[0]:
-            last = self._last = key, self.written.get(key) or read_staged(self.store, key)
-        return last[1]
+        if (found := self.written.get(key) or self._recent.get(key)) is None:
+            found = read_staged(self.store, key)
+            with self._lock:
+                if len(self._recent) >= _MOST_RECENT:
+                    del self._recent[next(iter(self._recent))]
+                self._recent[key] = found
+        return found
 
     def held(
         self,

@@ -34,6 +34,7 @@ class CheckpointStore:
     def __init__(self, root: str | Storage, storage_options: Mapping[str, str] | None = None) -> None:
         self.storage = root if isinstance(root, Storage) else Storage.at(root, storage_options)
         self._packs: dict[str, Packs] = {}
+        self._only_packed = set[str]()
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self.storage.root!r})"
@@ -45,6 +46,7 @@ class CheckpointStore:
 
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
         path = self._path(key)
+        self._only_packed.discard(key)
         place = join(self.storage.root, path)
         value = with_checksums(value)
         fault_point("checkpoint.write")
@@ -54,6 +56,9 @@ class CheckpointStore:
         fault_point("checkpoint.written")
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
+        if key in self._only_packed:
+            with suppress(KeyError):
+                return self._packed(key)
         try:
             return self._checked(key, self._file(key).read(), True)
         except KeyError:
@@ -66,6 +71,9 @@ class CheckpointStore:
             KeyError: the key has no usable batch, or the batch has no such rows.
             BatchTooLarge: the rows take more bytes; not raised for a packed batch, which is in memory anyway.
         """
+        if key in self._only_packed:
+            with suppress(KeyError):
+                return _select_rows(key, self._packed(key), columns, rows)
         try:
             return self._checked(key, self._file(key).read(columns, rows, room), rows is None)
         except KeyError:
@@ -113,7 +121,10 @@ class CheckpointStore:
             names = self.storage.list_files(top)
             self._packs[top] = Packs(self.storage.folder(top), [name.removeprefix(f"{top}/") for name in names])
             listed = {path_to_key(name) for name in names if name.endswith(".lance")}
-            return sorted({key for key in listed if key.startswith(text)} | self._packs[top].keys(text))
+            packed = self._packs[top].keys(text) - listed
+            # A file counts before a pack, and need not be looked for where there was none a moment ago.
+            self._only_packed |= packed
+            return sorted({key for key in listed if key.startswith(text)} | packed)
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
         keys = {key for key in found if key.startswith(text)}
@@ -139,6 +150,7 @@ class CheckpointStore:
     def look_again(self) -> None:
         """List packs again at the next read: other processes have written some."""
         self._packs.clear()
+        self._only_packed.clear()
 
     def pack(self, keys: Iterable[str], folder: str = "") -> None:
         """Pack documents of one top folder into few files; merge its earlier packs once there are many small ones."""

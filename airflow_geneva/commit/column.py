@@ -376,7 +376,9 @@ class ShardCommitter:
 
     def _verify(self, group: Sequence[Candidate]) -> Verification:
         opened, self.opened = self.opened, None
-        verdict = verify(opened or self.location.open(), self.columns, group, self.data)
+        dataset = opened or self.location.open()
+        self.data.look_if_old(dataset, [candidate.staged.file for candidate in group])
+        verdict = verify(dataset, self.columns, group, self.data)
         if verdict.left:
             self.work.written.look(self.location.options)
         return verdict

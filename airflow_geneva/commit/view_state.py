@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot, snapshot_key
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
@@ -33,7 +33,8 @@ LOOKED_AT = "geneva.view.looked_at"
 SWAP_KEY = "geneva::view::swap"
 """Schema metadata that repeats job and snapshot of the newest swap, in case its transaction is cleaned up."""
 
-_NOTE, _INTENTS = "state/view/advanced.json", "state/view/swapping"
+_STATE = "state/view"
+_NOTE, _INTENTS = f"{_STATE}/advanced.json", f"{_STATE}/swapping"
 
 
 @dataclass(frozen=True)
@@ -206,10 +207,16 @@ def read_intents(location: TableLocation) -> set[str]:
     return {name.removesuffix(".json") for name in location.checkpoints.list_folder(_INTENTS)[1]}
 
 
+def list_state(location: TableLocation) -> tuple[set[str], int]:
+    """Return what `read_intents` does, and the number of snapshots that are not packed, with one listing."""
+    names = location.checkpoints.list_files(_STATE)
+    intents = {name.rpartition("/")[2].removesuffix(".json") for name in names if name.startswith(f"{_INTENTS}/")}
+    return intents, sum(snapshot_key(name) is not None for name in names)
+
+
 def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
     """Delete the records of swaps that another swap followed, or that can no longer be committed."""
-    for snapshot in snapshots:
-        location.checkpoints.delete(f"{_INTENTS}/{snapshot}.json")
+    location.checkpoints.delete_all(f"{_INTENTS}/{snapshot}.json" for snapshot in snapshots)
 
 
 @dataclass(frozen=True)

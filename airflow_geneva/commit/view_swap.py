@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from airflow_geneva.commit.view_state import (
     AdvanceNote,
     Swap,
     drop_intents,
+    list_state,
     newest_swap,
-    read_intents,
     snapshot_in_metadata,
     write_advance_note,
     write_intent,
@@ -60,10 +60,14 @@ def swap_rows(
     files: Sequence[tuple[str, int]],
     data: StagedFiles,
     snapshot: Callable[[], Snapshot],
+    opened: lance.LanceDataset | None = None,
 ) -> Swapped:
     """Remove rows and all placeholders from a view, and add the rows of the staged files.
 
+    `mirror_swap` comes after it.
+
     Args:
+        opened: the newest version, if it was opened just now.
         snapshot: checks the new rows and returns the snapshot of the view after the swap; called only if needed.
 
     Raises:
@@ -72,7 +76,7 @@ def swap_rows(
     """
     key, content, saved = "", None, False
     for _ in commit_tries(f"view {work.table_name!r}", "swap its rows"):
-        dataset = _open_with_a_fragment(location, work.written, bool(files))
+        dataset, opened = _with_a_fragment(opened or location.open(), location, work.written, bool(files)), None
         work.written.check(dataset)
         newest = newest_swap(location, dataset)
         if newest.identity != swap.based_on:
@@ -94,8 +98,8 @@ def swap_rows(
             return Swapped()
 
         transaction = partial(_swap_of_rows, dataset, work, plan, key, removed, updated + anchor, files, data)
-        begun = set[str]()
-        first = partial(_announce, location, key, None if saved else content, begun)
+        begun, loose = set[str](), list[int]()
+        first = partial(_announce, location, key, None if saved else content, begun, loose)
         try:
             swapped = work.written.commit_transaction(
                 location.options, transaction, before="swap.before", after="swap.after", first=first
@@ -106,11 +110,10 @@ def swap_rows(
             saved = True
             continue
         # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
-        drop_intents(location, begun)
+        result = Swapped(int(swapped.version), dropped=frozenset(begun), snapshots=loose[-1] + 1)
         if swapped.version > dataset.version + 1:
-            return Swapped(int(swapped.version))
-        now = Swap(work.job_id, work.version, key, plan, placeholders=False)
-        return Swapped(int(swapped.version), view=swapped, newest=now, dropped=frozenset(begun))
+            return result
+        return replace(result, view=swapped, newest=Swap(work.job_id, work.version, key, plan, placeholders=False))
     raise AssertionError("commit_tries raises after its last try")
 
 
@@ -150,11 +153,16 @@ def _swap_of_rows(
     )
 
 
-def _announce(location: TableLocation, key: str, snapshot: Snapshot | None, begun: set[str]) -> None:
-    """Write the snapshot of a swap, unless it is None, and the intent to swap; collect the intents of other swaps."""
+def _announce(location: TableLocation, key: str, snapshot: Snapshot | None, begun: set[str], loose: list[int]) -> None:
+    """Write the snapshot of a swap, unless it is None, and the intent to swap.
+
+    Collect the intents of other swaps, and the number of snapshots that are not packed.
+    """
     save = [] if snapshot is None else [partial(save_snapshot, location.checkpoints, key, snapshot)]
-    parts = partial(read_intents, location), partial(write_intent, location, key)
-    begun.update(location.checkpoints.side_by_side(*save, *parts)[-2] - {key})
+    parts = partial(list_state, location), partial(write_intent, location, key)
+    intents, snapshots = location.checkpoints.side_by_side(*save, *parts)[-2]
+    begun.update(intents - {key})
+    loose.append(snapshots)
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,8 @@ class Swapped:
         version: written by this call or by an earlier try of the same plan; None: none was.
         why: the reason if nothing was written although there was something to write.
         view, newest: that version and the swap that it shows, if no other writer committed meanwhile.
-        dropped: the intents of earlier swaps, which are dropped.
+        dropped: the intents of earlier swaps, which are no longer needed.
+        snapshots: the number of snapshots that are not packed; None: unknown.
     """
 
     version: int | None = None
@@ -173,6 +182,7 @@ class Swapped:
     view: lance.LanceDataset | None = None
     newest: Swap | None = None
     dropped: frozenset[str] = frozenset()
+    snapshots: int | None = None
 
 
 def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
@@ -189,12 +199,13 @@ def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
     return None
 
 
-def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
-    """Open a view; if it is empty, append a placeholder, so that two concurrent swaps share a fragment and conflict."""
+def _with_a_fragment(
+    dataset: lance.LanceDataset, location: TableLocation, planned: PlannedTable, wanted: bool
+) -> lance.LanceDataset:
+    """Append a placeholder if a view is empty, so that two concurrent swaps share a fragment and conflict."""
     import lance
     from lance.fragment import DataFile, FragmentMetadata
 
-    dataset = location.open()
     if wanted and not dataset.get_fragments():
         # Write the data file directly: an append of rows would need values for non-nullable columns that users added.
         writer = DataFileWriter(dataset, PLACEHOLDER_FIELDS)
@@ -256,8 +267,14 @@ def _rows_by_fragment(
 def mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDataset:
     """Copy the newest swap's transaction properties into the schema metadata, unless they are there already.
 
-    Return the newest version of the view.
+    Drop the intents of the swaps before it, and return the newest version of the view.
     """
+    both = partial(_mirror_swap, location, swapped), partial(drop_intents, location, swapped.dropped)
+    found: lance.LanceDataset = location.checkpoints.side_by_side(*both)[0]
+    return found
+
+
+def _mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDataset:
     import lance
 
     dataset = location.open() if swapped.view is None else swapped.view

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from airflow_geneva.display import counted
 from airflow_geneva.job.busy import Busy
@@ -181,6 +181,14 @@ class PastJob:
             return self.reported / self.speed.rows
         saved = self.speed.saved.deduplicated + self.speed.saved.cached
         return None if declared is None else declared * (1 - min(saved / self.speed.rows, 1.0))
+
+
+History: TypeAlias = Callable[[], list[PastJob]]
+
+
+def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> History:
+    """Return what reads the earlier jobs when it is called first."""
+    return cache(partial(read_history, checkpoints, described))
 
 
 def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> list[PastJob]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import lance
     from lance.file import LanceFileMetadata, LanceFileReader, LanceFileWriter
 
+FOOTER_BYTES = 40
 _LAST_BYTES = b"LANC"
 _READ_AHEAD = 2
 _OF_VALUES = ("LanceError(Schema)", "LanceError(Arrow)")
@@ -97,6 +98,11 @@ class DataFileWriter(FileWriter):
         """The positions of NULLs, by blob column."""
         none = np.empty(0, np.int64)
         return tuple((name, Ranges.from_offsets(np.concatenate([none, *found]))) for name, found in self._nulls.items())
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the published file; 0 if its writer does not say so."""
+        return getattr(self._writer, "size_bytes", 0) or 0
 
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``."""
@@ -200,6 +206,18 @@ class LanceFile:
                 return self.folder.open_reader(self.name).metadata()
         except EngineError:
             return None
+
+    def footer(self, size: int) -> bytes | None:
+        """Read the footer of a file of a known size, with one request; None if there is no such file."""
+        try:
+            found = self.folder.read_part(self.name, size - FOOTER_BYTES, FOOTER_BYTES)
+        except FileNotFoundError:
+            return None
+        except StorageError as error:
+            if is_unavailable(error):
+                raise
+            return None
+        return found if len(found) == FOOTER_BYTES and found.endswith(_LAST_BYTES) else None
 
     def exists(self) -> bool:
         return self.folder.exists(self.name)

@@ -154,8 +154,8 @@ class PlanOperator(LanceOperator, SkipMixin):
         plan = plan.with_work(rows=rows)
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
-        choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
-        expected = estimate_by_history(plan, table.location, choice.runner) if plan.shards else Estimate.of_nothing()
+        choice = choose_runner(plan, udfs, below, try_new_code=False)
+        expected = estimate_by_history(plan, choice.runner) if plan.shards else Estimate.of_nothing()
         above = expected.above(self._limits()) if plan.shards else ""
         if above:
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")
@@ -220,6 +220,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         with openai_connection(optional_text(self.openai_conn_id), job.work.connections):
             for shard in shards:
                 apply_and_commit(job, shard, udfs, watch, pace)
+            job.settle()
 
     @abstractmethod
     def _open(self) -> Table:

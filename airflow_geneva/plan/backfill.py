@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.display import counted
+from airflow_geneva.job.speed import history_once
 from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
 from airflow_geneva.lance_io.fragments import (
     Columns,
@@ -37,6 +38,7 @@ from airflow_geneva.plan.reusable_checkpoints import (
     check_continue_from,
     continue_from_savings,
     find_mismatches,
+    look_beside,
     other_versions,
 )
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
@@ -119,9 +121,10 @@ class _Planner:
                 self.computed.learn(files, provenance, rows, all_live=False)
         works = Works((), manifest, whole, NEW)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
-        others: list[str] = []
+        earlier, others = history_once(store.storage, self.work.describe()), list[str]()
         if index is not None:
-            others, _ = store.storage.side_by_side(partial(other_versions, store, self.work), index.places)
+            looks = partial(other_versions, store, self.work), index.places, earlier
+            (others, *_), self.work = look_beside(store.storage, self.work, *looks)
         works = self._with_checkpoints(selected, works, index)
         if self.given_up:
             self.computed.notes.append(
@@ -150,6 +153,7 @@ class _Planner:
             ledgers=len(self.state.ledgers),
             opened=(self.dataset,),
             index=index,
+            earlier=earlier,
         )
 
     def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
@@ -284,7 +288,6 @@ class _Planner:
     def _with_checkpoints(self, dues: list[_Due], whole: Works, index: CheckpointIndex | None) -> Works:
         if index is None:
             return whole
-        works: list[FragmentWork] = []
         reusable = ReusableColumn(self.dataset, self.work)
         if whole:
             self._add(whole.reason, len(whole), whole.rows)
@@ -296,8 +299,7 @@ class _Planner:
             files = [*(due.work.files for due in dues), *self.computed.manifest.at(whole.whole)]
             ancestors = self.computed.ancestors(files, index, self.work.udf_version)
             near = whole.with_ids({*(work.id for work in near), *ancestors})
-        for work in near:
-            works.append(reusable.look_up(replace(work, ancestors=ancestors.get(work.id, ())), index, work.due))
+        asked = [(replace(work, ancestors=ancestors.get(work.id, ())), work.due) for work in near]
         for due in dues:
             work = due.work
             self._count(work.reason, work.rows)
@@ -306,8 +308,8 @@ class _Planner:
                 self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
             if work.id in ancestors:
                 work = replace(work, ancestors=ancestors[work.id])
-            works.append(reusable.look_up(work, index, due.live))
-        return whole.replaced(works)
+            asked.append((work, due.live))
+        return whole.replaced(reusable.look_up_all(asked, index))
 
 
 def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:

@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.display import Described, counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
+from airflow_geneva.job.speed import History
 from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.plan.shard import FragmentWork, Shard
@@ -361,6 +362,7 @@ class Plan(Described):
         ledgers: number of the column's ledgers that no fold covers.
         opened: the version that is read, and of a refresh the view, for the process that goes on with the plan.
         index: the checkpoints that were there.
+        earlier: reads the earlier jobs of the column or view, once.
         estimator: makes the estimate, if so many rows as given, from a sample of these.
     """
 
@@ -378,6 +380,7 @@ class Plan(Described):
     ledgers: int = 0
     opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)
     index: CheckpointIndex | None = field(default=None, repr=False, compare=False)
+    earlier: History = field(default=list, repr=False, compare=False)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.speed import history_once
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import is_engine_error
 from airflow_geneva.lance_io.filters import check_where, selected_offsets
@@ -36,7 +37,7 @@ from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.due_rows import check_view_code_change, renamed_code
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
-from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches
+from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.location import TableLocation
@@ -103,10 +104,11 @@ def plan_refresh(
     udfs: Mapping[str, UdfDefinition],
     view_state: CommittedViewState,
     request: RefreshRequest,
+    newest: lance.LanceDataset | None = None,
 ) -> Plan:
-    """Compare the source with what the view reflects; write nothing."""
+    """Compare the source, of which `newest` may be open, with what the view reflects; write nothing."""
     request.check()
-    dataset = source.open()
+    dataset = newest or source.open()
     if request.src_version is not None:
         dataset = open_version(dataset, request.src_version)
     with reporting_cleaned_up(source, dataset):
@@ -128,9 +130,11 @@ def plan_refresh(
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
             index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
             works = [_fragment_work(work, item) for item in chosen]
+            earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
+                _, work = look_beside(view.checkpoints, work, index.places, earlier)
                 reusable = ReusableView(dataset, work, view_state.dataset)
-                works = [reusable.look_up(fragment, index, fragment.due) for fragment in works]
+                works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
             planned = Works(works)
         if view_state.renamed:
             changes.notes.append(renamed_code(view_state.renamed, tuple(sorted({version for _, version in code}))))
@@ -175,6 +179,7 @@ def plan_refresh(
             mismatches=find_mismatches(index, planned),
             opened=(dataset, view_state.dataset),
             index=index,
+            earlier=earlier,
             swap=replace(swap, idle=idle),
         )
 
@@ -196,6 +201,7 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
     computed_rows = ComputedRows(dataset, columns, names, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
     found = SourceChanges()
+    seen = cache(lambda: Ranges.union(f.ids for f in before.values()))
     here: list[Ranges] = []
     kept: set[str] = set()
     for files in computed_rows.manifest.values():
@@ -208,7 +214,7 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
             continue
-        fragment = _changed(files, computed_rows, before)
+        fragment = _changed(files, computed_rows, before, seen)
         here.append(fragment.ids)
         failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
         found.given_up += sum(len(rows) for _, rows in failed)
@@ -224,14 +230,15 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
         found.gone = lost - Ranges.union(here)
         if found.changed:
             renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
-            found.gone = found.gone | (renewed & Ranges.union(f.ids for f in before.values()))
+            found.gone = found.gone | (renewed & seen())
     found.notes = computed_rows.notes
     return found
 
 
 def _changed(
-    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
+    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment], seen: Callable[[], Ranges]
 ) -> ChangedFragment:
+    """Find the new and changed rows of a fragment; the snapshot has the row ids that were `seen`."""
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
     if ids is None and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
         live = live_offsets(computed_rows.dataset, files)
@@ -242,7 +249,7 @@ def _changed(
         live = Ranges.from_offsets(offsets) if files.deletion else live
     elif files.deletion:
         live = before[files.signature].live
-    known = computed_rows.resolve(files, live)
+    known = computed_rows.resolve(files, live) if ids & seen() else {}
     tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
     done = rows_that(known, lambda provenance: not provenance.failures)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.checkpoint.provenance import rows_that
@@ -20,7 +20,7 @@ from airflow_geneva.lance_io.fragments import FragmentFiles, field_ids, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.staged_files import StagedFiles
 from airflow_geneva.plan.shard import FragmentWork, Works
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.files import AT_A_TIME, Storage, in_threads
 
 if TYPE_CHECKING:
     import lance
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_geneva.plan.model import BackfillSpec, JobSpec, RefreshSpec
 
 
+_Spec = TypeVar("_Spec", "BackfillSpec", "RefreshSpec")
 _MOST_SHOWN = 5
 _MOST_FILES = 8
 
@@ -54,7 +55,7 @@ def staged_fits(
 
 def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment, data: StagedFiles) -> bool:
     """Whether the data file exists, is readable, and has the expected number of rows."""
-    return data.count_rows(dataset, staged.file) == staged.physical_rows
+    return data.count_rows(dataset, staged.file, staged.physical_rows, staged.size_bytes) == staged.physical_rows
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,13 @@ class Reusable(ABC):
         staged = self.staged(fragment, index, live)
         done = fragment.due if staged else self.held(fragment, index, fragment.due).done
         return replace(fragment, missing=fragment.due - done, staged=staged is not None)
+
+    def look_up_all(
+        self, fragments: Iterable[tuple[FragmentWork, Ranges]], index: CheckpointIndex
+    ) -> list[FragmentWork]:  # fmt: skip
+        """Return fragments, which come with their live rows, without the rows that the store has."""
+        threads = 1 if index.store.storage.local else AT_A_TIME
+        return in_threads(lambda one: self.look_up(one[0], index, one[1]), fragments, threads)
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,16 @@ class ReusableView(Reusable):
 
     def _is_complete(self, staged: StagedFragment) -> bool:
         return staged.dense and is_staged_complete(self.view, staged, self.data)
+
+
+def look_beside(checkpoints: Storage, work: _Spec, *looks: Callable[[], Any]) -> tuple[list[Any], _Spec]:
+    """Look for what a job with something to do needs, beside the stamps of the planned versions.
+
+    Return what was found, and the work with the stamps.
+    """
+    stamps = (partial(table.stamped, checkpoints.options) for table in work.tables)
+    found = checkpoints.side_by_side(*looks, *stamps)
+    return found[: len(looks)], replace(work, tables=tuple(found[len(looks) :]))
 
 
 def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:

@@ -10,10 +10,8 @@ from typing import Any
 from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.speed import read_history
 from airflow_geneva.plan.model import JobSpec, Plan
 from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.storage.files import Storage
 
 RUNNERS = ("auto", "inline", "spark")
 INLINE_BELOW_SECONDS = 10
@@ -92,9 +90,7 @@ def check_old_code(plan: Plan, runner: str) -> None:
         )
 
 
-def choose_runner(
-    plan: Plan, checkpoints: Storage, udfs: Udfs, below_seconds: float, try_new_code: bool
-) -> RunnerChoice:
+def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bool) -> RunnerChoice:
     """Choose by the seconds that the same UDF versions took for a row in earlier jobs.
 
     The time to load a model does not count, because each task on Spark loads it too.
@@ -117,8 +113,7 @@ def choose_runner(
         return RunnerChoice("spark", f"only Spark provides what was asked for: {demands}")
     if not udfs.have_planned_version():
         return RunnerChoice("spark", "this process has other code than the plan")
-    history = read_history(checkpoints, work.describe(), most=1)
-    if not history:
+    if not (history := plan.earlier()):
         why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
     speed = history[0].speed

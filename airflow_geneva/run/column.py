@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,7 @@ class ColumnPublisher:
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
     newest: lance.LanceDataset | None = None
     beside_end: list[Callable[[], object]] = field(default_factory=list)
+    behind: list[Future[None]] = field(default_factory=list)
     opened: tuple[lance.LanceDataset, ...] = ()
     _noted: set[int] = field(default_factory=set)
 
@@ -146,7 +148,7 @@ class ColumnPublisher:
     def _commit(self, whole: Shard, parts: Sequence[Shard]) -> ShardResult:
         """Check and commit what is staged of the parts of a shard; rows in a damaged file count as missing."""
         began, checkpoints = time.monotonic(), self.location.checkpoints
-        opening = [] if checkpoints.local else [self.location.open]
+        opening = [] if checkpoints.local else [self.location.open, *self._beside_opening(whole)]
         staged, *opened = checkpoints.side_by_side(lambda: [self._staged(part) for part in parts], *opening)
         newest = opened[0] if opened and time.monotonic() - began < _FRESH_SECONDS else None
         candidates = [candidate for found, _ in staged for candidate in found]
@@ -157,6 +159,16 @@ class ColumnPublisher:
             damaged = [one.work for one in candidates if one.staged.file == broken.source]
             remove_broken(self.target, broken, (str(self.work.key(fragment)) for fragment in damaged))
             return self._commit(whole, parts)
+
+    def _beside_opening(self, shard: Shard) -> list[Callable[[], object]]:
+        """Begin to describe the first file that this process has staged, and return the waits for checkpoints."""
+        written, target = self.target.written or {}, self.target
+        keys = (str(self.work.key(fragment)) for fragment in shard.fragments) if written else ()
+        if (first := next((written[key] for key in keys if key in written), None)) is not None:
+            target.data.describe_ahead(target.source, first.file)
+        waits: list[Callable[[], object]] = [write.result for write in self.behind]
+        self.behind.clear()
+        return waits
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
         """Return the staged fragments of a shard, and why others are not."""
@@ -279,6 +291,9 @@ class ColumnPublisher:
         self.beside_end = []
         return result, fold_ledgers(checkpoints, work.field_id)
 
+    def open_for_finish(self) -> None:
+        self._newest()
+
     def _newest(self) -> lance.LanceDataset:
         """Return the version of this process's last commit, or else the newest one, opened once."""
         self.newest = self.newest or self.location.open()
@@ -289,7 +304,8 @@ class ColumnPublisher:
         work, there = self.work, list(results)
         if not there:
             return ()
-        if self.newest is not None and None not in there and JobFolder(self.target.job, work.job_id).alone:
+        folder = JobFolder.of(self.location.checkpoints, work.job_id)
+        if self.newest is not None and None not in there and folder.alone:
             own = {version for result in there if result is not None for version in result.versions}
             return tuple(sorted(own | self._noted))
         return tuple(find_commits(self._newest(), work.version, [work.job_id]))

@@ -14,7 +14,6 @@ from airflow_geneva.apply.reader import ReadSize, read_rows
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.estimate import Call, Estimate, Size
-from airflow_geneva.job.speed import read_history
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.fragments import live_offsets
@@ -185,12 +184,12 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
         if not plan.shards:
             return Estimate.of_nothing()
         here = udfs()
-        choice = choose_runner(plan, location.checkpoints, here, INLINE_BELOW_SECONDS, try_new_code=True)
+        choice = choose_runner(plan, here, INLINE_BELOW_SECONDS, try_new_code=True)
         if sample is None:
-            return replace(estimate_by_history(plan, location, choice.runner), why=choice.why)
+            return replace(estimate_by_history(plan, choice.runner), why=choice.why)
         found = sample_plan(plan, location, here, sample)
         if not found.calls:
-            return replace(estimate_by_history(plan, location, choice.runner), why=choice.why)
+            return replace(estimate_by_history(plan, choice.runner), why=choice.why)
         size, runner = size_of(plan, choice.runner), choice.runner
         expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
         # The sample knows more than the choice did.
@@ -202,10 +201,9 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
     return estimate
 
 
-def estimate_by_history(plan: Plan, location: TableLocation, runner: str) -> Estimate:
+def estimate_by_history(plan: Plan, runner: str) -> Estimate:
     """Estimate by earlier jobs, for a runner that is chosen; it calls no UDF."""
-    size = size_of(plan, runner)
-    history = read_history(location.checkpoints, plan.work.describe())
+    size, history = size_of(plan, runner), plan.earlier()
     return Estimate.by_history(size, history) if history else Estimate.unknown(size)
 
 

@@ -127,9 +127,10 @@ def run_maintenance(location: TableLocation, work: JobSpec) -> None:
         logger.warning("Cannot reduce the files of ended jobs beside %s: %s", location.uri, error)
 
 
-def has_many_snapshots(view: TableLocation) -> bool:
-    """Whether a view has enough unpacked snapshots to run :func:`run_maintenance`."""
-    return len(unpacked_snapshots(view.checkpoints)) >= _MANY_SNAPSHOTS
+def has_many_snapshots(view: TableLocation, unpacked: int | None) -> bool:
+    """Whether a view has enough unpacked snapshots to run :func:`run_maintenance`; None: count them."""
+    count = len(unpacked_snapshots(view.checkpoints)) if unpacked is None else unpacked
+    return count >= _MANY_SNAPSHOTS
 
 
 def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.estimate import FEW_ROWS, starting_spark
-from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, SUBMIT, JobFolder
+from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, STATUS, SUBMIT, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import Stopwatch, measured
 from airflow_geneva.job.progress import usage_of
@@ -40,6 +41,7 @@ from airflow_geneva.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import failure_message, record_plan, what_failed, with_stamps
+from airflow_geneva.run.task import GRACE_SECONDS
 from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.run.waiting import Waiting
@@ -61,6 +63,8 @@ class Publisher(Protocol):
     """The version of the last commit of this process."""
     beside_end: list[Callable[[], object]]
     """Writes to make beside the end of the job, after `finish`. The next plan does without one that a kill prevents."""
+    behind: list[Future[None]]
+    """Writes of checkpoints that `commit` or `finish` wait for."""
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
     """Work for rows that the last commit did not find in checkpoints, with the version to compute them from."""
 
@@ -70,6 +74,9 @@ class Publisher(Protocol):
 
     def commit(self, shard: Shard) -> ShardResult:
         """Commit a shard of a column; verify a shard of a view. What was removed is staged again from checkpoints."""
+
+    def open_for_finish(self) -> None:
+        """Open and read what `finish` needs, side by side, in a process that has not worked on the job."""
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
@@ -96,11 +103,11 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     measured().rows = plan.rows_to_run
     choice = RunnerChoice(runner, "as requested")
     if runner == "auto":
-        choice = choose_runner(plan, location.checkpoints, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
+        choice = choose_runner(plan, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
         logger.info("Computing %s %s.", plan.work.target, choice)
     about: dict[str, Any] = {}
     if plan.shards:
-        estimate = partial(estimate_by_history, plan, location, choice.runner)
+        estimate = partial(estimate_by_history, plan, choice.runner)
         expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
         plan, about = plan.expecting(expected), {"expected": expected.pace()}
     measured().expected = about.get("expected", {})
@@ -181,9 +188,9 @@ def apply_and_commit(
 ) -> ShardResult:
     """Apply and commit one shard; what ``on_rows`` raises ends an inline computation."""
     folder, place = job.folder, (job.saved.fingerprint, shard.index)
-    with folder.recording_failure(*place):
+    with folder.recording_failure(*place), job.writing_behind():
         with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
-            job.apply(shard, udfs, on_rows)
+            job.apply(shard, udfs, on_rows, commits=True)
         with watch.timing("commit"), writing_heartbeats(folder, "commit", *place):
             result = job.commit(shard)
         for _ in range(_MOST_TIMES):
@@ -203,6 +210,7 @@ class PlannedJob:
         swap: the swap plan of a refresh, if this process has it already.
         choice: where it is computed; None: in the process that applies a shard.
         opened, index: what the plan has opened and listed, if this process planned just now.
+        record: the job's record, if this process has read it.
 
     With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
     """
@@ -215,6 +223,7 @@ class PlannedJob:
         choice: RunnerChoice | None = None,
         opened: tuple[lance.LanceDataset, ...] = (),
         index: CheckpointIndex | None = None,
+        record: Mapping[str, Any] | None = None,
     ) -> None:
         self.location = location = location.patient()
         self.choice = choice
@@ -224,6 +233,7 @@ class PlannedJob:
         self.unmet = ""
         self._ended: dict[int, Spent] = {}
         self._index = index
+        self._record = record
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
         self.publisher: Publisher = (
             ViewPublisher(location, saved, work, swap, opened=opened)
@@ -249,12 +259,14 @@ class PlannedJob:
         udfs: Udfs,
         on_rows: Callable[[int], None] = lambda rows: None,
         target: Target | None = None,
+        commits: bool = False,
     ) -> None:
         """Compute a shard, stage its rows, and write the result.
 
         Args:
             on_rows: called with the number of rows after every step of an inline computation; may raise StopComputing.
             target: what is computed again, if it is not the planned version.
+            commits: this process commits the shard next, and waits then for the last checkpoints to be written.
 
         Raises:
             UdfError: a UDF failed; rows computed before are checkpointed.
@@ -263,7 +275,8 @@ class PlannedJob:
 
         status = {} if target is None else self.folder.read_shard(self.saved.fingerprint, shard.index)
         index, self._index = self._index, None
-        target = target or replace(self.publisher.target, listed=index)
+        behind = self.publisher.behind if commits and not self.folder.storage.local else None
+        target = target or replace(self.publisher.target, listed=index, behind=behind)
 
         def compute(caps: Caps) -> list[UnitReport]:
             plan, wait = self.saved.fingerprint, caps.around(self.waiting(shard))
@@ -366,13 +379,49 @@ class PlannedJob:
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
         return document
 
-    @cached_property
+    @property
     def applied(self) -> list[dict[str, Any]]:
         """The results of the applied shards, as they are when first asked for."""
-        return [status[APPLIED] for status in self._statuses() if status.get(APPLIED)]
+        return [status[APPLIED] for status in self._statuses if status.get(APPLIED)]
 
+    @cached_property
     def _statuses(self) -> list[dict[str, Any]]:
-        return [self.folder.read_shard(self.saved.fingerprint, index) for index in range(len(self.saved.shards))]
+        return self._read_shards(STATUS)
+
+    @contextmanager
+    def writing_behind(self) -> Iterator[None]:
+        """Wait for the checkpoints that are written behind if the body fails, for some seconds."""
+        try:
+            yield
+        except BaseException:
+            wait(self.publisher.behind, GRACE_SECONDS)
+            raise
+
+    def settle(self) -> None:
+        """Wait for the checkpoints that are written behind."""
+        writes, self.publisher.behind = self.publisher.behind, []
+        for write in writes:
+            write.result()
+
+    def committed(self) -> list[ShardResult | None]:
+        """Read the results of the commits of all shards, side by side; None for one that there is not."""
+        read = partial(ShardResult.read, self.folder, self.saved.fingerprint)
+        return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
+
+    @cached_property
+    def _errors(self) -> int:
+        return count_errors(self.folder.storage)
+
+    def read_for_finish(self) -> list[ShardResult | None]:
+        """Read what `finish` needs, side by side, in a process that has not worked on the job; return `committed`."""
+        reads = lambda: self._statuses, lambda: self._errors, self.publisher.open_for_finish
+        found: list[ShardResult | None] = self.folder.storage.side_by_side(self.committed, *reads)[0]
+        return found
+
+    def _read_shards(self, by: str) -> list[dict[str, Any]]:
+        """Read what processes said of all shards, side by side."""
+        read = partial(self.folder.read_shard, self.saved.fingerprint, by=by)
+        return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
 
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
         """Return what watches an inline computation of these shards; it raises TooSlow."""
@@ -421,9 +470,9 @@ class PlannedJob:
                 result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
             result = with_indexes(self.location, self.work, result, self.publisher.newest)
-            result = result.with_carried(self.folder.read(RECORD) or {})
+            result = result.with_carried(self._record or self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
-            result = self._write_end(result, error, self.publisher.beside_end)
+            result = self._write_end(result, error, [*self.publisher.beside_end, self.settle])
             if many_documents and not missing:
                 run_maintenance(self.location, self.work)
         fault_point("finish.end")
@@ -447,13 +496,13 @@ class PlannedJob:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         failed = result.state == FAILED or result.rows_failed or any(one.get("rows_failed") for one in self.applied)
         unread = self.saved.shards and (failed or not self.folder.alone)
-        errors = count_errors(self.folder.storage) if unread else 0
+        errors = self._errors if unread else 0
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
         checked = found_in_job(self.folder, self.saved, self.publisher.checked)
         result = replace(speed.saved.added_to(result), checked=checked)
         notes = [note for document in self.applied for note in document.get("notes", ())]
         result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)]), *notes))
-        result = self._with_usage(result, usage_of(self._statuses()))
+        result = self._with_usage(result, usage_of(self._statuses))
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:

@@ -35,6 +35,7 @@ from airflow_geneva.run.task import TaskRunner
 from airflow_geneva.run.units import Target
 from airflow_geneva.run.view import ViewTarget
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.error_policy import Policy, rules_of
 from airflow_geneva.udf.of_process import kept_udf
@@ -42,6 +43,7 @@ from airflow_geneva.udf.shipping import UdfReference
 
 logger = logging.getLogger("airflow_geneva.run")
 
+_BEHIND = StoreThreads("geneva-checkpoints")
 Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
 """What computes batches, and the columns that a batch needs."""
 
@@ -159,7 +161,10 @@ def prepare(
         except StorageError as unkept:
             logger.warning("Cannot write the last checkpoints, so the rows of small fragments are lost: %s", unkept)
         raise
-    keep()
+    if target.behind is not None and not submissions and not known:
+        target.behind.append(_BEHIND.submit(target.store.storage.root, delayed.write))
+    else:
+        keep()
     for of_column in submissions.values():
         of_column.remove_collected()
 

@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -178,6 +179,8 @@ class Target(Reusable):
     """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
     delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
     """Takes new fragment checkpoints; None: each is written at once."""
+    behind: list[Future[None]] | None = field(default=None, kw_only=True)
+    """Takes the write of the last fragment checkpoints, which the commit waits for; None: it is waited for at once."""
     listed: CheckpointIndex | None = field(default=None, kw_only=True)
     """The checkpoints listed when a task of many fragments began; None: they are listed for each fragment."""
 
@@ -185,7 +188,7 @@ class Target(Reusable):
         """Return the target for a task of some fragments, which are looked up in one listing if they are many."""
         if self.listed is not None or fragments < _LISTED_ONCE:
             return self
-        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules))
+        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules, written=self.written))
 
     def index(self, fragment: FragmentWork, again: bool = False) -> CheckpointIndex:
         """Return the checkpoints of a fragment, as they are now if it is asked `again`."""
@@ -248,8 +251,10 @@ class Target(Reusable):
             failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
             agreement=self.work.agreement,
             nulls=writer.file.nulls,
+            size_bytes=writer.file.size_bytes,
             **layout,
         )
+        self.data.add(writer.file)
         key = str(self.work.key(fragment))
         if self.delayed is None or began is None:
             self.store[key] = staged.to_batch()
@@ -331,10 +336,7 @@ def open_unit(target: Target, unit: Unit, again: bool = False) -> OpenedUnit:
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:
-    return all(
-        target.staged(fragment, target.index(fragment), live_offsets(target.source, fragment.files)) is not None
-        for fragment in shard.to_apply
-    )
+    return all(staged is not None for _, _, staged in _look(target, shard.to_apply))
 
 
 def staged_or_restaged(target: Target, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
@@ -353,17 +355,24 @@ def _restaged(
 def all_staged(
     target: Target, fragments: Sequence[FragmentWork]
 ) -> list[tuple[FragmentWork, CheckpointIndex, StagedFragment | None]]:
-    """Return each fragment with its checkpoints and what `staged_or_restaged` returns; look at many side by side."""
+    """Return each fragment with its checkpoints and what `staged_or_restaged` returns."""
+    return [
+        (fragment, index, staged or _restaged(target, fragment, index, live))
+        for fragment, (index, live, staged) in zip(fragments, _look(target, fragments), strict=True)
+    ]
+
+
+def _look(
+    target: Target, fragments: Sequence[FragmentWork]
+) -> list[tuple[CheckpointIndex, Ranges, StagedFragment | None]]:
+    """Look side by side for each fragment's checkpoints and its staged data file."""
+    target = target.at_begin(len(fragments))
 
     def look(fragment: FragmentWork) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
         index, live = target.index(fragment), live_offsets(target.source, fragment.files)
         return index, live, target.staged(fragment, index, live)
 
-    found = in_threads(look, fragments)
-    return [
-        (fragment, index, staged or _restaged(target, fragment, index, live))
-        for fragment, (index, live, staged) in zip(fragments, found, strict=True)
-    ]
+    return in_threads(look, fragments)
 
 
 def stage_computed(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,8 @@ from airflow_geneva.write.data_files import (
 
 if TYPE_CHECKING:
     import lance
+
+_FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,9 @@ class ViewPublisher:
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
     newest: lance.LanceDataset | None = None
     beside_end: list[Callable[[], object]] = field(default_factory=list)
+    behind: list[Future[None]] = field(default_factory=list)
     opened: tuple[lance.LanceDataset, ...] = ()
+    _shards: dict[int, Shard] = field(default_factory=dict)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
     _swapped: Swapped = field(default_factory=Swapped)
 
@@ -176,6 +182,16 @@ class ViewPublisher:
             left_reasons=tuple((fragment.id, "not all of its rows are computed") for fragment in staged.missing),
             visible=False,
         )
+
+    def open_for_finish(self) -> None:
+        if self.work.rows_beyond:
+            return
+        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        load = partial(self.saved.load_swap, job)
+        shards = (partial(self.saved.load_shard, job, index) for index in range(len(self.saved.shards)))
+        targets = [lambda: self.target] if self.saved.shards else []
+        self.swap, *rest = job.side_by_side(load, *shards, *targets)
+        self._shards = dict(enumerate(rest[: len(self.saved.shards)]))
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
@@ -195,8 +211,12 @@ class ViewPublisher:
             if view.version == self.work.written.version:
                 return replace(self.result(()), state=DONE), False
         result = self._swap_rows(job, swap)
-        self.newest = mirror_swap(self.location, self._swapped)
-        return result, bool(self.saved.shards) and has_many_snapshots(self.location)
+        mirror = partial(mirror_swap, self.location, self._swapped)
+        if self._swapped.view is None:
+            self.newest = mirror()
+        else:
+            self.newest, self.beside_end = self._swapped.view, [mirror]
+        return result, bool(self.saved.shards) and has_many_snapshots(self.location, self._swapped.snapshots)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
         """Say that nothing is visible."""
@@ -211,11 +231,15 @@ class ViewPublisher:
         )
 
     def _swap_rows(self, job: Storage, swap: SwapPlan) -> BackfillResult:
-        view, work, saved = self.location, self.work, self.saved
+        began, view, work, saved = time.monotonic(), self.location, self.work, self.saved
         # The source may have been created again after its rows were read.
-        work.read.look(view.options)
-        staged = self._all_staged(job)
-        dataset = view.open()
+        looks = partial(self._all_staged, job), view.open, partial(work.read.look, view.options)
+        waits = [write.result for write in self.behind]
+        self.behind.clear()
+        verified = (pair for found in self._verified.values() for _, pair in found.pairs if pair.physical_rows)
+        if not view.checkpoints.local and (first := next(verified, None)) is not None:
+            self.target.data.describe_ahead(self.target.view, first.file)
+        staged, dataset, *_ = view.checkpoints.side_by_side(*looks, *waits)
         result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
         # A try before this one may have been killed after its swap.
         newest = newest_swap(view, dataset)
@@ -245,7 +269,9 @@ class ViewPublisher:
                     judge()
                 files = self._files(swap, staged)
                 data = self.target.data
-                self._swapped = swap_rows(view, work, saved.fingerprint, swap, files, data, snapshot)
+                fresh = not view.checkpoints.local and time.monotonic() - began < _FRESH_SECONDS
+                opened = dataset if fresh else None
+                self._swapped = swap_rows(view, work, saved.fingerprint, swap, files, data, snapshot, opened)
                 version, why = self._swapped.version, self._swapped.why
             except BrokenFile as broken:
                 fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
@@ -275,7 +301,8 @@ class ViewPublisher:
         """Return the staged rows of all shards; this process may have verified some already."""
         for index in range(len(self.saved.shards)):
             if index not in self._verified:
-                self._verified[index] = self._verify(self.saved.load_shard(job, index))
+                shard = self._shards[index] if index in self._shards else self.saved.load_shard(job, index)
+                self._verified[index] = self._verify(shard)
         return _StagedRows([found for index in sorted(self._verified) for found in self._verified[index].fragments])
 
     def _verify(self, shard: Shard) -> _StagedRows:
@@ -316,7 +343,13 @@ def plan(
     udfs = load_udfs(definition)
     code = PlannedCode(definitions_now(definition, udfs))
     dataset = newest or view.open()
-    state = CommittedViewState(view, dataset)
+
+    def shown() -> CommittedViewState:
+        state = CommittedViewState(view, dataset)
+        _ = state.snapshot
+        return state
+
+    state, read = view.checkpoints.side_by_side(shown, source.open)
     with reporting_cleaned_up(view, dataset):
         named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.udfs.items())
         if same := {(name, before): udf.version for name, udf, before in named if before}:
@@ -325,4 +358,4 @@ def plan(
             code = find_old_code(view, state, code.udfs)
         for name, udf in code.udfs.items():
             check_view_type(view.name, name, definition.column(name).type, udf)
-        return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request)))
+        return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request, read)))

@@ -137,7 +137,9 @@ def test_seconds_are_drawn_over_the_latency(tmp_path: Path) -> None:
     names = ("pylance alone", "column, first", "view, first", "column, one new row", "column, nothing to do")
     runs = {ms: {name: {"seconds": ms / 10, "requests": 127, "depth": 19} for name in names} for ms in (50, 25, 100)}
     at = [{"ms": ms, "runs": found, "busy": 0.68} for ms, found in runs.items()]
-    report.write(page, {"far": {"at": at, "fragments": 40, "rows": 1000, "image_fragments": 20, "images": 250}})
+    report.write(
+        page, {"far": {"at": at, "fragments": 40, "rows": 1000, "image_fragments": 20, "images": 250, "staged": 9}}
+    )
     text = page.read_text()
     assert "| run | 50 ms: s | requests | depth | 25 ms: s | 100 ms: s |" in text
     assert "| column, first | 5.0 | 127 | 19 | 2.5 | 10.0 |" in text

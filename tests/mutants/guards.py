@@ -157,7 +157,7 @@ GUARDS = [
     ),
     Guard(
         "A staged file that is gone or damaged would be committed.",
-        "return data.count_rows(dataset, staged.file) == staged.physical_rows",
+        "return data.count_rows(dataset, staged.file, staged.physical_rows, staged.size_bytes) == staged.physical_rows",
         "return True",
         (COMMIT + "test_a_damaged_staged_file_is_never_committed",),
     ),
@@ -326,8 +326,8 @@ GUARDS = [
     ),
     Guard(
         "A swap that never happened would make the view's state unknown for all time.",
-        "drop_intents(location, begun)",
-        "pass",
+        "partial(drop_intents, location, swapped.dropped)",
+        "partial(drop_intents, location, ())",
         (STATE + "test_a_swap_that_was_begun_and_not_done_is_forgotten_with_the_next",),
     ),
     Guard(

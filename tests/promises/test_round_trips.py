@@ -15,6 +15,9 @@ import pytest
 from airflow_geneva import Database, connect, udf
 from airflow_geneva.job.status import Job
 from airflow_geneva.pages.tables import describe_table, freshness
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.watch.conditions import WaitCondition
 from airflow_geneva.watch.watcher import TableWatcher
 from tests.support.latency import SlowProxy
@@ -32,13 +35,13 @@ def doubled(x: pa.Int64Array) -> pa.Int64Array:
 
 @pytest.fixture
 def proxy(endpoint: str) -> Iterator[SlowProxy]:
-    with SlowProxy(endpoint, 0.02).running() as running:
+    with SlowProxy(endpoint, 0.05).running() as running:
         yield running
 
 
 @pytest.mark.parametrize(
     ("kind", "first", "nothing", "one_row"),
-    [("column", (76, 38), (6, 5), (46, 28)), ("view", (86, 52), (9, 7), (56, 39))],
+    [("column", (51, 26), (6, 5), (36, 21)), ("view", (55, 30), (9, 7), (42, 23))],
 )
 def test_a_run_makes_no_more_requests_than_it_did(
     bucket: Bucket,
@@ -154,3 +157,36 @@ def test_a_page_counts_again_only_when_a_table_has_a_new_version_or_a_job_has_be
     with proxy.counting() as requests:
         assert pending() == 1
     assert len(requests) > tables
+
+
+STAGED = 200
+
+
+@pytest.mark.parametrize("kind", ["column", "view"])
+@pytest.mark.parametrize(("interval", "each"), [(0.0, 2), (1_000.0, 1)], ids=["loose", "packed"])
+def test_a_staged_fragment_costs_its_commit_and_the_next_plan_two_requests_and_one_if_its_checkpoint_is_packed(
+    bucket: Bucket, proxy: SlowProxy, options: dict[str, str], kind: str, interval: float, each: int
+) -> None:
+    near = connect(f"s3://{bucket.name}/db", storage_options=options)
+    far = connect(near.uri, storage_options={**options, "aws_endpoint": proxy.url})
+    table = near.create_table("docs", numbers(*range(STAGED)), max_rows_per_file=1)
+    if kind == "column":
+        table.add_columns({"y": doubled})
+        name, plan = "docs", table.plan_backfill("y", checkpoint_interval=interval)
+    else:
+        query = table.query().select({"id": "id", "y": (doubled, ["x"])})
+        name, plan = "v", query.create_materialized_view(near, "v").plan_refresh(checkpoint_interval=interval)
+    saved, [shard] = record_plan(plan, near.location(name)), plan.shards
+    PlannedJob(near.location(name), saved).apply(shard, Udfs({"y": doubled}))
+    with proxy.counting() as requests:
+        again = far.open_table("docs").plan_backfill("y") if kind == "column" else far.open_view("v").plan_refresh()
+    told = "\n".join(map(str, requests))
+    assert (again.rows_pending, again.rows_to_run) == (STAGED, 0)
+    assert len(requests) <= each * STAGED + 30, told
+    assert requests.depth <= 60, told
+    with proxy.counting() as requests:
+        result = PlannedJob(far.location(name), saved).commit(shard)
+    told = "\n".join(map(str, requests))
+    assert (result.rows_computed, result.rows_left, result.fragments) == (STAGED, 0, STAGED)
+    assert len(requests) <= each * STAGED + 60, told
+    assert requests.depth <= 80, told

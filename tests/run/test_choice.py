@@ -35,7 +35,7 @@ def write_speed(table: Table, speed: UdfSpeed) -> None:
 
 def choose(table: Table, function: UDF = triple, seconds: float = 10, new: bool = False, **how: Any) -> RunnerChoice:
     plan = table.plan_backfill("y", udf=function, **how)
-    return choose_runner(plan, table.location.checkpoints, Udfs({"y": function}), seconds, new)
+    return choose_runner(plan, Udfs({"y": function}), seconds, new)
 
 
 def grown(make_table: MakeTable, function: UDF = triple, rows: int = 50) -> Table:

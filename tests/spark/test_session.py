@@ -174,9 +174,9 @@ def test_waiting_for_spark_is_not_told_as_planning(
     assert "spark" not in view.refresh(ignore_checkpoints=True, runner="inline").seconds
     table.add(pa.table({"x": [1], "log": [""]}))
     plan = view.plan_refresh()
-    assert estimate_by_history(plan, view.location, "spark").start_seconds == 0, "the session is up"
+    assert estimate_by_history(plan, "spark").start_seconds == 0, "the session is up"
     monkeypatch.setattr("airflow_geneva.run.estimate.has_session", lambda: False)
-    assert estimate_by_history(plan, view.location, "spark").start_seconds == result.seconds["spark"]
+    assert estimate_by_history(plan, "spark").start_seconds == result.seconds["spark"]
 
 
 def test_a_job_that_turns_out_slow_goes_on_on_spark(
