@@ -35,6 +35,10 @@ _WRITER = {STARTED: SUBMIT, WAKES: SUBMIT, COMMITTING: COMMIT, CHECKED: COMMIT, 
 """The process that writes a part, if it is not the one that computes."""
 
 
+_FOR_PEOPLE = {APPLYING, COMMITTING, ALIVE}
+"""Parts that no step of the job waits for."""
+
+
 _OWN: dict[str, dict[str, dict[str, Any]]] = {}
 """What this process wrote of jobs that no other process writes meanwhile: by folder, the documents by name."""
 
@@ -45,6 +49,7 @@ class _Open:
 
     parts: dict[str, Any]
     written: set[str] = field(default_factory=set)
+    over: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -89,11 +94,14 @@ class JobFolder:
         return self.storage.root in _OWN
 
     @contextmanager
-    def written_by_this_process(self) -> Iterator[None]:
+    def written_by_this_process(self, others_go_on: bool = False) -> Iterator[None]:
         """Say that the job is new, and that no other process writes its documents until the end of the body.
 
         What this process wrote is not read again, and what is only for people is written behind. On a local disk,
         where no request has to be waited for, nothing changes.
+
+        Args:
+            others_go_on: other processes read the documents afterwards: StorageError if one is not written.
         """
         root = self.storage.root
         if self.storage.local or root in _OWN:
@@ -104,10 +112,7 @@ class JobFolder:
             yield
         finally:
             try:
-                record = _OWN[root].get(RECORD) or {}
-                if record.get("ended") and record["plan"]:
-                    behind.BEHIND.discard(self.storage, shard_name(FINISH, record["plan"], 0))
-                behind.BEHIND.flush(self.storage)
+                behind.BEHIND.flush(self.storage, others_go_on)
             finally:
                 del _OWN[root]
 
@@ -115,14 +120,11 @@ class JobFolder:
         own = _OWN.get(self.storage.root)
         if own is not None:
             own[name] = document
-        if own is None or waited_for:
+        if self.storage.local or (own is None and (self.storage.root, name) not in _OPEN):
             self.storage.write_json(name, document)
         else:
-            behind.BEHIND.put(self.storage, name, as_json(document))
-
-    def write_for_people(self, name: str, document: dict[str, Any]) -> None:
-        """Write a document that no step of the job waits for."""
-        self._write(name, document, waited_for=False)
+            write = behind.BEHIND.write if waited_for else behind.BEHIND.put
+            write(self.storage, name, as_json(document))
 
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
         """Write the job's record, with the fingerprint of its plan if there is something to compute."""
@@ -158,6 +160,11 @@ class JobFolder:
         ended["error"] = None if error is None else mask_secrets(error)
         flush = [partial(behind.BEHIND.flush, self.storage)] if self.alone else []
         self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
+        for (root, name), there in list(_OPEN.items()):
+            if root == self.storage.root and name.startswith(FINISH):
+                # The record says that the job has ended, so this process need not say that it is alive.
+                there.over = True
+                behind.BEHIND.discard(self.storage, name)
 
     def reduce_to_record(self) -> None:
         """Keep the record and the error records, and remove all other documents."""
@@ -177,11 +184,14 @@ class JobFolder:
         if key in _OPEN:
             yield
             return
-        _OPEN[key] = _Open(self.read(name) or {})
+        # The process that ends the job says nothing but that it is alive.
+        _OPEN[key] = _Open({} if name.startswith(FINISH) else self.read(name) or {})
         try:
             yield
         finally:
             del _OPEN[key]
+            if self.storage.root not in _OWN:
+                behind.BEHIND.flush(self.storage)
 
     def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
         """Read what a process said of a shard; empty if none has worked on it."""
@@ -200,13 +210,16 @@ class JobFolder:
             name = shard_name(writer, fingerprint, shard)
             there = _OPEN.get((self.storage.root, name)) or _Open(self.read_shard(fingerprint, shard, writer))
             with _held(there.lock):
+                if there.over:
+                    continue
                 there.parts.update(new)
-                if ALIVE in new and ALIVE in there.written:
+                if ALIVE in new and ALIVE in there.written and writer != FINISH:
                     # The process of an earlier try may still run, and neither removes what the other one says.
                     mine = {part: value for part, value in there.parts.items() if part in there.written}
                     there.parts = {**(self.read(name) or {}), **mine, **new}
                 there.written.update(new)
-                self.write_for_people(name, dict(there.parts))
+                waited_for = not (self.storage.root in _OWN or set(new) <= _FOR_PEOPLE)
+                self._write(name, dict(there.parts), waited_for)
 
     @contextmanager
     def recording_failure(self, fingerprint: str, shard: int, last: bool = False) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_geneva.storage.files import Storage
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 JOB_PROPERTY = "geneva.job_id"
 _MARKS = "unannounced"
+_AT_ONCE = 4
+"""Commits that are read side by side at first: usually there are few, and all are needed."""
 OUTBOX_OF_VIEW = "field--1"
 """Folder of a view's entries, in place of a column's ``field-{id}``."""
 
@@ -29,25 +32,26 @@ class OutboxEntry:
     since: int
 
 
-def write_outbox(checkpoints: Storage, outbox: str, mark: OutboxEntry) -> None:
-    """Write a job's mark; keep the mark of an earlier try, because that try may have committed."""
+def write_outbox(checkpoints: Storage, outbox: str, mark: OutboxEntry, new: bool = False) -> None:
+    """Write a job's mark, unless the job is not `new` and an earlier try, which may have committed, has written one."""
     name = f"{mark.job_id}.json"
     folder = checkpoints.folder(_MARKS, outbox)
-    if not folder.exists(name):
+    if new or not folder.exists(name):
         folder.write_json(name, {"since": mark.since})
 
 
 def read_outbox(checkpoints: Storage, outbox: str) -> list[OutboxEntry]:
     """Return the marks of a column, oldest first."""
     folder = checkpoints.folder(_MARKS, outbox)
-    _, names = folder.list_folder()
-    marks = []
-    for name in names:
+
+    def read(name: str) -> OutboxEntry | None:
         try:
-            marks.append(OutboxEntry(name.removesuffix(".json"), int(folder.read_json(name)["since"])))
+            return OutboxEntry(name.removesuffix(".json"), int(folder.read_json(name)["since"]))
         except FileNotFoundError:
-            continue
-    return marks
+            return None
+
+    found = folder.side_by_side(*(partial(read, name) for name in folder.list_folder()[1]))
+    return [mark for mark in found if mark is not None]
 
 
 def jobs_in_outbox(checkpoints: Storage) -> set[str]:
@@ -64,6 +68,6 @@ def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]
     from airflow_geneva.lance_io.history import commits_newest_first
 
     wanted = set(job_ids)
-    commits = commits_newest_first(dataset, int(dataset.version), since + 1)
+    commits = commits_newest_first(dataset, int(dataset.version), since + 1, _AT_ONCE)
     found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}
     return {version: found[version] for version in sorted(found) if found[version] in wanted}

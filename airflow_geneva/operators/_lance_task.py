@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
@@ -24,8 +25,11 @@ from airflow_geneva.operators._airflow_internals import default_retry_policy
 from airflow_geneva.storage.outages import with_patience
 
 if TYPE_CHECKING:
+    import lance
+
     from airflow_geneva.database import Database
     from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.table import Table
     from airflow_geneva.udf import UDF
 
 _NOTHING = ("", "None")
@@ -244,6 +248,21 @@ def open_database(lance_conn_id: str, database: str | None) -> Database:
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))
 
 
+def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDataset]:
+    """Open a table or view, and return it with its newest version. Raises as `Database.open_table`."""
+    from airflow_geneva.table import Table
+    from airflow_geneva.view import View
+    from airflow_geneva.views.definition import is_view
+
+    location = database.location(name)
+    try:
+        newest = location.open()
+    except InvalidInput:
+        database.open_table(name)  # which says more
+        raise
+    return View(location) if is_view(newest.schema.metadata) else Table(location), newest
+
+
 def open_patiently(lance_conn_id: str, database: str | None) -> Database:
     """Open a database for a task whose reads and writes wait for `[geneva] store_patience` seconds in an outage."""
     found, seconds = open_database(lance_conn_id, database), Configuration.read().store_patience
@@ -281,10 +300,10 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
         )
     location = database.location(found["table"])
     folder = JobFolder.of(location.checkpoints, found["job"])
-    saved = load_plan(folder.storage, fingerprint)
+    load = partial(load_plan, folder.storage, fingerprint)
+    saved, record = folder.storage.side_by_side(load, lambda: folder.read(RECORD) or {})
     if (saved.work.table, saved.work.job_id) != (location.uri, folder.job_id):
         raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
-    record = folder.read(RECORD) or {}
     recorded = record.get("plan")
     if recorded != fingerprint and (recorded is not None or saved.shards):
         raise InvalidInput(
@@ -294,7 +313,7 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
         )
     if record.get("ended") and "shard" in reference:  # this shard was cleared
         folder.update_record(resumed=time.time())
-    return PlannedJob(location, saved)
+    return PlannedJob(location, saved, record=record)
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection
-from airflow_geneva.job.folder import APPLIED, SUBMIT
+from airflow_geneva.job.folder import APPLIED, STATUS, SUBMIT, shard_name
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
@@ -147,9 +147,14 @@ class ApplyOperator(SparkSubmitOperator):
             job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context.get("ti"))),
             openai_connection(optional_text(self.openai_conn_id), job.work.connections),
         ):
-            waiting.look(Udfs.planned(job.work))
-            job.begin(shard)
-            how = self._compute(job, shard, context, configured)
+            # Until Spark is started, no other process writes the status.
+            with job.folder.working_on(shard_name(STATUS, job.saved.fingerprint, shard.index)):
+                waiting.look(Udfs.planned(job.work))
+                job.begin(shard)
+                again = _applied(job, shard) is not None
+                how = self._compute_here(job, shard, configured, again)
+            if how is None:
+                how = self._compute_on_spark(job, shard, context, again)
         if waiting.batches:
             # A triggerer has neither the code nor its credentials, so the task that it wakes asks the service.
             waiting.count_wake()
@@ -172,10 +177,10 @@ class ApplyOperator(SparkSubmitOperator):
         """Ask the service of a batch API again, and go on when it has answered."""
         return self.execute(context)
 
-    def _compute(self, job: PlannedJob, shard: Shard, context: Context, configured: Configuration) -> str:
-        """Compute the shard; return in words how."""
-        work = job.work
-        again = _applied(job, shard) is not None
+    def _compute_here(
+        self, job: PlannedJob, shard: Shard, configured: Configuration, again: bool
+    ) -> str | None:  # fmt: skip
+        """Compute the shard in this process, and return in words how; None if Spark computes it."""
         if not shard.to_apply or (again and job.is_staged(shard)):
             if not again:
                 job.write_applied(shard, (), 0.0)
@@ -186,11 +191,16 @@ class ApplyOperator(SparkSubmitOperator):
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
             from airflow_geneva.run.prepare import Udfs
 
-            udfs = Udfs.planned(work)
+            udfs = Udfs.planned(job.work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
             if udfs.have_planned_version():
                 job.apply(shard, udfs)
                 return "in this task"
+        return None
+
+    def _compute_on_spark(self, job: PlannedJob, shard: Shard, context: Context, again: bool) -> str:
+        """Compute the shard, which an earlier try may have done, on Spark; return in words how."""
+        work = job.work
         spark_conn_id = required_text("spark_conn_id", self.spark_conn_id)
         if self._connection(spark_conn_id).conn_type == SparkConnectHook.conn_type:
             self._apply_on_server(job, shard, spark_conn_id, context["ti"].try_number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
@@ -102,7 +103,8 @@ class FinishOperator(LanceOperator):
             _record_rejection(job, rejected)
             raise AirflowSkipException(f"Not approved, by {rejected}: nothing was computed.")
         indexes = range(len(job.saved.shards))
-        committed = [ShardResult.read(job.folder, job.saved.fingerprint, index) for index in indexes]
+        with failing_at_once(InvalidInput):
+            committed = job.read_for_finish()
         there = [shard for shard in committed if shard is not None]
         alive = writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if job.saved.shards else nullcontext()
         with alive, retries, failing_at_once(InvalidInput):
@@ -184,8 +186,7 @@ class FinishOperator(LanceOperator):
         column = None if isinstance(work, RefreshSpec) else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
         checkpoints = job.location.checkpoints
-        dataset = job.location.open()
-        marks = read_outbox(checkpoints, work.outbox)
+        dataset, marks = checkpoints.side_by_side(job.location.open, partial(read_outbox, checkpoints, work.outbox))
         jobs = {mark.job_id: mark for mark in marks}
         if not isinstance(work, RefreshSpec):
             jobs.setdefault(work.job_id, OutboxEntry(work.job_id, work.version))
@@ -200,11 +201,16 @@ class FinishOperator(LanceOperator):
         announced = announced_version(asset, column, is_ours, job_start_time(min(jobs, default=work.job_id)))
         oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
-        for mark in marks:
+
+        def remove_if_announced(mark: OutboxEntry) -> None:
             folder = JobFolder.of(checkpoints, mark.job_id)
             ended = (folder.read(RECORD) or {}).get("ended") or {}
-            if mark.job_id not in commits.values() and ended.get("state") in (DONE, PARTIAL):
+            if ended.get("state") in (DONE, PARTIAL):
                 remove_from_outbox(checkpoints, work.outbox, mark)
+
+        done = (mark for mark in marks if mark.job_id not in commits.values())
+        newest = partial(_stamp, job, max(commits)) if commits else lambda: None
+        stamp, *_ = checkpoints.side_by_side(newest, *(partial(remove_if_announced, mark) for mark in done))
         if not commits:
             self.outlets = [outlet for outlet in self.outlets if outlet != asset]
             return None
@@ -215,7 +221,7 @@ class FinishOperator(LanceOperator):
             "column": column,
             "from_version": first if announced is None else announced,
             "to_version": max(commits),
-            "commit": None if (stamp := _stamp(job, max(commits))) is None else stamp.commit,
+            "commit": None if stamp is None else stamp.commit,
             "job_id": work.job_id,
             "state": result.state,
             "rows_computed": result.rows_computed,

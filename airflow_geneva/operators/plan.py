@@ -6,8 +6,10 @@ import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from datetime import datetime, timezone
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from airflow_geneva.operators._lance_task import (
     cause_first,
     check_import_path,
     failing_at_once,
+    open_newest,
     optional_float,
     optional_int,
     optional_rows,
@@ -43,6 +46,8 @@ from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
+    from lance import LanceDataset
+
     from airflow_geneva.plan.model import Plan
     from airflow_geneva.plan.saved_plan import SavedPlan
     from airflow_geneva.plan.shard import Shard
@@ -123,31 +128,43 @@ class PlanOperator(LanceOperator, SkipMixin):
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
+        began = time.monotonic()
+        configured = Configuration.read()
+        table, newest = open_newest(self.open_database(), self._target())
+        job_id = _job_id_of(context, table.location.checkpoints)
+        job = JobFolder.of(table.location.checkpoints, job_id)
+        # The id of a first try is new, so no other process writes the documents of the job.
+        with job.written_by_this_process(others_go_on=True) if context["ti"].try_number == 1 else nullcontext():
+            return self._plan_and_compute(context, configured, table, newest, job, began)
+
+    def _plan_and_compute(
+        self,
+        context: Context,
+        configured: Configuration,
+        table: Table,
+        newest: LanceDataset,
+        job: JobFolder,
+        began: float,
+    ) -> list[dict[str, Any]]:
         from airflow_geneva.plan.saved_plan import shard_summaries
         from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
         from airflow_geneva.run.estimate import estimate_by_history
         from airflow_geneva.run.pipeline import PlannedJob
         from airflow_geneva.run.prepare import Udfs
         from airflow_geneva.run.record import record_plan
-
-        began = time.monotonic()
-        configured = Configuration.read()
         from airflow_geneva.udf.stored import udf_modules
 
-        table = self._open()
-        job_id = _job_id_of(context, table.location.checkpoints)
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
             "ignore_checkpoints": parse_bool("ignore_checkpoints", self.ignore_checkpoints),
             "max_failed": optional_rows("max_failed", self.max_failed),
             "indexes": optional_text(self.indexes),
-            "job_id": job_id,
+            "job_id": job.job_id,
             "sizing": read_sizing(self.sizing, configured),
         }
-        job = JobFolder.of(table.location.checkpoints, job_id)
         planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged), udf_modules(configured.udf_modules):
-            plan, since = self._plan(table, context, asked)
+            plan, since = self._plan(table, newest, context, asked)
         carried = carried_counts(job, planned_before)
         # Rows that failed in earlier tries count against the limits of `Skip`, so the rows of these tries do, too.
         rows = max(plan.work.rows, int(planned_before.get(LIMIT_ROWS, 0)))
@@ -162,10 +179,10 @@ class PlanOperator(LanceOperator, SkipMixin):
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
         plan = plan.expecting(expected)
-        saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
+        entry = partial(write_outbox, table.location.checkpoints, plan.work.outbox)
+        beside = [] if since is None else [partial(entry, OutboxEntry(job.job_id, since), new=job.alone)]
+        saved = record_plan(plan, table.location, choice, run, store_code=True, about=about, beside=beside)
         work = saved.work
-        if since is not None:
-            write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
@@ -185,7 +202,8 @@ class PlanOperator(LanceOperator, SkipMixin):
                     failing_at_once(ExpectationFailed),
                 )
                 with at_once, cause_first(self.log), retries:
-                    self._compute_small_job(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
+                    planned = PlannedJob(table.location, saved, plan.swap, choice, plan.opened, plan.index)
+                    self._compute_small_job(planned, plan.shards, udfs)
                 return self._no_shards(context)
             except TooSlow as slow:
                 choice = RunnerChoice("spark", str(slow))
@@ -223,14 +241,17 @@ class PlanOperator(LanceOperator, SkipMixin):
             job.settle()
 
     @abstractmethod
-    def _open(self) -> Table:
-        """Open what is planned: a table or a view."""
+    def _target(self) -> str:
+        """Return the name of what is planned: a table or a view."""
 
     @abstractmethod
-    def _plan(self, table: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+    def _plan(
+        self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
+    ) -> tuple[Plan, int | None]:
         """Plan; also return the version after which commits must be announced, or None if there will be none.
 
         Args:
+            newest: the table's or view's newest version.
             asked: the fields that the requests of both operators have.
         """
 
@@ -318,15 +339,17 @@ class PlanBackfillOperator(PlanOperator):
         self.recompute_mixed = recompute_mixed
         self.sizing["commit_granularity"] = commit_granularity
 
-    def _open(self) -> Table:
-        return self.open_database().open_table(required_text("table", self.table))
+    def _target(self) -> str:
+        return required_text("table", self.table)
 
-    def _plan(self, table: Table, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+    def _plan(
+        self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
+    ) -> tuple[Plan, int | None]:
         from airflow_geneva.plan.request import BackfillRequest, plan_request
         from airflow_geneva.udf import load_udf
 
         column = required_text("column", self.column)
-        definition = table.definition(column)
+        definition = table.definition(column, newest)
         path = optional_text(self.udf)
         udf = load_udf(path) if path else table.column_udf(column, definition)
         own_inputs = definition.input_columns if not path or udf.name == definition.name else None
@@ -340,7 +363,7 @@ class PlanBackfillOperator(PlanOperator):
             run_after=getattr(context["dag_run"], "run_after", None),
             **asked,
         )
-        plan = plan_request(table.location, request, udf, own_inputs)
+        plan = plan_request(table.location, request, udf, own_inputs, newest)
         return plan, plan.work.version if plan.shards else None
 
 

@@ -16,6 +16,7 @@ from airflow_geneva.operators.plan import PlanOperator
 if TYPE_CHECKING:
     from airflow_geneva.plan.model import Plan
     from airflow_geneva.plan.saved_plan import SavedPlan
+    from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
 
@@ -62,15 +63,17 @@ class PlanRefreshOperator(PlanOperator):
         self.max_rows_per_fragment = max_rows_per_fragment
         self.sources = sources
 
-    def _open(self) -> View:
+    def _target(self) -> str:
+        return required_text("view", self.view)
+
+    def _with_sources(self, view: Table) -> View:
+        """Return the view, which may read the databases that are allowed."""
         from airflow_geneva.view import View
         from airflow_geneva.views.sources import allow_databases
 
-        name = required_text("view", self.view)
-        view = self.open_database().open_table(name)
         if not isinstance(view, View):
             raise InvalidInput(
-                f"{name!r} is a table and not a view, so it cannot be refreshed. Create a view first "
+                f"{view.name!r} is a table and not a view, so it cannot be refreshed. Create a view first "
                 "(CreateMaterializedViewOperator), or compute the table's columns with BackfillTaskGroup."
             )
         allowed = parse_json("sources", self.sources) or []
@@ -81,20 +84,26 @@ class PlanRefreshOperator(PlanOperator):
             places.append(LanceHook(required_text("lance_conn_id", self.lance_conn_id)).uri)
         return View(view.location, allow_databases(places))
 
-    def _plan(self, table: View, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+    def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
         from airflow_geneva.plan.request import RefreshRequest, check_sizing
         from airflow_geneva.run.view import plan
+        from airflow_geneva.views.definition import ViewDefinition
+        from airflow_geneva.views.sources import locate_source
 
-        definition = table.view_definition
-        # Read before planning: the plan may already be based on a version that is written from here on. Also without
-        # shards there is something to announce: rows may be removed from the view.
-        since = table.version
+        view = self._with_sources(table)
+        definition = ViewDefinition.read(newest.schema.metadata, view.name)
         request = RefreshRequest(
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
             **{**asked, "sizing": check_sizing(asked["sizing"])},
         )
-        return plan(table.location, definition, table.source().location, request), since
+        source = locate_source(view.location, definition, view.sources)
+        try:
+            # Also without shards there is something to announce: rows may be removed from the view.
+            return plan(view.location, definition, source, request, newest), int(newest.version)
+        except InvalidInput:
+            view.source()  # which says more if it is the source that cannot be opened
+            raise
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
         from airflow_geneva.plan.model import RefreshSpec

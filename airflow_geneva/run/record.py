@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, plan_documents
 from airflow_geneva.run.choice import RunnerChoice
-from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import sha256
 from airflow_geneva.udf.shipping import code_root, zip_code
@@ -35,24 +34,27 @@ def record_plan(
     run: str = "",
     store_code: bool = False,
     about: Mapping[str, Any] | None = None,
+    beside: Sequence[Callable[[], object]] = (),
 ) -> SavedPlan:
     """Write a job's record and plan; from then on any process can carry the job out.
 
     Args:
         choice: where it will be computed, for the record; None: not decided.
         run: distinguishes two runs of one plan.
-        store_code: store the UDFs' code beside the plan, for workers that do not have it.
+        store_code: store the UDFs' code beside the plan, for workers that do not have it, and the plan also if there is
+            nothing to do.
         about: more fields for the job record, e.g. the Airflow run.
+        beside: writes to make beside those of the record and the plan.
 
     Raises:
         StorageError: the table's folder is read-only or unreachable.
         TableRemade: the table was dropped and created again.
     """
     folder = JobFolder.of(location.checkpoints, plan.work.job_id)
-    for name, archive in plan.archives.items() if plan.shards else ():
-        folder.storage.write_bytes(name, archive)
+    archives = dict(plan.archives) if plan.shards else {}
     if store_code and plan.shards and not plan.archives:
-        plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
+        codes, archives = _zip_code(plan.work)
+        plan = plan.with_work(codes=codes)
     plan = with_stamps(plan, location)
     work = plan.work
     record = {
@@ -76,15 +78,15 @@ def record_plan(
         if isinstance(work, BackfillSpec):
             append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
 
-    if folder.alone and not plan.shards and plan.swap is None:
+    if folder.alone and not store_code and not plan.shards and plan.swap is None:
         # There is nothing to do: the record is written with the end of the job.
         folder.keep_record(record)
         learn()
         return saved
     with reporting_remade(work.tables, location.options):
-        # The record may be written before the plan that it names; a process that does not find the plan says so.
-        writes = (partial(folder.storage.write_bytes, name, data) for name, data in documents.items())
-        folder.storage.side_by_side(write_record, learn, *writes)
+        # The record may be written before what it names; a process that does not find that says so.
+        writes = (partial(folder.storage.write_bytes, *one) for one in {**archives, **documents}.items())
+        folder.storage.side_by_side(write_record, learn, *writes, *beside)
     fault_point("plan.saved")
     _log_reused_checkpoints(plan)
     return saved
@@ -101,17 +103,17 @@ def with_stamps(plan: Plan, location: TableLocation) -> Plan:
     return plan.with_work(tables=tuple(stamped))
 
 
-def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
-    """Store the UDFs' modules or packages beside the plan, each once, so that the whole run uses the planned code."""
+def _zip_code(work: JobSpec) -> tuple[tuple[CodeArchive, ...], dict[str, bytes]]:
+    """Return the UDFs' modules or packages, each once, with their archives, so that the whole run uses this code."""
     modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in work.udfs.values() if udf.import_path}
-    found = {}
+    found, archives = {}, {}
     for path in modules.values():
         archive = zip_code(path)
         if archive is not None:
             digest = sha256(archive)
             found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest, code_root(path))
-            job.write_bytes(found[digest].zip, archive)
-    return tuple(found.values())
+            archives[found[digest].zip] = archive
+    return tuple(found.values()), archives
 
 
 def _log_reused_checkpoints(plan: Plan) -> None:

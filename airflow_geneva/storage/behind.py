@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.storage.files import in_threads
+from airflow_geneva.storage.outages import asked_to_end
 
 if TYPE_CHECKING:
     from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.storage")
-_EVERY_SECONDS = 1.0
+_EVERY_SECONDS, _GRACE_SECONDS = 1.0, 5.0
 _Key = tuple[str, str]
 
 
@@ -34,6 +36,7 @@ class WriteBehind:
         self._thread: threading.Thread | None = None
         self._crash: BaseException | None = None
         self._warned = False
+        self._lost: dict[_Key, StorageError] = {}
 
     def put(self, storage: Storage, name: str, content: bytes) -> None:
         """Write a document soon, unless a newer content replaces this one before; raises as `flush`."""
@@ -41,15 +44,47 @@ class WriteBehind:
             if self._crash is not None:
                 raise self._crashed(storage, self._crash)
             self._waiting[storage.root, name] = (storage, content)
+            # So a job that takes less than a second writes each of its documents once.
+            self._written.setdefault((storage.root, name), time.monotonic())
             self._start()
             self._changed.notify_all()
 
-    def flush(self, storage: Storage) -> None:
+    def write(self, storage: Storage, name: str, content: bytes) -> None:
+        """Write a document now, after the content that is being written and in place of one that waits.
+
+        Raises:
+            StorageError: it is not written.
+        """
+        key = storage.root, name
+        with self._changed:
+            self._waiting.pop(key, None)
+            while self._writing == key:
+                self._changed.wait(1.0)
+                if asked_to_end(sys.exc_info()[1]):
+                    raise StorageError(f"{storage.path(name)} is not written: an earlier write waits for the store.")
+        storage.write_bytes(name, content)
+
+    def flush(self, storage: Storage, all_needed: bool = False) -> None:
         """Write all documents of a folder that wait, side by side, and wait for the one that is being written.
+
+        A process that is asked to end waits for some seconds only.
+
+        Args:
+            all_needed: StorageError also if one of the documents could not be written.
 
         Raises:
             StorageError: the thread that writes has crashed since the last flush, so a document may be lost.
         """
+        if asked_to_end(sys.exc_info()[1]):
+            ending = threading.Thread(target=self._flush, args=(storage,), name="geneva-flush", daemon=True)
+            ending.start()
+            ending.join(_GRACE_SECONDS)
+            return
+        self._flush(storage)
+        if all_needed and (lost := next((self._lost[key] for key in self._lost if key[0] == storage.root), None)):
+            raise lost
+
+    def _flush(self, storage: Storage) -> None:
         while True:
             with self._changed:
                 crash, self._crash = self._crash, None
@@ -97,7 +132,9 @@ class WriteBehind:
     def _write(self, key: _Key, storage: Storage, content: bytes) -> None:
         try:
             storage.write_bytes(key[1], content)
+            self._lost.pop(key, None)
         except StorageError as error:
+            self._lost[key] = error
             if not self._warned:
                 self._warned = True
                 logger.warning("Cannot write %s; the work goes on: %s", storage.path(key[1]), error)

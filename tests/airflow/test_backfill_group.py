@@ -185,7 +185,7 @@ def test_a_column_keeps_its_inputs_when_its_function_has_another_name(
     renamed = udf(data_type=pa.int64(), version="1", name="renamed")(lambda words: len(words))
     monkeypatch.setattr(udfs, "length", renamed)
     operator = PlanBackfillOperator(task_id="plan", table=desk.table.name, column="n")
-    plan, _ = operator._plan(desk.table, {"dag_run": None}, {})  # type: ignore[typeddict-item]
+    plan, _ = operator._plan(desk.table, desk.table.lance, {"dag_run": None}, {})  # type: ignore[typeddict-item]
     assert plan.work.definition.input_columns == ("text",)
 
 

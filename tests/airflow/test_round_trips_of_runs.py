@@ -1,0 +1,96 @@
+"""What the tasks of a DAG run cost on an object store: requests, and how many of them had to wait for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from airflow.sdk import DAG
+
+from airflow_geneva import connect
+from airflow_geneva.checkpoint import packs
+from airflow_geneva.commit import view_state
+from airflow_geneva.lance_io import table_versions
+from airflow_geneva.storage import location
+from airflow_geneva.task_groups import RefreshTaskGroup
+from tests.airflow.conftest import Desk
+from tests.support.desk import connect_lance, make_dag, make_view
+from tests.support.driving import Driver
+from tests.support.latency import SlowProxy
+from tests.support.object_store import Bucket
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow]
+
+
+@pytest.fixture
+def proxy(endpoint: str) -> Iterator[SlowProxy]:
+    with SlowProxy(endpoint, 0.05).running() as running:
+        yield running
+
+
+@pytest.fixture
+def far_desk(
+    desk: Desk, bucket: Bucket, proxy: SlowProxy, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Desk:
+    """A desk whose tasks reach the store through the proxy, each with the caches of a new process."""
+    database = connect(f"s3://{bucket.name}/db", options)
+    table = database.create_table(desk.table.name, desk.table.to_arrow().schema.empty_table())
+    far, run = replace(desk, database=database, table=table), Driver._run
+    connect_lance(monkeypatch, far, **{**options, "aws_endpoint": proxy.url})
+
+    def run_in_a_new_process(driver: Driver, ti: Any, kill: str | None) -> None:
+        location._session.cache_clear()
+        table_versions._stamp_of.cache_clear()
+        table_versions._KEPT.clear()
+        packs._read_keys.cache_clear()
+        packs._LOADED.clear()
+        view_state._FOUND.clear()
+        run(driver, ti, kill)
+
+    monkeypatch.setattr(Driver, "_run", run_in_a_new_process)
+    return far
+
+
+def dag_of(desk: Desk, kind: str) -> DAG:
+    if kind == "column":
+        desk.define(n="length")
+        return make_dag(desk)
+    make_view(desk)
+    with DAG(f"refresh_{desk.table.name}", schedule=None) as dag:
+        RefreshTaskGroup(view="v", inline_below_rows=10**9)
+    return dag
+
+
+@pytest.mark.parametrize(("kind", "here", "tasks"), [("column", (62, 36), (90, 65)), ("view", (82, 48), (116, 82))])
+def test_a_run_of_one_new_row(
+    far_desk: Desk,
+    proxy: SlowProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    here: tuple[int, int],
+    tasks: tuple[int, int],
+) -> None:
+    """Most requests, and most that wait for another, of all tasks: in the plan task, and in tasks of their own."""
+    far_desk.append("abcd")
+    dag = dag_of(far_desk, kind)
+    group = "backfill" if kind == "column" else "refresh"
+
+    def measured(most: tuple[int, int]) -> Driver:
+        run = Driver.trigger(dag)
+        with proxy.counting() as requests:
+            run.go()
+        assert run.state == "success", run.errors
+        told = f"{len(requests)} requests, depth {requests.depth}:\n" + "\n".join(map(str, requests))
+        assert len(requests) <= most[0], told
+        assert requests.depth <= most[1], told
+        return run
+
+    assert Driver.trigger(dag).go().state == "success"
+    far_desk.table.add(pa.table({"text": ["e00"]}))
+    assert measured(tasks).states()[f"{group}.shards.apply"] == ["success"]
+    monkeypatch.delenv("AIRFLOW__GENEVA__INLINE_BELOW_SECONDS")
+    far_desk.table.add(pa.table({"text": ["f00"]}))
+    assert measured(here).states()[f"{group}.shards.apply"] == "skipped"
