@@ -498,9 +498,9 @@ class Table(Summarized, Readable):
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
     ) -> PromotionPlan:
-        """Say what :meth:`promote_column` would do, what it makes due, and what stops it; writes nothing.
+        """Plan a promotion: what stops it, and how many rows of columns and views it makes due; writes nothing.
 
-        Its views and columns are those of this database that read `to`; views of views are counted too.
+        The columns and views are those of this database that read `to`, and views of these views.
 
         Raises:
             InvalidInput: a column does not exist, or a name is taken.

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class PromoteColumnOperator(LanceOperator, ApprovalOperator):
     """Give a candidate column the name of a live one, which keeps its values under another name.
 
-    It does what `Table.promote_column` does, in one version of the table, and sends one event of the table's asset. A
-    try after a kill finds out that the promotion is made. A candidate that is not ready fails the task; a job that
-    computes one of the columns is a conflict, after which the task is tried again.
+    It calls `Table.promote_column`, which writes one version of the table, and sends one event of the table's asset.
+    When the task is retried after a kill, it finds that the promotion is made. A candidate that is not ready fails the
+    task; a job that computes one of the columns is a conflict, after which the task is retried.
 
     With `approve` a person decides under *Required Actions*, and sees both columns compared and what the promotion
     makes due. After a rejection nothing changes, and the tasks after it are skipped.

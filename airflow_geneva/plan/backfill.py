@@ -92,7 +92,7 @@ class _Planner:
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
         self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
-        # Values of a column that another one replaced as an input: whoever promoted that one knew that they are due.
+        # Values computed from an input that a promotion replaced. Its plan has reported them as due.
         self.of_replaced = {
             Provenance(f"{work.udf_version}/{inputs}")
             for inputs in state.other_inputs(columns.inputs_text)
@@ -313,7 +313,7 @@ class _Planner:
 
 
 def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:
-    """Whether inputs, as facts name them, are those of now, or columns in whose place these were promoted."""
+    """Whether inputs, as facts name them, are the current ones, or columns in whose place these were promoted."""
     now, then = columns.inputs_text.split(","), inputs.split(",")
     fields = [dataset.schema.field(name) for name in names]
     return len(now) == len(then) and all(

@@ -204,9 +204,9 @@ def _sentence(checked: Checked) -> str:
 
 
 class StoredValues:
-    """Judges the values that a column has in a version, for what is said when it takes the place of another one.
+    """Checks the expectations of a column on the values that a table version holds.
 
-    Fragments that did not change since the last call are not read again.
+    Fragments that are unchanged since the last call are not read again.
     """
 
     def __init__(self, location: TableLocation, column: str, udf: UdfDefinition) -> None:
@@ -217,7 +217,7 @@ class StoredValues:
         self._known: dict[tuple[int, str, str], tuple[list[Checked], tuple[RowIds, pa.Table]]] = {}
 
     def check(self, dataset: lance.LanceDataset) -> list[Checked]:
-        """Judge the computed values of a version; rows on which the UDF failed are not checked."""
+        """Check the computed values of a version; rows on which the UDF failed are left out."""
         if not self.expected:
             return []
         now = dict[tuple[int, str, str], tuple[list[Checked], tuple[RowIds, pa.Table]]]()

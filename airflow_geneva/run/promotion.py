@@ -81,7 +81,7 @@ class Promotion:
             )
 
     def is_done(self, schema_names: Sequence[str], promoted: Promoted | None) -> bool:
-        """Whether the table is as if this promotion was its last one: an earlier try made it."""
+        """Whether an earlier attempt committed this promotion, and no other one of the name followed."""
         if promoted is None or self.column in schema_names or self.keep_as not in schema_names:
             return False
         return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
@@ -179,9 +179,9 @@ class PromotionPlan(Described):
     """What a promotion would do, and what stops it.
 
     Args:
-        version: the version of the table that was looked at.
+        version: the version of the table that was checked.
         candidate, live: the two columns.
-        checked: what judging the candidate's values by its expectations found.
+        checked: the results of the candidate's expectations.
         due: columns and views whose rows the promotion makes due, also those that read these.
         followers: columns that are computed from the candidate, and go on to read it under its new name.
         refused: why it is not possible; empty if it is.
@@ -241,8 +241,8 @@ class Promoting(Described):
     """The result of a promotion.
 
     Args:
-        version: the version that it wrote; of a promotion that an earlier try made, the newest version.
-        plan: what was known of it; None if an earlier try made it.
+        version: the version that it wrote; the newest version if an earlier attempt wrote it.
+        plan: the plan that it followed; None if an earlier attempt made the promotion.
     """
 
     table: str
@@ -252,7 +252,7 @@ class Promoting(Described):
 
     @property
     def already(self) -> bool:
-        """Whether an earlier try made it."""
+        """Whether an earlier attempt made the promotion."""
         return self.plan is None
 
     @property
@@ -272,21 +272,21 @@ class Promoting(Described):
 
 
 def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
-    """Look at everything that a promotion depends on, and count what it makes due; write nothing."""
+    """Check whether a column can be promoted, and count the rows that this makes due; write nothing."""
     dataset = location.open()
     asked.check(location.name, dataset.schema.names)
     return _Verifier(location, asked).plan(dataset)
 
 
 def is_promoted(location: TableLocation, asked: Promotion) -> bool:
-    """Whether an earlier try made the promotion, and no other one followed."""
+    """Whether an earlier attempt made the promotion, and no other one of the name followed."""
     schema = location.open().schema
     promoted = Promoted.of(schema.field(asked.to)) if asked.to in schema.names else None
     return asked.is_done(schema.names, promoted)
 
 
 def promote(location: TableLocation, asked: Promotion) -> Promoting:
-    """Promote a column, if nothing speaks against it at the newest version; see `Table.promote_column`."""
+    """Promote a column if it is ready at the newest version; see `Table.promote_column`."""
     location = location.patient()
     verifier: _Verifier | None = None
     for _ in commit_tries(f"table {location.name!r}", f"promote column {asked.column!r}"):
@@ -364,9 +364,9 @@ def _repeat_metadata(location: TableLocation, committed: lance.LanceDataset, ver
 
 @dataclass
 class _Verifier:
-    """Looks at what a promotion depends on, at every version that it could be committed on.
+    """Plans a promotion at each version that it may be committed on.
 
-    `planned` is what was found last.
+    `planned` is the last plan.
     """
 
     location: TableLocation
@@ -379,7 +379,7 @@ class _Verifier:
         candidate, live = (Candidate.of(self.location, dataset, name) for name in (asked.column, asked.to))
         checked = tuple(self._judge(dataset))
         refused = [*self._refused(candidate, live, checked), *self._refused_by_readers(dataset)]
-        # What reads the column does not depend on the last commits, which is why it is counted once.
+        # Counted once: it takes longest, and does not decide whether the promotion is possible.
         due = self.planned.due if self.planned is not None else tuple(self._due_after(dataset))
         self.planned = PromotionPlan(
             self.location.name,
@@ -478,7 +478,7 @@ class _Verifier:
         dataset: lance.LanceDataset,
         later: bool,
     ) -> DueAfter:
-        """Count a view's rows; those of one that reads columns which change `later` are known at most."""
+        """Count a view's due rows; an upper bound if it also reads columns that change `later`."""
         try:
             state = CommittedViewState(view, view.open())
             instead = {self.asked.to: self.asked.column}

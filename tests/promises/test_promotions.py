@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from airflow_geneva import connect
+from tests.support.counting import Trace, label, triple
+from tests.support.object_store import Bucket, numbers, options_of
+from tests.support.outage import Proxy
 from tests.support.promoting import LIVE, Stage, compute_both
 
 pytestmark = pytest.mark.crash
@@ -58,3 +62,20 @@ def kill_promotions(stage: Stage, promotions: int, kills: int) -> list[dict[str,
         stage.check([*others, last])
         time.sleep(0.01)
     return stage.stop([*others, last])
+
+
+@pytest.mark.parametrize("retries", [{}, {"client_max_retries": "0"}])
+def test_a_promotion_on_a_store_that_loses_the_answer_is_made_once(
+    bucket: Bucket, proxy: Proxy, trace: Trace, retries: dict[str, str]
+) -> None:
+    table = connect(bucket.uri, {**options_of(proxy.endpoint), **retries}).create_table("docs", numbers(1, 2, 3))
+    table.add_columns({"live": triple, "candidate": label})
+    table.backfill(["live", "candidate"], runner="inline")
+    version, values = table.version, table.to_arrow(["candidate"])["candidate"].to_pylist()
+    proxy.lose_answer(rb"PUT .*/_versions/")
+    done = table.promote_column("candidate", to="live", keep_as="before")
+    assert proxy.has_lost
+    assert done.version == table.version == version + 1
+    assert table.to_arrow(["live"])["live"].to_pylist() == values
+    assert done.plan is not None
+    assert table.promote_column("before", to="live", keep_as="candidate").version == version + 2
