@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from airflow_geneva.commit.view_state import CommittedViewState
@@ -376,7 +377,11 @@ class _Verifier:
 
     def plan(self, dataset: lance.LanceDataset) -> PromotionPlan:
         asked, schema = self.asked, dataset.schema
-        candidate, live = (Candidate.of(self.location, dataset, name) for name in (asked.column, asked.to))
+        # pylance refuses two concurrent reads of one dataset object.
+        looks = [partial(Candidate.of, self.location, copy(dataset), name) for name in (asked.column, asked.to)]
+        (candidate, live), busy, _ = self.location.checkpoints.side_by_side(
+            lambda: self.location.checkpoints.side_by_side(*looks), lambda: tuple(self._busy()), lambda: self._views
+        )
         checked = tuple(self._judge(dataset))
         refused = [*self._refused(candidate, live, checked), *self._refused_by_readers(dataset)]
         # Counted once: it takes longest, and does not decide whether the promotion is possible.
@@ -391,7 +396,7 @@ class _Verifier:
             due,
             tuple(name for name in readers_of(schema, [asked.column])),
             tuple(refused),
-            tuple(self._busy()),
+            busy,
         )
         return self.planned
 

@@ -190,3 +190,28 @@ def test_a_staged_fragment_costs_its_commit_and_the_next_plan_two_requests_and_o
     assert (result.rows_computed, result.rows_left, result.fragments) == (STAGED, 0, STAGED)
     assert len(requests) <= each * STAGED + 60, told
     assert requests.depth <= 80, told
+
+
+@udf(data_type=pa.int64())
+def trebled(x: pa.Int64Array) -> pa.Int64Array:
+    return pc.multiply(x, 3)
+
+
+def test_a_promotion_makes_no_more_requests_than_it_did(
+    bucket: Bucket, proxy: SlowProxy, options: dict[str, str]
+) -> None:
+    """At 50 ms a round trip it is made, or undone, within a second."""
+    db = connect(f"s3://{bucket.name}/db", storage_options=options)
+    table = db.create_table("docs", numbers(*range(FRAGMENTS * 10)), max_rows_per_file=10)
+    db.create_table("other", numbers(1))
+    table.add_columns({"y": doubled, "z": trebled})
+    table.backfill(["y", "z"], runner="inline")
+    opened = connect(f"s3://{bucket.name}/db", storage_options={**options, "aws_endpoint": proxy.url}).open_table(
+        "docs"
+    )
+    for column, keep_as in (("z", "w"), ("w", "z")):
+        with proxy.counting() as requests:
+            opened.promote_column(column, to="y", keep_as=keep_as)
+        told = "\n".join(map(str, requests))
+        assert len(requests) <= 22, f"{len(requests)} requests:\n{told}"
+        assert requests.depth <= 14, f"depth {requests.depth}:\n{told}"
