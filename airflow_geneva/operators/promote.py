@@ -103,7 +103,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         sample = optional_int("sample", self.sample) or 1_000
         found = table.compare(asked.to, asked.column, sample, self.neighbors, parse_json("queries", self.queries))
         # Who may answer need not see what rows hold.
-        about = f"{found.without_values()}\n{plan.without_values()}"  # type: ignore[union-attr]
+        about = f"{found.without_values()}\n{plan.without_values()}"
         self.log.info("Asking for an approval.\n%s", about)
         self.subject = f"Promote {asked.column} to {asked.to} in table {table.name}?"
         self.body = f"```\n{about}\n```"

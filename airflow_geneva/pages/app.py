@@ -16,7 +16,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
-from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
+from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.job.status import Job
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import (
@@ -32,7 +32,7 @@ from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph,
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
 from airflow_geneva.pages.rendering import HEADERS, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
-from airflow_geneva.pages.tables import count_freshness, describe_table, read_histories
+from airflow_geneva.pages.tables import compare, count_freshness, describe_table, read_histories
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
 
@@ -258,6 +258,22 @@ def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: Tab
     opened, location = place
     found = count_freshness(opened, location, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
+
+
+@app.get("/databases/{conn_id}/tables/{table}/compare")
+@app.get("/databases/{conn_id}/tables/{table}/compare/live")
+@in_own_threads
+def show_comparison(
+    request: Request, viewer: ViewerDep, conn_id: str, place: TableDep, first: str, second: str
+) -> HTMLResponse:
+    """Compare two columns on a sample of rows; what rows hold is not shown."""
+    opened, location = place
+    try:
+        found = compare(opened, location.name, first, second, _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS)
+    except InvalidInput:
+        raise HTTPException(404) from None
+    values = {"first": first, "second": second, "found": found, "wait": 1.0 if found is None else _IDLE_SECONDS}
+    return _live_page(request, "comparison.html", conn_id=conn_id, table=location.name, **values)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/history")

@@ -18,6 +18,7 @@ from airflow_geneva.job.result import DONE
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.indexes import Index, read_indexes
+from airflow_geneva.lance_io.reading import check_columns
 from airflow_geneva.lance_io.table_versions import open_version, written_at
 from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.jobs import list_jobs
@@ -43,6 +44,8 @@ _MOST_KNOWN = 1024
 _KNOWN: dict[tuple[object, ...], Freshness] = {}
 """Counts by what identifies the versions that were read, and the newest job: they stay until one of them changes."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
+_SAMPLED = 200
+"""Rows that a comparison of two columns reads."""
 
 
 class CountCache:
@@ -352,6 +355,21 @@ def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str,
     for job in list_jobs(opened, names=[table], most=most).jobs:
         newest.setdefault(job.view or job.column or "", job)
     return newest
+
+
+def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds: float) -> str | None:
+    """Compare two columns of a table on a sample of rows, without what rows hold; None if it takes longer.
+
+    Raises:
+        InvalidInput: there is no such table or column, or the columns cannot be compared.
+    """
+    table, until = opened.database.open_table(name), time.monotonic() + seconds
+    check_columns(name, table.schema.names, [first, second])  # anything else would be the import path of code
+
+    def count() -> str:
+        return table.compare(first, second, sample=_SAMPLED).without_values()
+
+    return _COUNTS.get(opened.database.uri, (name, table.version, first, second, "compare"), count, until)
 
 
 @dataclass(frozen=True)

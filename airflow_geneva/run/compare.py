@@ -59,12 +59,16 @@ class Comparison:
         """Return the sampled rows."""
         return self.table
 
-    def __repr__(self) -> str:
-        if not self.rows:
-            return f"Comparison of {self.target} with UDF version {self.version}: no row holds a value of other code"
-        failed = f", {self.failed:,} of these fail" if self.failed else ""
+    def without_values(self) -> str:
+        """Describe it without what rows hold."""
         head = f"Comparison of {self.target} with UDF version {self.version}"
-        lines = [f"{head}: {len(self.differing):,} of {counted(self.rows, 'row')} differ{failed}"]
+        if not self.rows:
+            return f"{head}: no row holds a value of other code"
+        failed = f", {self.failed:,} of these fail" if self.failed else ""
+        return f"{head}: {len(self.differing):,} of {counted(self.rows, 'row')} differ{failed}"
+
+    def __repr__(self) -> str:
+        lines = [self.without_values()]
         for at in self.differing[:_SHOWN]:
             (row,) = self.table.slice(at, 1).to_pylist()
             lines.append("  " + ", ".join(f"{name}={value!r:.60}" for name, value in row.items() if value is not None))

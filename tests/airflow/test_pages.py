@@ -43,7 +43,7 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 from airflow_geneva.udf.definition import UDF_KEY
 from tests.airflow.conftest import Desk
 from tests.support.browsing import SECRET, Get, assert_harmless, cells, ids_of, make_table, of_job, of_task, text_of
-from tests.support.counting import triple
+from tests.support.counting import double, triple
 from tests.support.driving import Driver
 from tests.support.hostile import DEEP, edit_definition, write_definition
 from tests.support.rights import Rights
@@ -54,14 +54,14 @@ pytestmark = pytest.mark.airflow
 
 
 def filled(route: APIRoute) -> str:
-    query = "?dag_id=d&run_id=r&task_id=t&uri=lance://shelf/docs"
+    query = "?dag_id=d&run_id=r&task_id=t&uri=lance://shelf/docs&first=y&second=z"
     return re.sub(r"\{[a-z_]+\}", "pages.css", route.path) + query
 
 
 def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert {type(route) for route in app.routes} == {APIRoute}
     paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
-    assert len(paths) == 18
+    assert len(paths) == 20
     client = TestClient(app)
     for path in paths:
         for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
@@ -723,3 +723,26 @@ def test_a_database_that_hangs_holds_up_the_counts_of_no_other() -> None:
         assert counts.get("hung", 0, lambda: 42, time.monotonic() + 0.1) is None
     finally:
         go_on.set()
+
+
+def test_two_columns_are_compared_without_what_rows_hold(database: Database, reader: Get) -> None:
+    table = make_table(database)
+    table.add_columns({"z": double})
+    table.backfill(["y", "z"], runner="inline")
+    path = "/databases/shelf/tables/docs"
+    page = reader(path)
+    assert f'action="/geneva{path}/compare"' in page
+    assert re.findall(r"<option( selected)?>(\w)<", page) == [
+        (" selected", "y"),
+        ("", "z"),
+        ("", "y"),
+        (" selected", "z"),
+    ]
+    shown = reader(f"{path}/compare?first=y&second=z")
+    while "Comparing..." in shown:
+        shown = reader(f"{path}/compare/live?first=y&second=z")
+    assert "Comparison of &#39;y&#39; and &#39;z&#39;" in shown
+    assert "values of 100 of 100 rows differ" in shown
+    assert "farthest apart" not in shown
+    for wrong in ("first=y&second=none", "first=y&second=y", "first=y&second=tests.support.counting:triple"):
+        assert "There is nothing here" in reader(f"{path}/compare?{wrong}", status=404)
