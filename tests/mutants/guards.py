@@ -51,6 +51,7 @@ BACKFILL = "run/test_backfill.py::"
 JUDGED = "run/test_expectations.py::test_a_rule_about_the_column_judges_the_rows_that_the_commit_makes_visible"
 SKIPPED = "apply/test_skipped_rows.py::"
 CLEANUP = "cleanup/test_cleanup.py::"
+PROMOTED = "run/test_promotion.py::"
 
 GUARDS = [
     # Identity: what a value was computed from.
@@ -564,5 +565,36 @@ GUARDS = [
         "            POOL.dismiss()\n",
         "            pass\n",
         ("apply/test_devices.py::test_no_model_stays_on_a_gpu_that_the_next_task_does_not_have",),
+    ),
+    # Promotions: values, index and function of one model.
+    Guard(
+        "Metadata that another writer changes while a column is promoted would be lost.",
+        "_repeat_metadata(location, committed, int(dataset.version))",
+        "pass",
+        (PROMOTED + "test_metadata_of_others_that_lance_would_lose_is_written_again",),
+    ),
+    Guard(
+        "A promotion that is tried again after a kill would fail, or be made twice.",
+        "if promoted is None or self.column in schema_names or self.keep_as not in schema_names:",
+        "if True:",
+        (PROMOTED + "test_a_call_that_was_made_already_changes_nothing",),
+    ),
+    Guard(
+        "A candidate would be promoted although rows have come since it was verified.",
+        "operation=lance.LanceOperation.Project(schema),",
+        "operation=lance.LanceOperation.Project(schema, preserves_nullability=True),",
+        (PROMOTED + "test_a_commit_between_is_verified_again",),
+    ),
+    Guard(
+        "A backfill of what reads a promoted column would stop, as if its code had changed.",
+        "if provenance not in self.of_replaced}",
+        "}",
+        (PROMOTED + "test_columns_that_read_it_go_on_with_the_name_and_are_due",),
+    ),
+    Guard(
+        "A query would be embedded by another function than the values that it is compared with.",
+        "if here.isdisjoint(made):",
+        "if False:",
+        ("run/test_column_function.py::test_code_that_computed_none_of_the_values_is_refused",),
     ),
 ]
