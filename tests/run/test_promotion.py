@@ -427,6 +427,35 @@ def test_a_column_of_another_width_can_be_promoted(table: Table) -> None:
     assert models(table) == {1.0}
 
 
+def test_columns_without_a_function_take_part(make_table: MakeTable) -> None:
+    given = pa.array([[0.0, float(x)] for x in range(20)], VECTOR)
+    table = make_table(20, stable=False, embedding=given)
+    table.add_columns({"embedding_v2": embed_v2})
+    table.backfill("embedding_v2", runner="inline")
+    planned = table.plan_promotion("embedding_v2", to="embedding", keep_as="vendor")
+    assert "live 'embedding': 20 rows; plain values" in str(planned)
+    table.promote_column("embedding_v2", to="embedding", keep_as="vendor")
+    assert models(table) == {2.0}
+    table.add([{"id": 20, "x": 20}])
+    assert table.backfill("embedding", runner="inline").rows_computed == 1
+    table.promote_column("vendor", to="embedding", keep_as="embedding_v2")
+    assert models(table) == {0.0, None}
+    with pytest.raises(InvalidInput, match="has no UDF"):
+        table.column_function("embedding")
+
+
+def test_a_restore_to_before_a_promotion_brings_the_former_model_back(table: Table) -> None:
+    version = table.version
+    promote(table)
+    table.lance.checkout_version(version).restore()
+    assert models(table) == {1.0}
+    assert table.column_function("embedding")(1) == [1.0, 1.0]
+    assert table.backfill("embedding", runner="inline").rows_run == 0
+    promote(table)
+    assert models(table) == {2.0}
+    assert table.backfill("embedding", runner="inline").rows_run == 0
+
+
 def test_bad_input_is_refused(table: Table) -> None:
     for arguments, why in [
         (("embedding_v2", "embedding", "embedding_v2"), "needs three names"),
