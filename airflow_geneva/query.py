@@ -169,15 +169,19 @@ class Query:
         outputs = self._outputs(dataset)
         size = min([udf.batch_size or _READ_ROWS for udf in outputs.udfs.values()], default=_READ_ROWS)
         batches: list[pa.RecordBatch] = []
-        with calling(self.table.location.limits, Meter()), QueryComputer(outputs.columns, outputs.udfs) as compute:
+        with (
+            calling(self.table.location.limits, Meter()),
+            QueryComputer(outputs.columns, outputs.udfs, keeps_before=False) as compute,
+        ):
             for part in select_row_ids(dataset, where, self.shuffle_seed, self.max_rows, self.skipped_rows):
                 for start in range(0, len(part), size):
-                    batches.append(compute(take_rows(dataset, part[start : start + size], compute.projection)).rows)
+                    rows = compute(take_rows(dataset, part[start : start + size], compute.projection))
+                    batches.append(pa.RecordBatch.from_struct_array(rows.values))
             if not batches:
                 empty = dataset.scanner(
                     columns=compute.projection, limit=0, with_row_id=True, blob_handling="all_binary"
                 )
-                batches = [compute(single_batch(empty.to_table())).rows]
+                batches = [pa.RecordBatch.from_struct_array(compute(single_batch(empty.to_table())).values)]
         if self.exploded is not None:
             batches = [explode_rows(batch, self.exploded) for batch in batches]
         return pa.Table.from_batches(batches, schema=batches[0].schema)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.advice import advise
 from airflow_geneva.apply.batch_api import StillWaiting
-from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
+from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing, first_has_ended, wait_for_first
 from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.queues import Unkept
 from airflow_geneva.apply.reader import CheckpointSizer, RowBatch
@@ -184,7 +184,7 @@ class Applier:
         full = rows >= self._fitting_rows or sum(step.size for step in begun) >= self.work.sizing.batch_bytes
         while begun and not full and calls < _AHEAD * at_a_time:
             ended = LOOP.ended
-            if not begun[0].calls.unfinished:
+            if first_has_ended(step.calls for step in begun):
                 break
             self.on_rows(0)  # what ended behind a slow call may have cost all that a cap allows
             if sum(step.calls.unfinished for step in begun) < 2 * at_a_time:
@@ -234,6 +234,7 @@ class Applier:
 
     def _finish(self, begun: deque[_BegunStep]) -> None:
         """Wait for the first step, which leaves the queue, and hand its rows over unless a service has them."""
+        wait_for_first([step.calls for step in begun])
         try:
             step = self._result(begun[0])
         except StillWaiting as still:

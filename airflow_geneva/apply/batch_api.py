@@ -15,7 +15,6 @@ import pyarrow as pa
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.apply.batch_mapper import BatchMapper
 from airflow_geneva.apply.narrowing import RowFailed, skip_or_fail
-from airflow_geneva.apply.row_keys import row_keys
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, users_frames
 from airflow_geneva.checkpoint.records import ROW_ID
 from airflow_geneva.checkpoint.submissions import Submission, Submissions
@@ -23,6 +22,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.lance_io.row_keys import row_keys
 from airflow_geneva.limits.calls import retry_after
 from airflow_geneva.limits.rate_limit import Usage, count, is_used_up, may_go_on
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of

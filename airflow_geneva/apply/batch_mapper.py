@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import DeviceFailed
 
@@ -29,6 +30,10 @@ class BegunBatch(ABC):
     def unfinished(self) -> int:
         """Number of its calls that have not ended."""
 
+    def go_on(self) -> bool:
+        """Begin the calls whose inputs have become known; return whether `result` has no calls to wait for."""
+        return not self.unfinished
+
     @abstractmethod
     def result(self) -> MappedBatch:
         """Wait for all of its calls; see `BatchMapper.__call__`."""
@@ -36,6 +41,20 @@ class BegunBatch(ABC):
     @abstractmethod
     def cancel(self) -> tuple[list[int], pa.Array | None]:
         """Cancel what is in flight; return the rows that succeeded, without the failed ones, and their values."""
+
+
+def first_has_ended(begun: Iterable[BegunBatch]) -> bool:
+    """Let all batches go on; return whether the first one has no calls to wait for."""
+    first, *_ = [batch.go_on() for batch in begun]
+    return first
+
+
+def wait_for_first(begun: Sequence[BegunBatch]) -> None:
+    """Wait until the first batch has no calls to wait for, while those of all batches go on."""
+    ended = LOOP.ended
+    while not first_has_ended(begun):
+        LOOP.wait_for_call(ended)
+        ended = LOOP.ended
 
 
 class BatchMapper:

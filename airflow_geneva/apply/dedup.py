@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
-from airflow_geneva.apply.row_keys import row_keys
 from airflow_geneva.apply.udf_call import MappedBatch, Mapper, RowFailure
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.speed import SavedCalls
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.lance_io.row_keys import row_keys
 
 _LOOK_SECONDS = 2.0
 _FLUSH_SECONDS = 5.0
@@ -140,7 +140,7 @@ class DedupMapper(BatchMapper):
             rows = list(firsts.values())
             part = batch if len(rows) == batch.num_rows else rows_at(batch, pa.array(rows))
             calls = self.inner.begin(part)
-        return _BegunDedup(self, batch, keys, found, firsts, calls)
+        return _BegunDedup(self, batch, keys, found, firsts, set(keys) - found.keys() - firsts.keys(), calls)
 
 
 @dataclass(eq=False)
@@ -150,6 +150,7 @@ class _BegunDedup(BegunBatch):
     Args:
         found: values that are known already.
         firsts: the row that is called, by the key of its inputs.
+        waited: keys of inputs that another batch calls.
     """
 
     mapper: DedupMapper
@@ -157,11 +158,18 @@ class _BegunDedup(BegunBatch):
     keys: list[bytes]
     found: dict[bytes, Place]
     firsts: dict[bytes, int]
+    waited: set[bytes]
     calls: BegunBatch | None
 
     @property
     def unfinished(self) -> int:
         return self.calls.unfinished if self.calls else 0
+
+    def go_on(self) -> bool:
+        """Wait for other batches that call the same inputs, too; `unfinished` does not count their calls."""
+        if self.calls is not None and not self.calls.go_on():
+            return False
+        return self.waited.isdisjoint(self.mapper.known.begun)
 
     def cancel(self) -> tuple[list[int], pa.Array | None]:
         self.mapper.known.begun.difference_update(self.firsts)

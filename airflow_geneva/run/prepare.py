@@ -7,25 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import TypeAlias
 
-import pyarrow as pa
-
 from airflow_geneva.apply.applier import Applier
-from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.batch_mapper import BatchMapper
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.fitting import inherit, learned_by
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.apply.threads import ThreadedMapper
-from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.checkpoint.value_cache import ValueCache
-from airflow_geneva.errors import InvalidInput, StorageError, UdfError
-from airflow_geneva.lance_io.blobs import as_bytes
+from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
@@ -209,70 +204,10 @@ def computing(
     if comes_in_windows(loaded):
         sizes = {name: work.sizing.batch_size or udf.batch_size for name, udf in loaded.items()}
     if isinstance(work, RefreshSpec):
-        with QueryComputer(work.definition.columns, opened, known, submissions, sizes) as computer:
-            yield _QueryRows(computer, loaded), computer.projection
+        with QueryComputer(work.definition.columns, loaded, opened, known, submissions, sizes) as computer:
+            yield computer, computer.projection
     else:
         name = work.column
         found, submitted = (known or {}).get(name), (submissions or {}).get(name)
         with open_batch_mapper(opened[name], work.inputs, found, submitted, sizes.get(name)) as mapper:
             yield mapper, work.inputs
-
-
-class _QueryRows(BatchMapper):
-    """Computes the view's columns of a batch as one struct array, which checkpoints store like a column."""
-
-    def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
-        self.computer = computer
-        self.calls_at_a_time = computer.calls_at_a_time
-        self.calls_rows = computer.calls_rows
-        self.needs_row_ids = computer.needs_row_ids
-        self.prepares_at_a_time = computer.prepares_at_a_time
-        rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
-        self.first_rule = dict(zip(udfs, rules, strict=False))
-
-    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return self.computer.prepare(batch)
-
-    def begin(self, batch: pa.RecordBatch) -> BegunBatch:
-        return _BegunRows(self, batch, self.computer.begin(batch))
-
-    def map_begun(self, batch: pa.RecordBatch, begun: Mapping[str, BegunBatch]) -> MappedBatch:
-        """Compute a batch of which some columns were begun."""
-        computed = self.computer(batch, keep_before=True, begun=begun)
-        rows = computed.rows
-        values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
-        failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
-        if (error := computed.failure) is not None:
-            raise UdfError(str(error), error.row_index, values, failures, error.column) from error.__cause__
-        return MappedBatch(values, failures, batch.num_rows)
-
-    def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
-        seen: set[int] = set()
-        for name, outcome in mapped.items():
-            for failure in outcome.failures:
-                # A row is listed only for the first column that failed on it.
-                if failure.index not in seen:
-                    seen.add(failure.index)
-                    yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
-
-
-@dataclass(frozen=True, eq=False)
-class _BegunRows(BegunBatch):
-    """A batch of a query, of which the calls of some columns may be in flight."""
-
-    rows: _QueryRows
-    batch: pa.RecordBatch
-    columns: Mapping[str, BegunBatch]
-
-    @property
-    def unfinished(self) -> int:
-        return max((column.unfinished for column in self.columns.values()), default=0)
-
-    def result(self) -> MappedBatch:
-        return self.rows.map_begun(self.batch, self.columns)
-
-    def cancel(self) -> tuple[list[int], pa.Array | None]:
-        """Cancel; a row of a view has the values of all columns, so none is kept."""
-        for column in self.columns.values():
-            column.cancel()
-        return [], None

@@ -360,6 +360,98 @@ def test_a_view_computes_async_columns_of_async_columns(make_table: MakeTable) -
     assert [row["z"] for row in rows[1:]] == [100, 200, 400, 600]
 
 
+@pytest.mark.parametrize("by_way_of", [None, "plain"])
+def test_a_column_of_another_columns_values_waits_for_its_own_row_only(
+    make_table: MakeTable, by_way_of: str | None
+) -> None:
+    """The first row's call ends when all other rows have passed both columns."""
+    passed, enough = list[int](), asyncio.Event()
+
+    @udf(version="1", max_in_flight=4)
+    async def first(x: int) -> int:
+        if x == 0:
+            await enough.wait()
+        return x + 1
+
+    @udf(version="1")
+    def plain(x: int) -> int:
+        return x
+
+    @udf(version="1", max_in_flight=4)
+    async def second(x: int) -> int:
+        passed.append(x - 1)
+        if len(passed) == 39:
+            enough.set()
+        return 10 * x
+
+    table = make_table(40, per_fragment=40)
+    between = {"plain": (plain, ["y"])} if by_way_of else {}
+    query = table.query().select({"x": "x", "y": first, **between, "z": (second, [by_way_of or "y"])})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.refresh(runner="inline")
+    assert passed[-1] == 0
+    assert sorted(view.to_arrow()["z"].to_pylist()) == [10 * (x + 1) for x in range(40)]
+
+
+def test_a_failing_row_of_a_chain_keeps_the_rows_that_have_all_columns(make_table: MakeTable, trace: Trace) -> None:
+    broken, calls = True, Counter[str]()
+
+    @udf(version="1", max_in_flight=4)
+    async def first(x: int) -> int:
+        calls[f"first {x}"] += 1
+        return x
+
+    @udf(version="1", max_in_flight=4)
+    async def second(x: int) -> int:
+        if broken and x == 20:
+            while calls["done"] < 26:
+                await asyncio.sleep(0.001)
+            raise ValueError(x)
+        calls[f"second {x}"] += 1
+        calls["done"] += 1
+        return 10 * x
+
+    table = make_table(60, per_fragment=60)
+    query = table.query().select({"x": "x", "y": first, "z": (second, ["y"])})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    with pytest.raises(JobFailed, match=r"v\.z failed at row 20 of fragment 0"):
+        view.refresh(runner="inline")
+    assert {f"second {x}" for x in range(20)} <= calls.keys()
+    before, broken = {name for name in calls if name.startswith("second")}, False
+    assert len(before) >= 26
+    view.refresh(runner="inline")
+    assert {name: calls[name] for name in before if calls[name] > 1} == {}
+    assert sorted(view.to_arrow()["z"].to_pylist()) == [10 * x for x in range(60)]
+
+
+@pytest.mark.parametrize("failing", [("y", 3), ("z", 3), ("w", 3), ("w", 0)])
+def test_of_several_columns_the_first_failing_row_fails_with_the_rows_before_it(
+    make_table: MakeTable, failing: tuple[str, int]
+) -> None:
+    """Whatever column it is, and although a later row of the first column fails, too."""
+
+    def named(name: str) -> UDF:
+        async def function(x: int) -> int:
+            if (name, x) == failing or (name, x) == ("y", 5):
+                raise ValueError(x)
+            return x
+
+        return udf(version="1", name=name)(function)
+
+    @udf(version="1", name="w")
+    def plain(x: int) -> int:
+        if ("w", x) == failing:
+            raise ValueError(x)
+        return x
+
+    table = make_table(8, per_fragment=8)
+    query = table.query().select({"x": "x", "y": named("y"), "z": (named("z"), ["y"]), "w": (plain, ["z"])})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    column, row = failing
+    with pytest.raises(JobFailed, match=rf"v\.{column} failed at row {row} of fragment 0"):
+        view.refresh(runner="inline")
+
+
 def test_an_estimate_by_a_sample_and_a_query_call_it_too(make_table: MakeTable) -> None:
     table = make_table(20)
     table.add_columns({"y": scalar(cost=0.5)})

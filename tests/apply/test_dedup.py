@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from airflow_geneva import RateLimit, connect
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.row_keys import row_keys
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import VALUES
 from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.lance_io.row_keys import row_keys
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf import UDF, Skip, of_process, udf
 from airflow_geneva.udf.shipping import UdfReference
