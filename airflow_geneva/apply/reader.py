@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.errors import StorageError
-from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.arrays import quoted, single_batch
 from airflow_geneva.lance_io.engine_errors import is_overflow
 from airflow_geneva.lance_io.fragments import FragmentFiles, offsets_of, open_fragment
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -139,7 +139,7 @@ def read_rows(
     names = list(dict.fromkeys(columns))
     wanted: Any = dict(columns) if isinstance(columns, Mapping) else names
     if where is not None:
-        wanted = wanted if isinstance(columns, Mapping) else {name: f"`{name}`" for name in names}
+        wanted = wanted if isinstance(columns, Mapping) else {name: quoted(name) for name in names}
         wanted = {**wanted, SELECTED: f"({where})"}
     fragment = open_fragment(dataset, files.id)
     position, left = start, count

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
@@ -19,7 +18,7 @@ from airflow_geneva.apply.device import is_device_failure, is_out_of_memory, rel
 from airflow_geneva.apply.event_loop import call_within
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
-from airflow_geneva.lance_io.arrays import field_at, is_list, rows_at
+from airflow_geneva.lance_io.arrays import column_at, find_field, is_list, rows_at
 from airflow_geneva.limits.calls import limited
 from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
@@ -297,11 +296,10 @@ def _column_at(batch: pa.RecordBatch, name: str) -> tuple[pa.Field, pa.Array] | 
     """Return a column of a batch, or a field of a struct under its path; None if it is not there, or not once."""
     if (at := batch.schema.get_field_index(name)) >= 0:
         return batch.schema.field(at), batch.column(at)
-    root, *path = name.split(".")
-    if not path or (at := batch.schema.get_field_index(root)) < 0:
-        return None
-    field = field_at(batch.schema.field(at), path)
-    return None if field is None else (field.with_name(name), pc.struct_field(batch.column(at), path))
+    root = name.partition(".")[0]
+    at = batch.schema.get_field_index(root)
+    found = find_field({root: batch.schema.field(at)}, name) if at >= 0 else None
+    return None if found is None else (found.with_name(name), column_at(batch, name))
 
 
 def describe_set_up(error: BaseException) -> str:

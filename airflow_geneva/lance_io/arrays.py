@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
@@ -118,6 +119,24 @@ def field_at(field: pa.Field, path: Sequence[str]) -> pa.Field | None:
             return None
         field = field.type.field(at)
     return field
+
+
+def find_field(fields: Mapping[str, pa.Field], path: str) -> pa.Field | None:
+    """Return a column, or the field of a struct that a path as `passage.text` leads to; None if there is none."""
+    root, *names = path.split(".")
+    return None if root not in fields else field_at(fields[root], names)
+
+
+def quoted(path: str) -> str:
+    """Return a column, or the path to a field of a struct, as SQL; Lance allows no dot in a name."""
+    return ".".join(f"`{name}`" for name in path.split("."))
+
+
+def column_at(batch: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.ChunkedArray:
+    """Return the values of a column, or of the field of a struct that a path leads to, NULL where the struct is."""
+    root, *names = path.split(".")
+    values = batch.column(root)
+    return pc.struct_field(values, names) if names else values
 
 
 def nested_types(data_type: pa.DataType) -> Iterator[pa.DataType]:

@@ -10,8 +10,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import find_field
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.messages import packed_numbers
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -19,7 +22,6 @@ from airflow_geneva.storage.uri import md5
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 OFFSET_BITS = 0xFFFFFFFF
 _MOST_BYTES_OF_A_RANGE = 26
@@ -172,9 +174,12 @@ def _with_nested(fields: list[Any]) -> list[Any]:
 
 
 def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
-    """Return what `field_ids` does for each column of a dataset."""
-    fields = dataset.lance_schema.fields()
-    return {field.name(): tuple(nested.id() for nested in _with_nested([field])) for field in fields}
+    """Return what `field_ids` does for each column of a dataset, and by path for each field of its structs."""
+    found = [(field.name(), field, dataset.schema.field(field.name())) for field in dataset.lance_schema.fields()]
+    for path, field, known in found:
+        if pt.is_struct(known.type):
+            found += [(f"{path}.{one.name()}", one, known.type.field(one.name())) for one in field.children()]
+    return {path: tuple(nested.id() for nested in _with_nested([field])) for path, field, _ in found}
 
 
 def columns_of(
@@ -223,15 +228,13 @@ def columns_in(
 
 def _nested_names(dataset: lance.LanceDataset, column: str) -> str:
     """Hash the names of the fields nested in a column; "" if there is no struct in it, or only that of a blob."""
-    field = dataset.schema.field(column)
-    if is_blob(field) or not _has_struct(field.type):
+    field = find_field({field.name: field for field in dataset.schema}, column)
+    if field is None or is_blob(field) or not _has_struct(field.type):
         return ""
     return md5(repr([nested.name() for nested in _fields_of(dataset, column)[1:]]))[:8]
 
 
 def _has_struct(kind: pa.DataType) -> bool:
-    import pyarrow.types as pt
-
     if pt.is_map(kind):
         return _has_struct(kind.key_type) or _has_struct(kind.item_type)
     return pt.is_struct(kind) or any(_has_struct(kind.field(at).type) for at in range(kind.num_fields))

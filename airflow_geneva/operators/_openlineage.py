@@ -47,7 +47,10 @@ def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
     udf = work.definition
     return (
         ColumnSource(
-            work.column, work.inputs, TRANSFORMATION, _describe_udf(udf.import_path or udf.name, work.udf_version)
+            work.column,
+            udf.columns or work.inputs,
+            TRANSFORMATION,
+            _describe_udf(udf.import_path or udf.name, work.udf_version),
         ),
     )
 

@@ -188,7 +188,7 @@ def _edges(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:
     computed = {card.name: {item.name for item in card.computed if not card.is_view} for card in cards.values()}
 
     def origins(table: str, inputs: Sequence[str]) -> Iterator[Key]:
-        found: list[Key] = [(table, name) for name in inputs if name in computed[table]]
+        found: list[Key] = [(table, name) for path in inputs if (name := path.partition(".")[0]) in computed[table]]
         yield from found or [(table,)]
 
     for card in cards.values():

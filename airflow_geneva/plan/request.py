@@ -142,7 +142,7 @@ def plan_request(
         definition = udf.definition(inputs)
         columns = definition.input_columns or columns_to_take(dataset.schema, request.column)
         check_inputs(udf, dataset.schema, columns, location.name)
-        if request.column in columns:
+        if request.column in definition.columns:
             raise InvalidInput(
                 f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
                 f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."

@@ -14,9 +14,9 @@ import pyarrow.types as pt
 
 from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.lance_io.arrays import rows_at, single_batch
+from airflow_geneva.lance_io.arrays import column_at, rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, columns_of, row_ids
+from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, columns_of, ids_by_name, row_ids
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
@@ -44,11 +44,11 @@ class ReferenceVersion:
             None if it lacks one of the columns, one holds blobs, or an input had other nested fields: its facts are
             about other values than those of the current nested fields.
         """
-        by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+        by_id = {ids[0]: path for path, ids in ids_by_name(dataset).items()}
         wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
         if any(field not in by_id for field in wanted):
             return None
-        if any(is_blob(dataset.schema.field(by_id[field])) for field in wanted):
+        if any(is_blob(dataset.schema.field(by_id[field].partition(".")[0])) for field in wanted):
             return None
         names = tuple(by_id[field] for field in wanted)
         if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:
@@ -132,7 +132,10 @@ def _compare(reference: ReferenceVersion, now: pa.RecordBatch, names: tuple[str,
     mine, theirs = np.flatnonzero(alive), order[at[alive]]
     alike = np.ones(len(mine), np.bool_)
     for old_name, name in zip(reference.names, names, strict=True):
-        old, new = rows_at(then.column(old_name), pa.array(theirs)), rows_at(now.column(name), pa.array(mine))
+        old, new = (
+            rows_at(column_at(batch, path), pa.array(rows))
+            for batch, path, rows in ((then, old_name, theirs), (now, name, mine))
+        )
         alike &= same_values(old, new)
     here, there = (rows.column("_rowaddr").to_numpy().astype(np.int64) for rows in (now, then))
     return ComparedRows(ids.to_numpy()[mine], here[mine], there[theirs], alike)

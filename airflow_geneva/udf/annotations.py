@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrays import castable, is_binary, is_list, is_string, stored_as
+from airflow_geneva.lance_io.arrays import castable, find_field, is_binary, is_list, is_string, stored_as
 from airflow_geneva.lance_io.blobs import is_blob_type
 from airflow_geneva.udf.signature import UNKNOWN, Signature, union_members
 
@@ -182,14 +182,12 @@ def check_input_fields(
     columns = udf.resolve_inputs(input_columns)
     if columns is None:
         return
-    missing = [column for column in columns if column not in fields]
+    found_fields = {column: find_field(fields, column) for column in columns}
+    missing = [column for column, found in found_fields.items() if found is None]
     if missing:
-        nested = [column for column in missing if column.split(".")[0] in fields]
+        nested = [fields[root] for column in missing if (root := column.split(".")[0]) in fields]
         if nested:
-            struct = nested[0].split(".")[0]
-            advice = (
-                f"A field of a struct cannot be an input: give the whole column {struct!r} and read the field from it."
-            )
+            advice = f"Column {nested[0].name!r} is {nested[0].type}: give a field of a struct as 'column.field'."
         else:
             advice = (
                 f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for an existing '
@@ -202,11 +200,11 @@ def check_input_fields(
     first = udf.first
     for position, column in enumerate(columns):
         annotation = first.signature.annotation_at(position) if first.form != "record_batch" else UNKNOWN
-        found = fields[column].type
-        if accepts(annotation, found) is False:
+        found = found_fields[column]
+        if found is not None and accepts(annotation, found.type) is False:
             raise InvalidInput(
-                f"Type mismatch for column {column!r} of table {table_name!r}: it is {found}, and UDF {first.name!r} "
-                f"takes {_show(annotation)} there. Correct the annotation, or map another column to it."
+                f"Type mismatch for column {column!r} of table {table_name!r}: it is {found.type}, and UDF "
+                f"{first.name!r} takes {_show(annotation)} there. Correct the annotation, or map another column to it."
             )
 
 

@@ -145,7 +145,7 @@ def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]
     for name in schema.names:
         definition = stored_definition(schema, name)
         if name not in columns and definition is not None:
-            inputs = [one for one in dict.fromkeys(definition.input_columns or ()) if one in columns]
+            inputs = [one for one in definition.columns if one in columns]
             found |= {name: inputs} if inputs else {}
     return found
 
@@ -157,7 +157,8 @@ def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, 
         changed[column] = {FORMER_NAMES_KEY: _former_names(schema, column, renamed)}
     for name in readers_of(schema, [column]):
         definition = read_definition("", schema, name)
-        inputs = tuple(renamed if one == column else one for one in definition.input_columns or ())
+        paths = [one.split(".") for one in definition.input_columns or ()]
+        inputs = tuple(".".join([renamed if root == column else root, *names]) for root, *names in paths)
         changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
     return changed
 
@@ -249,7 +250,7 @@ def _check_cycles(table: str, fields: Mapping[str, pa.Field], changed: Mapping[s
 
     def inputs_of(name: str) -> Iterator[str]:
         definition = changed.get(name) or (definition_in(fields[name]) if name in fields else None)
-        return iter((definition.input_columns or ()) if definition else ())
+        return iter(definition.columns if definition else ())
 
     done = set[str]()
     for first in changed:

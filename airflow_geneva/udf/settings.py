@@ -258,6 +258,11 @@ class UdfDefinition:
         return tuple(map(Expectation.from_json, self.expect or ()))
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns in which the inputs are, which may be fields of structs, as `chunk.text`."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.input_columns or ()))
+
+    @property
     def call(self) -> str:
         """How it computes its column, for people."""
         return f"{self.import_path or self.name}({', '.join(self.input_columns or ())}), version {self.version}"

@@ -73,8 +73,8 @@ class OutputColumn:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns in which the inputs are; Lance allows no dot in the name of a column."""
-        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.inputs))
+        """The columns in which the inputs are."""
+        return self.udf.columns if self.udf else ()
 
     def describe(self) -> str:
         if self.udf is not None:

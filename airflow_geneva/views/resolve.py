@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrays import field_at
+from airflow_geneva.lance_io.arrays import find_field
 from airflow_geneva.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
@@ -171,12 +171,7 @@ class _Source:
             definition = replace(definition, input_columns=tuple(self.visible))
         given = definition.input_columns or ()
         columns = ChainMap(earlier, self.fields)
-        available = ChainMap({}, *columns.maps)
-        for path in given:
-            root, *names = path.split(".")
-            if names and root in columns and (found := field_at(columns[root], names)) is not None:
-                available[path] = found
-        missing = [column for column in given if column not in available]
+        missing = [column for column in given if find_field(columns, column) is None]
         if missing:
             advice = f"Map its inputs: ({udf.name}, [...])."
             if early := [column for column in missing if column in later]:
@@ -186,9 +181,9 @@ class _Source:
                 )
             raise InvalidInput(
                 f"Column {name!r}: UDF {udf.name!r} takes {list(given)}, and there is no column {missing} in table "
-                f"{self.table!r} or before it in the query, only {', '.join(available)}. {advice}"
+                f"{self.table!r} or before it in the query, only {', '.join(columns)}. {advice}"
             )
-        check_input_fields(udf, available, given, self.table)
+        check_input_fields(udf, columns, given, self.table)
         return OutputColumn(name, "udf", str(udf.data_type), udf=definition)
 
 

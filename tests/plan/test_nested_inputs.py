@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, udf
-from airflow_geneva.errors import CodeChanged, JobFailed
+from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.lance_io import fragments, table_versions
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
@@ -202,3 +202,61 @@ def test_facts_of_before_count_while_the_version_of_then_has_the_same_nested_fie
     run(table, on_code_change="recompute")
     assert_right(table, "y", joined, inputs=("s",))
     free(table, trace)
+
+
+def of_field(name: str = "of_field") -> UDF:
+    def traced(a: int) -> int:
+        leave_trace([a])
+        return 0 if a is None else 2 * a
+
+    return udf(data_type=pa.int64(), name=name, version="v1")(traced)
+
+
+@pytest.fixture
+def by_field(make_table: MakeTable) -> Table:
+    made = make_table(6, per_fragment=2, s=pa.array([*({"a": at, "b": 10 * at} for at in range(5)), None]))
+    made.add_columns({"y": (of_field(), ["s.a"])})
+    return made
+
+
+def compute(table: Table, **options: Any) -> Any:
+    return table.backfill("y", udf=of_field(), runner="inline", **options)
+
+
+def test_a_field_of_a_struct_is_an_input_that_is_due_by_its_own_values(by_field: Table, trace: Trace) -> None:
+    assert compute(by_field, where="id < 4").rows_computed == 4
+    assert compute(by_field).rows_computed == 2
+    assert by_field.to_arrow()["y"].to_pylist() == [0, 2, 4, 6, 8, 0]
+    trace.clear()
+    by_field.lance.update({"s": "named_struct('a', s.a, 'b', 7)"}, where="id IN (1, 4)")
+    assert compute(by_field).rows_computed == 0
+    by_field.lance.optimize.compact_files()
+    assert compute(by_field).rows_computed == 0
+    assert trace.rows() == []
+    by_field.lance.update({"s": "named_struct('a', 50, 'b', s.b)"}, where="id = 3")
+    assert compute(by_field).rows_computed == 1
+    assert trace.rows() == [50]
+    assert sorted(by_field.to_arrow()["y"].to_pylist()) == [0, 0, 2, 4, 8, 100]
+
+
+def test_another_field_of_the_struct_asks_first(by_field: Table) -> None:
+    compute(by_field)
+    by_field.alter_columns({"y": (of_field(), ["s.b"])})
+    with pytest.raises(CodeChanged, match="6 rows of version v1 with other input columns"):
+        compute(by_field)
+    compute(by_field, on_code_change="recompute")
+    assert by_field.to_arrow()["y"].to_pylist() == [0, 20, 40, 60, 80, 0]
+
+
+def test_the_struct_of_an_input_can_be_renamed_and_not_dropped(by_field: Table, trace: Trace) -> None:
+    compute(by_field)
+    trace.clear()
+    with pytest.raises(InvalidInput, match=r"cannot be dropped: .*'y' \(from \['s'\]\)"):
+        by_field.drop_columns(["s"])
+    by_field.rename_column("s", "t")
+    assert by_field.definition("y").input_columns == ("t.a",)
+    assert compute(by_field).rows_computed == 0
+    with pytest.raises(
+        InvalidInput, match=r"\['t.c'\] which are not found .* give a field of a struct as 'column.field'"
+    ):
+        by_field.add_columns({"z": (of_field("z"), ["t.c"])})

@@ -400,9 +400,13 @@ def test_a_missing_input_column_is_named_beside_those_there_are() -> None:
         check_inputs(udf(data_type=pa.int64())(_batch), SCHEMA, ["id", "b"], "docs")
 
 
-def test_a_field_inside_a_struct_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidInput, match="give the whole column 'meta'"):
-        check_inputs(udf(_scalar), SCHEMA, ["id", "meta.author"], "docs")
+def test_a_field_of_a_struct_is_checked_as_a_column_is() -> None:
+    authors = pa.schema([*SCHEMA, pa.field("by", pa.struct({"name": pa.string(), "age": pa.int64()}))])
+    check_inputs(udf(_scalar), authors, ["by.age", "by.name"], "docs")
+    with pytest.raises(InvalidInput, match=r"Type mismatch for column 'by\.name' of table 'docs': it is string"):
+        check_inputs(udf(_scalar), authors, ["by.name", "text"], "docs")
+    with pytest.raises(InvalidInput, match=r"'by' is struct<.*: give a field of a struct as 'column\.field'"):
+        check_inputs(udf(_scalar), authors, ["id", "by.nobody"], "docs")
 
 
 def test_a_column_of_another_type_is_refused_with_both_types() -> None:
