@@ -32,12 +32,13 @@ from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import field_ids
+from airflow_geneva.lance_io.fragments import field_ids, offsets_of, open_fragment, with_data_file
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.staged_files import StagedFiles
 from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import RefreshSpec
+from airflow_geneva.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import IS_SET, SOURCE_ROW_ID
@@ -62,7 +63,7 @@ def swap_rows(
     snapshot: Callable[[], Snapshot],
     opened: lance.LanceDataset | None = None,
 ) -> Swapped:
-    """Remove rows and all placeholders from a view, and add the rows of the staged files.
+    """Remove rows and all placeholders from a view, renumber some, and add the rows of the staged files.
 
     `mirror_swap` comes after it.
 
@@ -87,6 +88,8 @@ def swap_rows(
             others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
             return Swapped(why=others or "another refresh replaced the view's rows meanwhile")
         removed, updated, anchor = _rows_to_remove(dataset, swap.gone, newest.placeholders)
+        updated = _renumber_rows(dataset, swap.renumbered, updated)
+        anchor = [one for one in anchor if one.id not in {other.id for other in updated}]
         empty = not removed and not updated and not files
         if empty and not swap.advances:
             return Swapped()
@@ -240,6 +243,30 @@ def _rows_to_remove(
     lowest = min(fragments, default=-1)
     stays = lowest in fragments and lowest not in out and not unset[lowest]
     return removed, updated, [fragments[lowest].metadata] if stays else []
+
+
+def _renumber_rows(dataset: lance.LanceDataset, renumbered: RenumberedRows, updated: list[Any]) -> list[Any]:
+    """Write the source row ids of rows that stay as a file of each of their fragments, in place of the earlier ids.
+
+    The rows keep their place and their own row ids. Return the fragments to update, of which some may lose other rows.
+    """
+    from lance.fragment import DataFile
+
+    found, known = set[int](), Ranges.from_offsets(renumbered.old)
+    for batch in dataset.scanner(columns=[SOURCE_ROW_ID], with_row_address=True).to_batches() if renumbered else ():
+        stays = known.mask(batch.column(SOURCE_ROW_ID).fill_null(-1).to_numpy())
+        found.update(np.unique(batch.column("_rowaddr").to_numpy()[stays] >> 32).tolist())
+    changed = {fragment.id: fragment for fragment in updated}
+    for at in sorted(found):
+        fragment = open_fragment(dataset, at)
+        rows = fragment.scanner(columns=[SOURCE_ROW_ID], with_row_address=True).to_table()
+        ids = np.full(fragment.physical_rows, -1)
+        ids[offsets_of(rows)] = renumbered.follow(rows.column(SOURCE_ROW_ID).to_numpy())
+        writer = DataFileWriter(dataset, pa.schema([PLACEHOLDER_FIELDS.field(SOURCE_ROW_ID)]))
+        writer.write(pa.record_batch([pa.array(ids)], schema=writer.schema))
+        file = DataFile.create(dataset, writer.finish())
+        changed[at] = with_data_file(changed.get(at, fragment.metadata), file)
+    return list(changed.values())
 
 
 def _rows_by_fragment(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import lance
 
 OFFSET_BITS = 0xFFFFFFFF
+_REPLACED = -2
+"""What Lance's manifest says of a column of a file in place of its field id, if another file has the column."""
 _MOST_BYTES_OF_A_RANGE = 26
 FileRef = tuple[int, int, str]
 """(id of the column's field, base id or -1, path) of one data file that holds part of a column."""
@@ -301,6 +304,18 @@ def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...],
     if len(files) > 1:
         files.sort()
     return tuple([(columns[position][0], base, path) for position, base, path in files])
+
+
+def with_data_file(fragment: Any, file: Any) -> Any:
+    """Return a fragment's metadata with another data file, whose columns take the place of those in earlier files."""
+    columns, files = set(file.fields), []
+    for before in fragment.files:
+        fields = [_REPLACED if field in columns else field for field in before.fields]
+        if any(field != _REPLACED for field in fields):
+            kept = copy.copy(before)
+            kept.fields = fields
+            files.append(kept)
+    return replace(fragment, files=[*files, file])
 
 
 def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, r
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.due_rows import check_view_code_change, renamed_code
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
+from airflow_geneva.plan.renumbered_rows import RenumberedRows, find_renumbered
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
@@ -127,6 +128,12 @@ def plan_refresh(
             if base is None:
                 changes.gone = ALL_ROW_IDS
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
+            renumbered = RenumberedRows()
+            # The order of a limited or shuffled query is by row id.
+            if base is not None and not definition.has_limit and definition.shuffle_seed is None:
+                renumbered = find_renumbered(dataset, names, base, gone, chosen)
+            if renumbered:
+                chosen, gone = _without(chosen, renumbered), gone - Ranges.from_offsets(renumbered.old)
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
             index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
             works = [_fragment_work(work, item) for item in chosen]
@@ -136,6 +143,11 @@ def plan_refresh(
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
             planned = Works(works)
+        if renumbered:
+            changes.notes.append(
+                f"{counted(len(renumbered), 'row')} of the source came back under another row id with the same values: "
+                "the view keeps what it has of them."
+            )
         if view_state.renamed:
             changes.notes.append(renamed_code(view_state.renamed, tuple(sorted({version for _, version in code}))))
         if base is None and view_state.snapshot is not None and not rows_by_other_version:
@@ -155,8 +167,8 @@ def plan_refresh(
         total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
         rows = sum(item.rows for item in works)
         reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
-        if looked > rows:
-            reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
+        if (left := looked - rows - len(renumbered)) > 0:
+            reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
         swap = SwapPlan(
             based_on=view_state.newest.identity,
@@ -167,6 +179,7 @@ def plan_refresh(
             or (base.source_version, base.code, base.older) != (dataset.version, code, older),
             max_rows_per_fragment=request.max_rows_per_fragment,
             shuffle_seed=definition.shuffle_seed,
+            renumbered=renumbered,
         )
         idle = not (works or gone or swap.advances) and view_state.settled
         return Plan(
@@ -309,6 +322,16 @@ def choose_rows(
         for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
     ]
     return found, gone, matching
+
+
+def _without(chosen: Sequence[ChangedFragment], renumbered: RenumberedRows) -> list[ChangedFragment]:
+    """Return the rows to compute without those whose values a view has."""
+    same, found = Ranges.from_offsets(renumbered.new), list[ChangedFragment]()
+    for item in chosen:
+        offsets, ids = item.look_up()
+        if rows := item.rows - Ranges.from_offsets(offsets[same.mask(ids.astype(np.int64))]):
+            found.append(replace(item, rows=rows))
+    return found
 
 
 def _fragments_of_rows(

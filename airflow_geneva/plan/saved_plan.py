@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import plan_name
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Plan, job_spec_from_json
+from airflow_geneva.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import sha256
@@ -24,7 +25,7 @@ ALL_ROW_IDS = Ranges.of(0, (1 << 63) - 1)
 """All possible source row ids, for a swap that removes every row."""
 
 
-_FORMAT = 5
+_FORMAT = 6
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 
@@ -38,6 +39,7 @@ class SwapPlan:
         gone: source row ids whose rows leave the view.
         advances: whether `snapshot` differs from what the view reflects now, even if no row changes.
         idle: whether there is nothing to do as long as the view stays at its version.
+        renumbered: source rows whose values are those of earlier ids, so that the view's rows stay, under the new ones.
     """
 
     based_on: str
@@ -47,6 +49,7 @@ class SwapPlan:
     max_rows_per_fragment: int | None
     shuffle_seed: int | None = None
     idle: bool = False
+    renumbered: RenumberedRows = field(default_factory=RenumberedRows)
 
     def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
         """Return the snapshot with the rows that failed in this refresh, by fragment signature."""
@@ -66,6 +69,7 @@ class SwapPlan:
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,
             "idle": self.idle,
+            "renumbered": self.renumbered.to_json(),
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -74,7 +78,8 @@ class SwapPlan:
         document = json.loads(data)
         gone = Ranges.from_json(document.pop("gone"))
         snapshot = Snapshot.from_batch(from_bytes(b64decode(document.pop("snapshot"))))
-        return SwapPlan(**document, gone=gone, snapshot=snapshot)
+        renumbered = RenumberedRows.from_json(document.pop("renumbered"))
+        return SwapPlan(**document, gone=gone, snapshot=snapshot, renumbered=renumbered)
 
 
 @dataclass(frozen=True)

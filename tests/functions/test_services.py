@@ -14,6 +14,7 @@ from airflow_geneva.functions import chat, embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, answer_to, embedding_of
 
 embed = embeddings("small", 8, batch_size=4)
+plain_embed = embeddings("small", 8, dedup=False)
 summary = chat("small", "Sum up.")
 question = chat("small", "Ask about it.")
 once_summary = chat("small", "Sum up.", deterministic=True, dedup=True)
@@ -62,6 +63,57 @@ def test_requests_are_in_flight_across_batches_whatever_the_order_of_columns(
     counts = server.counts()
     assert (counts.rows, counts.requests) == (120, 30)
     assert counts.most_concurrent > 8
+
+
+def test_chunks_of_changed_documents_are_due_by_their_values(server: OpenAIServer, database: Database) -> None:
+    """Also without `dedup`: the view keeps what it has of them, and the view on it is not asked."""
+    texts = [" ".join(f"Sentence {at} of document {doc}." for at in range(8)) for doc in range(6)]
+    passages = make_passages(database, texts)
+    columns = {"text": "passage.text", "start": "passage.start", "vector": (plain_embed, ["passage.text"])}
+    embedded = database.open_table("passages").query().select(columns).create_materialized_view(database, "embedded")
+    above = database.open_table("embedded").query().select({"text": "text", "said": (summary, ["text"])})
+    summed = above.create_materialized_view(database, "summed")
+    docs = database.open_table("docs")
+
+    def refresh() -> tuple[int, int, int]:
+        """Refresh all; return the rows that were due in the two upper views, and the texts that were paid."""
+        before = server.counts().rows
+        passages.refresh(runner="inline")
+        due = embedded.plan_refresh().rows_pending
+        assert embedded.refresh(runner="inline").rows_run == due
+        due_above = summed.plan_refresh().rows_pending
+        assert summed.refresh(runner="inline").rows_run == due_above
+        wanted = sorted((row["passage"]["text"], row["passage"]["start"]) for row in passages.to_arrow().to_pylist())
+        found = embedded.to_arrow().to_pylist()
+        assert sorted((row["text"], row["start"]) for row in found) == wanted
+        assert [row["vector"] for row in found] == [embedding_of(row["text"]) for row in found]
+        ids = database.open_table("passages").lance.to_table(columns=[], with_row_id=True, filter="__is_set")
+        shown = embedded.lance.to_table(columns=["__source_row_id"], filter="__is_set")
+        assert sorted(shown["__source_row_id"].to_pylist()) == sorted(ids["_rowid"].to_pylist())
+        found = [embedded.lance.count_rows(filter=f"text = '{text}'") for text, _ in wanted]
+        assert found == [sum(text == other for other, _ in wanted) for text, _ in wanted]
+        said = summed.to_arrow().to_pylist()
+        assert sorted((row["text"], row["said"]) for row in said) == [(text, answer_to(text)) for text, _ in wanted]
+        assert [view.plan_refresh().rows_pending for view in (passages, embedded, summed)] == [0, 0, 0]
+        return due, due_above, server.counts().rows - before
+
+    assert refresh()[0] == len(passages.to_arrow())
+    embedded.lance.create_scalar_index("text", "BTREE")
+    docs.lance.update({"path": "'moved.md'"}, where="id IN (1, 3)")
+    assert refresh() == (0, 0, 0)
+    docs.lance.update({"text": "text || ' A paragraph at its very end.'"}, where="id = 2")
+    assert refresh() == (1, 1, 2)
+    docs.lance.update({"path": "'again.md'"})
+    docs.lance.delete("id = 4")
+    assert refresh() == (0, 0, 0)
+    docs.lance.optimize.compact_files()
+    database.open_table("embedded").lance.optimize.compact_files()
+    docs.lance.update({"text": "'Another document.'"}, where="id = 0")
+    docs.lance.update({"path": "'last.md'"}, where="id = 5")
+    assert refresh() == (1, 1, 2)
+    docs.add(pa.table({"id": [7], "path": ["new.md"], "text": [texts[4]]}))
+    due, due_above, _ = refresh()
+    assert due == due_above > 1
 
 
 def test_equal_inputs_are_paid_once_in_columns_of_columns(server: OpenAIServer, database: Database) -> None:
