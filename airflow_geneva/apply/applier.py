@@ -29,7 +29,7 @@ from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.limits.rate_limit import affordable_rows
+from airflow_geneva.limits.rate_limit import affordable_rows, used_so_far
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 _AHEAD = 16
 _WATCHED_SECONDS = 0.1
+_PAID_CALLS, _PAID_PART = 500, 0.1
+PAID_SECONDS = 1.0
+"""Seconds after which what paid calls gave may become a checkpoint, although `checkpoint_interval` is longer."""
 _NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
 
 
@@ -138,7 +141,7 @@ class Applier:
         self.fragment, self.put = fragment, put
         self.waiting: dict[str, int] = {}
         self.speed, self.size = UdfSpeed(), 0
-        self.unkept = Unkept(time.monotonic())
+        self.unkept, self.paid_before = Unkept(time.monotonic()), used_so_far()
         begun = deque[_BegunStep]()
         try:
             for rows in batches:
@@ -307,7 +310,7 @@ class Applier:
         self.size += step.values.nbytes
         if self._is_checkpoint_due():
             step = replace(step, unkept=self.unkept)
-            self.unkept, self.size = Unkept(time.monotonic()), 0
+            self.unkept, self.size, self.paid_before = Unkept(time.monotonic()), 0, used_so_far()
         self.put(step, is_last)
         self.skipped.add_failed(len(step.failed))
         self.on_rows(len(step.values))
@@ -317,8 +320,18 @@ class Applier:
         rows = self.unkept.rows
         if self.sizer.most is not None and rows >= self.sizer.most:
             return True
-        waited = time.monotonic() - self.unkept.since >= self.interval / 2
-        return (waited and rows >= self.sizer.least) or self.size >= self.work.sizing.checkpoint_bytes // 2
+        waited = time.monotonic() - self.unkept.since
+        due = waited >= self.interval / 2 or self._cost_enough(waited)
+        return (due and rows >= self.sizer.least) or self.size >= self.work.sizing.checkpoint_bytes // 2
+
+    def _cost_enough(self, seconds: float) -> bool:
+        """Whether the calls since the last checkpoint cost as much as a kill may take."""
+        used, most = used_so_far(), self.work.sizing.checkpoint_cost
+        paid, calls = used.paid - self.paid_before.paid, used.calls - self.paid_before.calls
+        if most is not None:
+            return paid > 0 and paid >= most
+        part = paid / used.paid if used.paid else calls / max(used.calls, 1)
+        return calls >= _PAID_CALLS or (seconds >= PAID_SECONDS and part >= _PAID_PART)
 
     def _keep_last(self, step: StepResult) -> None:
         """Keep a step before an error is raised, which a reason to stop must not replace."""

@@ -109,6 +109,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         min_checkpoint_size: int | str | None = None,
         max_checkpoint_size: int | str | None = None,
         checkpoint_interval: float | str | None = None,
+        checkpoint_cost: float | str | None = None,
         task_size: int | str | None = None,
         task_shuffle_diversity: int | str | None = None,
         shard_size: int | str | None = None,

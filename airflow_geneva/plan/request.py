@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from airflow_geneva.udf import UDF
 
-NOT_WHOLE = ("checkpoint_interval", "price_per_slot_hour", "max_seconds", "max_cost")
+NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
 """Sizes that are not whole numbers."""
 
 _SIZES = {f.name for f in fields(Sizing)}
@@ -48,6 +48,7 @@ class SizingOptions(TypedDict, total=False):
     min_checkpoint_size: int | None
     max_checkpoint_size: int | None
     checkpoint_interval: float
+    checkpoint_cost: float | None
     task_size: int | None
     task_shuffle_diversity: int | None
     shard_size: int | None

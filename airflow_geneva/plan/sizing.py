@@ -18,6 +18,8 @@ class Sizing:
         checkpoint_size: most rows one checkpoint covers.
         min_checkpoint_size, max_checkpoint_size: bounds of the adaptive size.
         checkpoint_interval: seconds between two checkpoints of a task.
+        checkpoint_cost: most money that calls cost between two checkpoints of a task; None: about a tenth of what its
+            calls have cost so far, or 500 calls, but at least what they cost in a second.
         task_size: rows per Spark task.
         task_shuffle_diversity: number of regions of the table that consecutive tasks are taken from.
         shard_size: fragments per shard.
@@ -37,6 +39,7 @@ class Sizing:
     min_checkpoint_size: int | None = None
     max_checkpoint_size: int | None = None
     checkpoint_interval: float = 10.0
+    checkpoint_cost: float | None = None
     task_size: int | None = None
     task_shuffle_diversity: int | None = None
     shard_size: int | None = None

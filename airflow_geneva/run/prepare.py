@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from airflow_geneva.apply.applier import Applier
+from airflow_geneva.apply.applier import PAID_SECONDS, Applier
 from airflow_geneva.apply.batch_mapper import BatchMapper
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.fitting import inherit, learned_by
@@ -25,6 +25,7 @@ from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.column import ColumnTarget
 from airflow_geneva.run.task import TaskRunner
 from airflow_geneva.run.units import Target
@@ -125,7 +126,7 @@ def prepare(
     inherit(loaded.values(), work.fitting)
     skipped = SkipCount(joint_policy(loaded), work.rows, before)
     target = target or open_target(location, work)
-    delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
+    delayed = DelayedCheckpoints(target.store, _seconds_unkept(work.sizing, loaded))
     target = replace(target, delayed=delayed)
     fitting = RowsPerBudget(work.sizing.batch_bytes, target.output_width)
     known = {
@@ -162,6 +163,13 @@ def prepare(
         keep()
     for of_column in submissions.values():
         of_column.remove_collected()
+
+
+def _seconds_unkept(sizing: Sizing, loaded: Mapping[str, UDF]) -> float:
+    """Return for how long finished fragments may wait for their checkpoints: not long if their calls are paid."""
+    paid = any(udf.is_async or udf.limit or udf.cost or udf.reports_cost for udf in loaded.values())
+    at_once = paid and sizing.checkpoint_cost is None
+    return min(sizing.checkpoint_interval, PAID_SECONDS) if at_once else sizing.checkpoint_interval
 
 
 def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:

@@ -34,6 +34,7 @@ class Sizes(TypedDict, total=False):
     min_checkpoint_size: int | str | None
     max_checkpoint_size: int | str | None
     checkpoint_interval: float | str | None
+    checkpoint_cost: float | str | None
     task_size: int | str | None
     task_shuffle_diversity: int | str | None
     shard_size: int | str | None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import Database, connect
+from airflow_geneva import Database, RateLimit, connect
+from airflow_geneva.apply import keeper
 from airflow_geneva.functions import chat, embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, answer_to, embedding_of
 
+ROOT = Path(__file__).parents[2]
 embed = embeddings("small", 8, batch_size=4)
 plain_embed = embeddings("small", 8, dedup=False)
+PER_SECOND, PER_REQUEST = 50, 10
+"""Requests that the limit of `limited_embed` allows, and the texts of each."""
+limited_embed = embeddings(
+    "small",
+    8,
+    dedup=False,
+    batch_size=PER_REQUEST,
+    limit=RateLimit("embedding", requests_per_minute=60 * PER_SECOND),
+    price_per_million_tokens=100.0,
+)
 summary = chat("small", "Sum up.")
 question = chat("small", "Ask about it.")
 once_summary = chat("small", "Sum up.", deterministic=True, dedup=True)
@@ -114,6 +129,54 @@ def test_chunks_of_changed_documents_are_due_by_their_values(server: OpenAIServe
     docs.add(pa.table({"id": [7], "path": ["new.md"], "text": [texts[4]]}))
     due, due_above, _ = refresh()
     assert due == due_above > 1
+
+
+@pytest.mark.crash
+def test_a_kill_within_the_first_interval_takes_what_is_in_flight_and_about_a_seconds_worth(
+    server: OpenAIServer, database: Database
+) -> None:
+    texts = pa.table({"text": [f"text {at:04}" for at in range(4_000)]})
+    docs = database.create_table("docs", texts)
+    docs.add_columns({"vector": limited_embed})
+    server.change(latency=0.2, requests_per_minute=60 * PER_SECOND, window_seconds=6)
+    command = f"""
+from airflow_geneva import connect
+connect({database.uri!r}).open_table("docs").backfill("vector", runner="inline")
+"""
+    lost = 0
+    for paid in (1_800, 3_000):
+        with subprocess.Popen([sys.executable, "-c", command], cwd=ROOT) as process:
+            while (found := server.counts(paid=False)).rows < paid:
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.kill()
+        lost += found.most_concurrent * PER_REQUEST + 1.5 * PER_SECOND * PER_REQUEST
+    docs.backfill("vector", runner="inline")
+    assert docs.to_arrow()["vector"].to_pylist() == [embedding_of(text) for text in texts["text"].to_pylist()]
+    counts = server.counts()
+    assert counts.paid_again <= lost
+
+
+def test_a_checkpoint_is_due_by_what_calls_cost(
+    server: OpenAIServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text costs 0.0002: its two tokens, at 100 for a million."""
+    kept = list[int]()
+    write = keeper.write_range
+
+    def counted(store: Any, key: Any, start: int, end: int, values: pa.Array, rows: Any) -> None:
+        kept.append(len(values))
+        write(store, key, start, end, values, rows)
+
+    monkeypatch.setattr(keeper, "write_range", counted)
+    docs = database.create_table("docs", pa.table({"text": [f"text {at:03}" for at in range(400)]}))
+    docs.add_columns({"vector": limited_embed})
+    docs.backfill("vector", runner="inline", checkpoint_cost=0.02, checkpoint_interval=600.0)
+    assert 2 <= len(kept) <= 4
+    kept.clear()
+    docs.add_columns({"dear": limited_embed})
+    docs.backfill("dear", runner="inline", checkpoint_cost=1.0)
+    assert kept == []
 
 
 def test_equal_inputs_are_paid_once_in_columns_of_columns(server: OpenAIServer, database: Database) -> None:

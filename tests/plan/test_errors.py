@@ -189,6 +189,7 @@ def test_a_filter_is_refused_with_the_engines_message(table: Table, trace: Trace
         ({"task_size": "many"}, ["task_size='many' is not valid"]),
         ({"checkpoint_interval": -1}, ["checkpoint_interval=-1 is not valid", "at least 0"]),
         ({"checkpoint_interval": float("nan")}, ["checkpoint_interval=nan is not valid"]),
+        ({"checkpoint_cost": -0.5}, ["checkpoint_cost=-0.5 is not valid", "at least 0"]),
         ({"commit_granularity": 0}, ["commit_granularity=0"]),
         ({"min_checkpoint_size": 10, "max_checkpoint_size": 5}, ["min_checkpoint_size=10", "5 rows"]),
         ({"on_error": "skip"}, ["'on_error' belongs to the function", "@udf(on_error=...)"]),
