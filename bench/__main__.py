@@ -39,6 +39,7 @@ TOGETHER = (
     "indexes",
     "async",
     "paid_once",
+    "services",
 )
 OTHERS = (*TOGETHER, "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
@@ -181,6 +182,11 @@ class BenchmarkRun:
         size = {"rows": 200, "alone": 1_000} if self.quick else {"rows": 10_000, "alone": 1_000_000}
         folder = self.scratch / "paid_once"
         return dict(self._measure("paid_once", folder=str(folder), runners=self.runners, **size))
+
+    def _services(self) -> dict[str, Any]:
+        size = {"documents": 40, "kills": 1, "requests": 2}
+        size = size if self.quick else {"documents": 1_500, "kills": 5, "requests": 250}
+        return dict(self._measure("services", folder=str(self.scratch / "services"), runners=self.runners, **size))
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"

@@ -348,6 +348,39 @@ def _paid_once(found: Mapping[str, Any]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _services(found: Mapping[str, Any]) -> str:
+    head = (
+        "",
+        "quota used",
+        "s",
+        "requests",
+        "in flight",
+        "rows due",
+        "new texts",
+        "texts paid",
+        "paid again",
+        "refused",
+    )
+    rows = [
+        (
+            name,
+            f"{100 * run['used']:.0f} %" if "used" in run else "",
+            f"{run['seconds']:,}" if "seconds" in run else "",
+            *(f"{run[key]:,}" for key in ("requests", "in_flight", "due", "new", "paid")),
+            f"{run['paid'] - run['new']:,}" + (f" of {run['allowed']:,}" if "allowed" in run else ""),
+            f"{run['refused']:,}",
+        )
+        for name, run in found.items()
+    ]
+    about = (
+        "Passages of documents and, in a view of that view, their embeddings, against a server on loopback that keeps "
+        "600,000 tokens a minute, in every six seconds their tenth; an answer takes 0.25 s, a request has up to 64 "
+        "texts, and 16 are in flight. The plain script is that of [Call a model](how-to/call-a-model.md#without-it). "
+        "Kills: within ten seconds' worth. What was in flight may be paid again, and a second's worth for each kill."
+    )
+    return f"{about}\n\n{_table(head, rows)}"
+
+
 def _groups(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the rows of the table of estimates that a job counts in."""
     if job["by"] == ON_SPARK:
@@ -462,4 +495,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("limits", "The limit of a service", _limits),
     ("async", "Calls that wait for a service", _async),
     ("paid_once", "Equal inputs", _paid_once),
+    ("services", "Services", _services),
 )

@@ -69,6 +69,15 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert {job["by"] for job in results["estimate"]} == {"history", "sample"}
     assert [run["calls"] for run in results["async"]] == [50]
     assert {(job["job"], job["calls"]) for job in results["paid_once"]["jobs"]} == {("first", 120), ("later", 0)}
+    services = results["services"]
+    assert {name for name, run in services.items() if run["refused"]} <= {"plain script"}
+    unpaid = {"10 % moved": 0, "30 copies": 0}
+    assert {name: services[name]["paid"] for name in unpaid} == unpaid
+    assert services["10 % moved"]["due"] == 0
+    for change in ("first load, inline", "10 % edited at the start", "10 % edited at the end"):
+        assert services[change]["paid"] == services[change]["new"] > 0
+    assert services["five kills"]["paid"] - services["five kills"]["new"] <= services["five kills"]["allowed"]
+    assert services["a cut answer"]["paid"] - services["a cut answer"]["new"] <= services["a cut answer"]["new"] / 2
     if WEED.exists():
         first, nothing = (results["far"]["at"][0]["runs"][f"column, {run}"] for run in ("first", "nothing to do"))
         assert 0 < nothing["depth"] <= nothing["requests"] < first["requests"]

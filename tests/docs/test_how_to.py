@@ -21,7 +21,7 @@ from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.support.object_store import KEY, SECRET, Bucket
-from tests.support.openai_server import OpenAIServer
+from tests.support.openai_server import OpenAIServer, embedding_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONNECTIONS = [
@@ -74,6 +74,23 @@ def test_the_snippet_about_models_runs(tmp_path: Path, monkeypatch: pytest.Monke
         left = run("call_a_model")
         assert (left["result"].rows_computed, left["of_batch"].rows_computed) == (60, 60)
         assert server.counts().rows == 120
+
+
+def test_the_script_without_a_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {at}" for at in range(200)]
+    given, taken = tmp_path / "texts.json", tmp_path / "vectors.json"
+    given.write_text(json.dumps(texts))
+    with OpenAIServer(fail_inputs={"text 70": ["500", 1], "text 150": ["429", 1]}, retry_after=0.1) as server:
+        for name, value in {
+            "OPENAI_API_KEY": "any",
+            "OPENAI_BASE_URL": server.base_url,
+            "TOKENS_PER_MINUTE": "600000",
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["plain_embeddings.py", str(given), str(taken)])
+        run("plain_embeddings")
+        assert server.counts().rows == 200
+    assert json.loads(taken.read_text()) == [embedding_of(text) for text in texts]
 
 
 def test_the_snippet_about_limits_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

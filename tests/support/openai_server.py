@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -80,7 +81,7 @@ class Counts:
         rows: inputs that were paid, also in cut answers, and in those whose client was gone.
         tokens: tokens that were paid.
         most_concurrent: most requests of one key at a time.
-        admitted: paid requests by the second since the start.
+        admitted, admitted_tokens: paid requests, and their tokens, by the second since the start.
         batches: batches that were submitted.
         paid: how often each input was paid.
         last_request: the body of the last request to a model.
@@ -93,6 +94,7 @@ class Counts:
     tokens: int
     most_concurrent: int
     admitted: dict[str, int]
+    admitted_tokens: dict[str, int]
     batches: int
     paid: dict[str, int]
     last_request: dict[str, Any]
@@ -111,6 +113,13 @@ def embedding_of(text: str, dimensions: int = 8) -> list[float]:
     """Return the embedding that the server gives for a text: numbers from -1 to 1 that float32 holds exactly."""
     digest = hashlib.shake_128(text.encode()).digest(2 * dimensions)
     return [number / 32_768 for number in struct.unpack(f"<{dimensions}h", digest)]
+
+
+def packed_embedding(text: str, dimensions: int) -> str:
+    """Return the embedding in base64, as the API gives it on a little-endian machine: a float in four bytes."""
+    numbers = array("h", hashlib.shake_128(text.encode()).digest(2 * dimensions))
+    floats = array("f", map((1 / 32_768).__mul__, numbers))
+    return base64.b64encode(floats).decode()
 
 
 def answer_to(text: str, schema: Mapping[str, Any] | None = None) -> str:
@@ -212,6 +221,7 @@ class _Server:
         self.failed: Counter[str] = Counter()
         self.failed_inputs: Counter[str] = Counter()
         self.admitted: Counter[str] = Counter()
+        self.admitted_tokens: Counter[str] = Counter()
         self.paid: Counter[str] = Counter()
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, dict[str, Any]] = {}
@@ -222,8 +232,8 @@ class _Server:
         numbers = self.numbers
         found = Counts(
             numbers["requests"], numbers["refused"], dict(self.failed), numbers["rows"], numbers["tokens"],
-            self.most_concurrent, dict(self.admitted), numbers["batches"], dict(self.paid) if paid else {},
-            self.last,
+            self.most_concurrent, dict(self.admitted), dict(self.admitted_tokens), numbers["batches"],
+            dict(self.paid) if paid else {}, self.last,
         )  # fmt: skip
         return asdict(found)
 
@@ -394,7 +404,9 @@ class _Server:
             self.numbers["refused"] += 1
             raise _error(429, "rate_limit_exceeded", "Too many requests at a time.", headers)
         window.add(now, tokens)
-        self.admitted[str(int(now - self.began))] += 1
+        second = str(int(now - self.began))
+        self.admitted[second] += 1
+        self.admitted_tokens[second] += tokens
         return headers
 
     def pay(self, inputs: list[str], tokens: int) -> None:
@@ -408,10 +420,8 @@ class _Server:
         model = request.get("model", "test")
         if path.endswith("embeddings"):
             dimensions = int(request.get("dimensions") or self.settings.dimensions)
-            vectors: list[Any] = [embedding_of(text, dimensions) for text in inputs]
-            if request.get("encoding_format") == "base64":
-                packed = (struct.pack(f"<{dimensions}f", *vector) for vector in vectors)
-                vectors = [base64.b64encode(data).decode() for data in packed]
+            in_base64 = request.get("encoding_format") == "base64"
+            vectors = [(packed_embedding if in_base64 else embedding_of)(text, dimensions) for text in inputs]
             data = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)]
             return {"object": "list", "data": data, "model": model, "usage": usage}
         completion = self.settings.completion_tokens
