@@ -1,18 +1,19 @@
-"""The budget of one key as a value: a time line that processes reserve pieces of, and seats.
+"""The budget of one key: a timeline on which processes reserve intervals for requests and tokens, and seats.
 
-A request takes up a piece of the time line as long as its part of a minute. Pieces follow one another, so no two
-processes have the same one, and a process that dies only leaves its pieces unused. A piece may be used from its begin
-until `LATENESS` seconds later. So the requests of any minute come from pieces that begin in a few seconds more than a
-minute, and a piece is made that much longer.
+One request of a `requests_per_minute` limit occupies an interval of its share of a minute. Intervals do not overlap, so
+no two processes use the same one, and the intervals of a process that dies remain unused. An interval can be used from
+its start until `LATENESS` seconds later. The requests of any minute therefore come from intervals that start within a
+minute and a few seconds, and `seconds_each` makes intervals longer by that amount.
 
-What calls used beyond what was reserved for them is reserved when they have ended, with the next write, so all
-processes wait for it. It is written at once if it is more than a process may lose when it dies.
+Tokens and requests that a call used beyond its reservation are reserved after the call, with the next write, so that
+all processes wait for them. They are written immediately if they exceed what a process may lose when it dies.
 
-The time line has a clock of its own, without the date: whoever writes the budget writes the time by its own clock, and
-a process that reads a later time than it knows sets its clock forward. So no clock runs faster than time, whatever the
-machines' clocks say, and one is behind another by as long as the newest write was not read. A process with calls reads
-every `TICK_SECONDS`, and writes if nobody else did. One that did not read for longer forgets its time for that of the
-table, so it never sets forward the clock that others went by meanwhile. When no process is there, it stands still.
+The timeline has its own clock, which has no date. Every writer of the budget also stores its clock, and a reader
+advances its clock to a stored time that is later. No clock therefore runs faster than real time, whatever the machines'
+clocks say, and a clock lags behind another by the age of the newest write that it has not read. A process that makes
+calls reads the budget every `TICK_SECONDS`, and writes it if no other process did. A process that has not read it for
+longer replaces its clock by the stored one, so that it never advances the clock that the others used meanwhile. The
+clock stops while no process makes calls.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.limits.rate_limit import RateLimit
 
 LATENESS = 1.5
-"""Seconds after the begin of a piece until which it may be used."""
+"""Seconds after its start during which an interval can be used."""
 
 TICK_SECONDS = 0.5
-"""Seconds after which a process with calls reads the budget again; clocks differ by up to twice as much."""
+"""Seconds between two reads of the budget in a process that makes calls; clocks differ by at most twice this."""
 
 PAST = 0.5
-"""Seconds by which a piece may begin in the past, so that no time is lost while a process reserves."""
+"""Seconds by which an interval may start in the past, so that no time is lost while a process reserves it."""
 
 SEAT_SECONDS = 15.0
-"""Seconds after which the seats of a process that does not renew them are free."""
+"""Seconds after which seats expire unless their process renews them."""
 
 TURN_SECONDS = 5.0
 """Seconds for which a process keeps its seats while others wait for one."""
@@ -47,28 +48,28 @@ _PRESENT_SECONDS = 3 * LATENESS
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 Span: TypeAlias = tuple[float, float]
-"""A piece of the time line, from its begin to its end."""
+"""The start and the end of an interval on the timeline, in seconds."""
 
 
 def seconds_each(per_minute: float | None) -> float:
-    """Return how much of the time line one of so many per minute takes."""
+    """Return the seconds of the timeline that one request, or token, of a limit per minute occupies."""
     return 0.0 if per_minute is None else (60.0 + LATENESS + 2 * TICK_SECONDS) / per_minute
 
 
 def own_seconds() -> float:
-    """Seconds by the clock of this machine that nobody sets, and that counts while the machine sleeps."""
+    """Return the seconds of a monotonic clock that also counts while the machine is suspended."""
     return time.clock_gettime(_CLOCK)
 
 
 class TableClock:
-    """The clock of the time line, as this process knows it."""
+    """This process's copy of the timeline's clock."""
 
     def __init__(self, own: Callable[[], float] = own_seconds) -> None:
         self.own = own
         self._ahead: float | None = None
 
     def see(self, found: float, forget: bool = False) -> None:
-        """Take over the time in a budget that was just read, if it is later, or to forget the own one."""
+        """Advance the clock to the time of a budget that was just read; with `forget`, set it to that time."""
         ahead = found - self.own()
         self._ahead = ahead if self._ahead is None or forget else max(self._ahead, ahead)
 
@@ -78,7 +79,7 @@ class TableClock:
 
 @dataclass(frozen=True)
 class Held:
-    """The pieces that a process has reserved and not used, of the requests and of the tokens, and how much was lost."""
+    """The intervals for requests and tokens that a process has reserved and not used, and the seconds that expired."""
 
     requests: tuple[Span, ...] = ()
     tokens: tuple[Span, ...] = ()
@@ -88,7 +89,7 @@ class Held:
         return replace(self, requests=_joined(self.requests, requests), tokens=_joined(self.tokens, tokens))
 
     def spend(self, requests: float, tokens: float, now: float) -> tuple[Held, float] | None:
-        """Use so many seconds of both; return the rest, and when the use may begin. None: there is not enough."""
+        """Use seconds of both; return the remaining intervals and the earliest start, None if they do not suffice."""
         usable = self.usable(now)
         first, second = _cut(usable.requests, requests), _cut(usable.tokens, tokens)
         if first is None or second is None:
@@ -96,13 +97,13 @@ class Held:
         return replace(usable, requests=first[0], tokens=second[0]), max(first[1], second[1])
 
     def usable(self, now: float) -> Held:
-        """Return it without what was not used in time."""
+        """Return the intervals that have not expired."""
         left = Held(_usable(self.requests, now), _usable(self.tokens, now))
         return replace(left, lost=self.lost + max(map(operator.sub, self.seconds, left.seconds)))
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Seconds of requests and of tokens."""
+        """The reserved seconds for requests and for tokens."""
         return sum(end - start for start, end in self.requests), sum(end - start for start, end in self.tokens)
 
 
@@ -112,13 +113,13 @@ def _usable(spans: Sequence[Span], now: float) -> tuple[Span, ...]:
 
 
 def _cut(spans: Sequence[Span], seconds: float) -> tuple[tuple[Span, ...], float] | None:
-    """Cut seconds off the front; return the rest, and the begin of the last part that was cut off."""
+    """Remove seconds from the front; return the remaining intervals, and the start of the last removed part."""
     begin = float("-inf")
     for at, (start, end) in enumerate(spans):
         if seconds <= 0:
             return tuple(spans[at:]), begin
         begin = start
-        # What is left after many small cuts may be short by a rounding error.
+        # After many small cuts the remainder may be short by a rounding error.
         if seconds <= (end - start) * (1 + 1e-9) + 1e-9:
             rest = ((start + seconds, end),) if end - start - seconds > 1e-9 else ()
             return (*rest, *spans[at + 1 :]), begin
@@ -132,16 +133,16 @@ def _joined(spans: tuple[Span, ...], new: Span) -> tuple[Span, ...]:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the processes of one key have reserved, at one time.
+    """The reservations of all processes that use one key.
 
     Args:
-        clock: the time by the clock of the process that wrote it.
-        requests, tokens: until when the time line is reserved.
-        paused: until when the service wants no requests.
-        present: by process, when it was here last.
-        seats: by process, how many requests it may have under way, and until when if it does not renew them.
-        waiting: by process, since when it waits for a seat.
-        limits: the limits that were given last.
+        clock: the timeline's time at the write.
+        requests, tokens: end of the reserved part of the timeline.
+        paused: time until which the service accepts no requests.
+        present: the last read of each process.
+        seats: number of concurrent requests that each process may make, and when they expire unless renewed.
+        waiting: the time since which each process waits for a seat.
+        limits: the limits that the last writer was given.
     """
 
     clock: float = 0.0
@@ -167,7 +168,7 @@ class Budget:
         return Budget(**values)
 
     def at(self, now: float, process: str, limit: RateLimit) -> Budget:
-        """Return the budget as a process finds it now: without processes that are gone, and with this one."""
+        """Return the budget at a time, without processes that no longer read it, and with the given process."""
         clock = max(self.clock, now)
         present = {name: seen for name, seen in self.present.items() if seen > clock - _PRESENT_SECONDS}
         seats = {name: seat for name, seat in self.seats.items() if seat[1] > clock}
@@ -178,23 +179,23 @@ class Budget:
 
     @property
     def start(self) -> float:
-        """Where the next reservation begins: behind all others, and not before the end of a pause."""
+        """Start of the next reservation: after all others, and not before the end of a pause."""
         return max(self.requests, self.tokens, self.paused, self.clock - PAST)
 
     @property
     def room(self) -> float:
-        """Seconds of the time line that a process may take at once.
+        """Seconds of the timeline that a process may reserve in one write.
 
-        It is a fair part of `LATENESS`, or more while little is reserved, so that whoever needs more gets it.
+        They are an equal share of `LATENESS`, or more while few seconds are reserved.
         """
         lead = max(self.start - self.clock, 0.0)
         return max(LATENESS / max(len(self.present), 1), LATENESS / 2 - lead)
 
     def reserve(self, requests: float, tokens: float, later: float = 0.0) -> tuple[Budget, Span, Span]:
-        """Reserve seconds of the requests and of the tokens; both begin together.
+        """Reserve seconds for requests and for tokens, from the same start.
 
         Args:
-            later: seconds until the process can begin to use them, because its write takes so long.
+            later: seconds that the write of this reservation takes.
         """
         start = max(self.start, self.clock - PAST + later)
         of_requests = (start, start + requests)
@@ -207,7 +208,7 @@ class Budget:
         return after, of_requests, of_tokens
 
     def owe(self, requests: float, tokens: float) -> Budget:
-        """Reserve seconds for requests and tokens that calls have used already."""
+        """Reserve seconds for requests and tokens that calls have already used."""
         start = self.clock - PAST
         return replace(
             self,
@@ -219,12 +220,12 @@ class Budget:
         return replace(self, paused=max(self.paused, self.clock + seconds))
 
     def sit(self, process: str, wanted: int, used: int, most: int, turn_over: bool) -> Budget:
-        """Give a process seats for what it wants, or let it wait for one.
+        """Give a process up to `wanted` seats, or add it to those that wait.
 
         Args:
-            used: requests under way, whose seats it keeps.
-            most: all seats.
-            turn_over: it had its seats for so long that those who wait come first.
+            used: requests in flight, whose seats the process keeps.
+            most: total number of seats.
+            turn_over: processes that wait take precedence, because this process has had its seats for `TURN_SECONDS`.
         """
         others = sum(count for name, (count, _) in self.seats.items() if name != process)
         own = (self.waiting.get(process, float("inf")), process)
@@ -246,7 +247,7 @@ class Budget:
         return replace(self, seats=seats, waiting=waiting)
 
     def without(self, process: str, held: Held) -> Budget:
-        """Return the budget when a process leaves it: without its seats, and without the end of what it reserved."""
+        """Return the budget without the seats of a process, and without its last intervals if none follows them."""
 
         def gone(from_: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in from_.items() if name != process}

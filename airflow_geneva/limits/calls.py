@@ -1,4 +1,4 @@
-"""Calls of a UDF within its limit: each waits for its turn, is made again after a 429, and reports what it used."""
+"""Call a UDF within its limit: wait for a reservation, repeat the call after a 429, and report its usage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _database: ContextVar[Storage | None] = ContextVar("geneva_limits", default=None
 
 @contextmanager
 def calling(limits: Storage | None, meter: Meter) -> Iterator[None]:
-    """Keep the limits that lie there in calls of this block, and add what they report to a meter."""
+    """Apply the limits in `limits` to the calls of this block, and add their usage to a meter."""
     token = _database.set(limits)
     try:
         with metered(meter):
@@ -43,7 +43,7 @@ def calling(limits: Storage | None, meter: Meter) -> Iterator[None]:
 
 
 def limits_at_hand() -> Storage | None:
-    """Return where the limits lie that calls keep here."""
+    """Return the storage of the limits that apply to the current block."""
     return _database.get()
 
 
@@ -54,11 +54,11 @@ def limited(
     is_async: bool = False,
     mark: Callable[[bool], None] = lambda _: None,
 ) -> Callable[..., Any]:
-    """Return a function that calls it within a limit of the database at hand; the function itself if there is none.
+    """Return a function that calls `function` within a limit, or `function` itself outside of `calling`.
 
     Args:
-        name: of the UDF, whose calls take about as many tokens as before.
-        mark: called with True when a call begins, and with False when it waits.
+        name: name of the UDF, by which the tokens of its calls are estimated.
+        mark: called with True when a call starts, and with False when it waits.
     """
     database = _database.get()
     if limit is None or database is None:
@@ -69,7 +69,7 @@ def limited(
 
 
 class LimitedCalls:
-    """A function within a limit, called plainly or in a coroutine."""
+    """A function within a limit, as a plain function and as a coroutine function."""
 
     def __init__(
         self, function: Callable[..., Any], limiter: Limiter, guess: TokenGuess, mark: Callable[[bool], None]
@@ -149,7 +149,7 @@ class LimitedCalls:
 
 @dataclass
 class _Trial:
-    """One call until it passes: its tokens by its texts, and since when and how often it was answered 429."""
+    """The attempts of one call: its estimated tokens, and when and how often the service answered 429."""
 
     by_text: float
     passed: Pass = field(default_factory=lambda: Pass(0.0))
@@ -158,7 +158,7 @@ class _Trial:
     begun: bool = False
 
     def pause_after(self, error: Exception) -> float | None:
-        """Return for how long all calls shall wait before this one is made again; None: the error is another one."""
+        """Return the seconds that all calls wait before this one is repeated; None if the error is not a 429."""
         found = retry_after(error)
         if found is None:
             return None
@@ -173,10 +173,10 @@ class _Trial:
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Return the seconds that an exception asks to wait after too many requests, 0 if it does not say how many.
+    """Return the seconds to wait that an exception about too many requests names, 0 if it names none.
 
-    None: the exception is about something else, such as an account without money. Exceptions of httpx, requests,
-    openai, aiohttp and urllib are known by what they have: a status 429, and the headers of the response.
+    Any other exception returns None, also one about an account without money. Exceptions of httpx, requests, openai,
+    aiohttp and urllib are recognized by their status 429 and the headers of their response.
     """
     if isinstance(error, RateLimited):
         return max(error.retry_after or 0.0, 0.0)
@@ -190,7 +190,7 @@ def retry_after(error: BaseException) -> float | None:
 
 
 def must_pay(error: object) -> bool:
-    """Whether the service allows no request until a person pays, which OpenAI's API says with a 429 too."""
+    """Whether the account has no money left, for which OpenAI's API also answers 429."""
     return _NO_MONEY in (getattr(error, "code", None), getattr(error, "type", None))
 
 
@@ -201,7 +201,7 @@ def _seconds_of(headers: Mapping[str, str]) -> float:
         if "retry-after-ms" in named:
             seconds = float(named["retry-after-ms"]) / 1_000
         elif named.get("retry-after", "")[-4:].upper().endswith("GMT"):
-            # A date is compared with the server's own, because this machine's clock may be wrong.
+            # Compare dates of the server only, because this machine's clock may be wrong.
             until, now = (email.utils.parsedate_to_datetime(named[name]) for name in ("retry-after", "date"))
             seconds = (until - now).total_seconds()
         else:
@@ -210,7 +210,7 @@ def _seconds_of(headers: Mapping[str, str]) -> float:
 
 
 def _chars_of(argument: Any) -> float:
-    """Return the characters of the texts in an argument of a call, of an array about as many."""
+    """Return the number of characters in the texts of an argument."""
     if isinstance(argument, str):
         return len(argument)
     if isinstance(argument, pa.RecordBatch):

@@ -1,4 +1,4 @@
-"""The part of a process in a budget: it reserves pieces of the time line for its next calls, and waits for them."""
+"""Reserve intervals of a budget for the next calls of this process, and wait until they start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LEAVE_SECONDS = 5.0
 
 @dataclass
 class Pass:
-    """What a call has of the budget: a seat, and from when it may begin, None: nothing yet; no more once `ended`."""
+    """A call's reservation: whether it has a seat, and its start, None before it has one; void once `ended`."""
 
     tokens: float
     seated: bool = False
@@ -49,7 +49,7 @@ class Pass:
 
 
 class TokenGuess:
-    """Guesses the tokens of a call by the length of its texts, corrected by what calls reported, or by their mean."""
+    """Estimates the tokens of a call by the length of its texts and the tokens that earlier calls reported."""
 
     def __init__(self) -> None:
         self.per_text: float | None = None
@@ -69,10 +69,10 @@ def _running(mean: float | None, value: float) -> float:
 
 
 class Limiter:
-    """Lets the calls of this process begin when the budget allows it; threads and coroutines may share it.
+    """Starts calls of this process when the budget allows them; threads and coroutines may share it.
 
-    `step` says how long a call has to wait before the next `step`, which may read and write the table; not above 0:
-    it may begin. At its end comes `done`.
+    `step` returns the seconds to wait before the next `step` of a call, which may read and write the table; the call
+    may start when it returns 0 or less. `done` ends the call.
     """
 
     def __init__(self, table: BudgetTable, limit: RateLimit, clock: TableClock | None = None) -> None:
@@ -86,14 +86,14 @@ class Limiter:
         self._lock = threading.RLock()
         self._held = self._reserved = Held()
         self._paused = 0.0
-        # When the table was read, which version it had, and when that was first seen.
+        # The last read of the table, its version then, and the time at which that version was first read.
         self._read_at: float | None = None
         self._version, self._changed_at = 0, 0.0
-        # Seconds that the last two writes took: both are long on a slow store, and one of them after a pause.
+        # Durations of the last two writes: both are long on a slow store; after a suspension only one is.
         self._write_seconds = deque([0.0, 0.0], maxlen=2)
-        # How many calls to reserve for, how many passed since, and how many tokens each takes.
+        # Number of calls to reserve for, calls started since the last reservation, and tokens per call.
         self._calls, self._passed, self._tokens = 1.0, 0, 0.0
-        # Use of finished calls beyond their reservations, until it is written; unused tokens are negative.
+        # Requests and tokens of finished calls beyond their reservations, until written; unused tokens are negative.
         self._debt_requests = self._debt_tokens = 0.0
         self._ended = deque[tuple[Pass, int, float]]()
         self._seats, self._seated_since, self._seats_until = 0, 0.0, 0.0
@@ -121,22 +121,22 @@ class Limiter:
             if now >= self._paused and (call.begin is None or now > call.begin + LATENESS):
                 call.begin = self._spend(call.tokens)
                 now = self.clock.now()
-            # The clock may be set forward while it waits.
+            # The clock may be advanced while the call waits.
             return min(max(call.begin or 0.0, self._paused) - now, 2 * TICK_SECONDS)
 
     def done(self, call: Pass, requests: int = 1, tokens: float | None = None) -> None:
-        """Settle a call that has ended, or that did not begin: `tokens` as reported, None if they were not.
+        """Record the end of a call, also of one that did not start; `tokens` is None if it reported none.
 
-        It does not wait, since an event loop calls it. When it cancels a call, a thread may be in the call's `step`.
+        This method does not block, because event loops call it. A thread may still be in the `step` of a canceled call.
         """
         call.ended = True
         more = 0.0 if tokens is None else tokens - call.tokens
         self._ended.append((call, max(requests - 1, 0), more))
 
     def settle(self) -> None:
-        """Write the use of finished calls beyond their estimates: now if it is large, else with the next write.
+        """Write what finished calls used beyond their estimates, now if it is large, else with the next write.
 
-        It waits for the table. If it cannot be written, the next write has it, too: the calls were paid.
+        This method waits for the table. If the write fails, the next one includes the usage.
         """
         with self._lock, suppress(GenevaError):
             self._settle()
@@ -156,13 +156,13 @@ class Limiter:
             self._debt_tokens += tokens
 
     def pause(self, seconds: float) -> None:
-        """Let no call of any process begin for so long."""
+        """Start no call of any process for a number of seconds."""
         with self._lock:
             self._change(lambda budget: budget.pause(seconds))
 
     def leave(self) -> None:
-        """Give back what is not used, at the end of a process; what cannot be given back ends by time."""
-        if not self._lock.acquire(timeout=_LEAVE_SECONDS):  # a thread that holds it waits for the store
+        """Release unused reservations when the process exits; reservations that cannot be released expire."""
+        if not self._lock.acquire(timeout=_LEAVE_SECONDS):  # another thread waits for the store
             return
         try:
             self.table = self.table.at_exit()
@@ -175,7 +175,7 @@ class Limiter:
             self._lock.release()
 
     def _spend(self, tokens: float) -> float:
-        """Take the pieces of one call, reserving more when there are none; return when it may begin."""
+        """Use intervals for one call, after reserving more if they do not suffice; return when the call may start."""
         due, requests = max(tokens + min(self._debt_tokens, 0.0), 0.0), self._request_seconds
         self._tokens = due if not self._tokens else 0.9 * self._tokens + 0.1 * due
         while (spent := self._held.spend(requests, due * self._token_seconds, self.clock.now())) is None:
@@ -186,7 +186,7 @@ class Limiter:
         return max(begin, self.clock.now() - LATENESS)
 
     def _reserve(self, requests: float, tokens: float) -> None:
-        """Reserve for about as many calls as passed since the last time, or for more if none of it was lost."""
+        """Reserve for the number of calls since the last reservation, or for more if no interval has expired."""
         passed, self._passed = self._passed, 0
         if self._held.lost:
             self._calls = max(passed, 1)
@@ -196,7 +196,7 @@ class Limiter:
 
         def more(budget: Budget) -> Budget:
             calls = max(min(self._calls, budget.room / each), 1.0)
-            # Pieces that end before they are written would be reserved again without end.
+            # Intervals that expire before they are written would be reserved again and again.
             later = min(self._write_seconds)
             held = self._held.usable(budget.clock + later)
             of_requests, of_tokens = held.seconds
@@ -210,7 +210,7 @@ class Limiter:
         self._held = self._reserved
 
     def _sit(self, call: Pass) -> bool:
-        """Take a seat for a call if there is one, after asking for more when this process has none left."""
+        """Take a seat for a call; return False if this process has none and gets none."""
         most = self.limit.concurrent
         if most is None:
             call.seated = True
@@ -242,7 +242,7 @@ class Limiter:
             self._seated_since = self.clock.now()
 
     def tick(self) -> None:
-        """Keep up with the others while this process has calls: read, write the time if nobody did, renew seats."""
+        """While this process makes calls, read the budget, write its clock if no other process did, and renew seats."""
         with self._lock:
             self._settle()
             owes = any(self._owed)
@@ -279,7 +279,7 @@ class Limiter:
         return found
 
     def _change(self, change: Callable[[Budget], Budget], tries: int = _MOST_TRIES) -> Budget:
-        """Write what a function makes of the newest budget; with fewer tries it need not succeed."""
+        """Apply a function to the newest budget and write it; with fewer `tries`, the write may fail silently."""
         after = Budget()
         for number in range(tries):
             found, began = self._look(), self.clock.own()
@@ -305,7 +305,7 @@ class Limiter:
         if before.limits and before.limits != after.limits and not self._warned:
             self._warned = True
             logger.warning(
-                "The limit %r was %s, and is %s here. Processes that have the former go on with it.",
+                "The limit %r was %s, and is %s here. Processes with the earlier limits continue to use them.",
                 self.limit.key, before.limits, after.limits,
             )  # fmt: skip
 
@@ -315,7 +315,7 @@ _limiters_lock = threading.Lock()
 
 
 def limiter_of(storage: Storage, limit: RateLimit) -> Limiter:
-    """Return this process's limiter of a limit on the database whose limits lie there."""
+    """Return this process's limiter for a limit whose budget is in `storage`."""
     with _limiters_lock:
         key = (os.getpid(), storage, limit)
         if key not in _limiters:

@@ -1,4 +1,4 @@
-"""What a user says about limits: `RateLimit` on a UDF, `RateLimited` and `report` inside of it."""
+"""`RateLimit` of a UDF, and what a UDF reports: `RateLimited`, and the usage of its calls with `report`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from airflow_geneva.storage.uri import is_name
 
 @dataclass(frozen=True)
 class RateLimit:
-    """What a service allows: one budget for all calls that name its key on this database.
+    """The limits of a service: one budget for all calls with the same key on this database.
 
-    A UDF with a limit makes one request per call. Processes that give the key other limits each keep their own, as a
-    part of the same minute.
+    A UDF with a limit makes one request per call. Processes with different limits for one key share its budget, and
+    each keeps its own limits.
 
     Args:
-        key: names the budget, such as the provider and the account; a file name.
-        requests_per_minute: most requests in any minute; None: no limit.
-        tokens_per_minute: most tokens in any minute, as `report` says them; None: no limit.
-        concurrent: most requests at a time; None: no limit.
+        key: name of the budget, for example of the provider and the account; a valid file name.
+        requests_per_minute: maximum number of requests in any minute; None: no limit.
+        tokens_per_minute: maximum number of tokens in any minute, as calls `report` them; None: no limit.
+        concurrent: maximum number of concurrent requests; None: no limit.
     """
 
     key: str
@@ -68,9 +68,9 @@ def check_limit(value: object) -> RateLimit | None:
 
 
 class RateLimited(GenevaError):
-    """Raise it in a UDF with a limit when the service says that there were too many requests.
+    """Raised by a UDF with a limit when the service refuses a request because there were too many.
 
-    All processes that share the limit then wait, and the call is made again.
+    All processes that share the limit then wait, and the call is repeated.
 
     Args:
         retry_after: seconds to wait; None: 1 second, doubled each time.
@@ -83,11 +83,11 @@ class RateLimited(GenevaError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What calls used: requests, and the tokens and money that they reported.
+    """Number of requests of calls, and the tokens and the cost that they reported.
 
     Args:
-        rows: rows that functions were called on; a row counts once for each call.
-        declared: what these calls cost by `udf(cost=)`.
+        rows: number of rows that functions were called on; a row counts once for each call.
+        declared: cost of these rows by `udf(cost=)`.
     """
 
     calls: int = 0
@@ -101,17 +101,17 @@ class Usage:
         return Usage(*(one + more for one, more in zip(ours, theirs, strict=True)))
 
     def __bool__(self) -> bool:
-        """Whether calls reported anything."""
+        """Whether any call reported its usage."""
         return bool(self.calls or self.tokens or self.cost)
 
     @property
     def reported(self) -> Usage:
-        """What calls reported, and nothing else."""
+        """The reported usage without `rows` and `declared`."""
         return replace(self, rows=0, declared=0.0)
 
     @property
     def paid(self) -> float:
-        """What calls cost: as they reported, or if none did, as declared."""
+        """The reported cost, or the declared one if no call reported a cost."""
         return self.cost or self.declared
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class Usage:
 
     @staticmethod
     def from_json(document: object) -> Usage:
-        """Read what a document says; nothing if it says nothing, or if it is damaged."""
+        """Parse a document; return an empty usage if it is None or damaged."""
         if not isinstance(document, Mapping):
             return Usage()
         try:
@@ -132,12 +132,12 @@ class Usage:
 
 
 class Meter:
-    """Adds up what calls used.
+    """Adds up the usage of calls.
 
     Args:
-        most_cost: returns what they may cost in all, as it is known now.
-        go_on: called before a call is made again, in the thread that makes it or beside an event loop. It returns when
-            the job may go on, and raises StopComputing if it may not.
+        most_cost: returns the maximum total cost, as currently known.
+        go_on: called before a call is repeated, in the thread of the call or in one beside an event loop. It returns
+            when the job may continue, and raises StopComputing if it may not.
     """
 
     def __init__(
@@ -155,10 +155,10 @@ class Meter:
             self.usage += usage
 
     def begin(self, rows: int, declared: float) -> bool:
-        """Count a call on rows as begun, if what is left pays for it beside those in flight; one may always begin.
+        """Count a call as started if the remaining cost covers it and the calls in flight; one call may always start.
 
         Args:
-            declared: cost of a row until calls said what they cost; 0: it is not known.
+            declared: cost of a row until calls have reported one; 0: unknown.
         """
         with self._lock:
             if self.usage.rows and (paid := self.usage.paid):
@@ -170,12 +170,12 @@ class Meter:
             return may
 
     def end(self, rows: int) -> None:
-        """Count a call as ended, after what it used was added."""
+        """Count a call as ended, after its usage was added."""
         with self._lock:
             self._rows_in_flight -= rows
 
     def take(self) -> Usage:
-        """Return the usage since the last time, and begin again."""
+        """Return the usage since the last call of this method."""
         with self._lock:
             taken, self.usage = self.usage, Usage()
             return taken
@@ -185,12 +185,12 @@ _meter: ContextVar[Meter | None] = ContextVar("geneva_usage", default=None)
 
 
 def report(*, tokens: float = 0, cost: float = 0.0, requests: int = 1) -> None:
-    """Say inside a UDF what a call to a service used; outside of a job it does nothing.
+    """Report the usage of a call to a service, inside a UDF; outside of a job this function does nothing.
 
     Args:
-        tokens: tokens, of the prompt and of the answer.
-        cost: money, in the currency of `udf(cost=)`.
-        requests: how many requests it was.
+        tokens: number of tokens of the prompt and the answer.
+        cost: amount of money, in the currency of `udf(cost=)`.
+        requests: number of requests.
     """
     for name, value in {"tokens": tokens, "cost": cost, "requests": requests}.items():
         if not _is_number(value) or value < 0:
@@ -202,7 +202,7 @@ def report(*, tokens: float = 0, cost: float = 0.0, requests: int = 1) -> None:
 
 @contextmanager
 def metered(meter: Meter | None = None) -> Iterator[Meter]:
-    """Give the block a meter; what it counts, the meter around it does not."""
+    """Count the usage of the block with its own meter, and not with the enclosing one."""
     meter = meter or Meter()
     token = _meter.set(meter)
     try:
@@ -212,26 +212,26 @@ def metered(meter: Meter | None = None) -> Iterator[Meter]:
 
 
 def used_so_far() -> Usage:
-    """Return what the meter around the caller says."""
+    """Return the usage counted by the enclosing meter."""
     meter = _meter.get()
     return Usage() if meter is None else meter.usage
 
 
 def is_used_up() -> bool:
-    """Whether calls cost as much as they may, as far as it is known here."""
+    """Whether the calls have reached the maximum cost, as far as this process knows."""
     meter = _meter.get()
     return meter is not None and 0 < meter.usage.paid >= meter.most_cost()
 
 
 def may_go_on() -> None:
-    """Return when another call may be made; StopComputing if the job has reached a cap."""
+    """Wait until another call may be made; StopComputing if the job has reached a cap."""
     meter = _meter.get()
     if meter is not None:
         meter.go_on()
 
 
 def begin_call(rows: int, declared: float | None) -> Callable[[], None] | None:
-    """Begin a call on rows if its cost is left; return what says that it has ended, None if it must wait."""
+    """Start a call if the remaining cost covers it; return a function that ends it, or None if it has to wait."""
     meter = _meter.get()
     if meter is None:
         return lambda: None
@@ -241,8 +241,8 @@ def begin_call(rows: int, declared: float | None) -> Callable[[], None] | None:
 def affordable_rows(computed: int, threads: int, attempts: int) -> float:
     """Return the number of further rows that the cap on the cost allows; at least 1.
 
-    Each row may cost as much as a `computed` row, times the attempts of its call. It is 1 if several threads share a
-    meter with a cap: none knows what the calls of the others will cost.
+    Each row is assumed to cost as much as a `computed` row, times the attempts of its call. Several threads that share
+    a meter with a cap get 1, because none of them knows the cost of the others' calls.
     """
     meter = _meter.get()
     if meter is None or not (cost := meter.usage.paid) or (left := meter.most_cost() - cost) == math.inf:
@@ -251,7 +251,7 @@ def affordable_rows(computed: int, threads: int, attempts: int) -> float:
 
 
 def count(usage: Usage) -> None:
-    """Add to the meter around the caller, if there is one."""
+    """Add usage to the enclosing meter, if there is one."""
     meter = _meter.get()
     if meter is not None:
         meter.add(usage)

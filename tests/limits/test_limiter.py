@@ -279,6 +279,6 @@ def test_tokens_beyond_the_estimates_hold_up_all_processes(
         Process(world, 0.05, mortal, tokens=5, factor=8)
     world.run(600)
     used = 8 * sum(tokens for _, tokens in world.calls)
-    # What was in flight, and less than a piece of the time line that each died process had not written yet.
+    # Calls in flight, and less than one interval that each dead process had not written yet.
     slack = 8 * 7.5 * processes + (1000 / 60 * 1.5 + 60) * len(set(world.callers))
     assert used <= 1000 * 600 / 60 + slack
