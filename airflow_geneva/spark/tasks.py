@@ -314,7 +314,9 @@ class _GroupRunner:
                 raise StopComputing
             signs.read()
 
-        earlier = task_spec.progress.read_document(name) or {}
+        # Only an earlier try of this task has left something since the stage began: a task waits for what it asks.
+        again = _is_tried_again()
+        earlier = (task_spec.progress.read_document(name) if again else None) or {}
         used = Usage.from_json(earlier.get("usage"))  # by a try of this task that was killed
         reporter = ProgressReporter(rows, len(units), write, look_around, every=every, longest=every, used_before=used)
         try:
@@ -326,7 +328,8 @@ class _GroupRunner:
             allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
             opened = self._once(_target_of_stage, lambda: open_target(task_spec.location, task_spec.work))
-            opened.store.look_again()
+            if again:
+                opened.store.look_again()
             given = (task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter)
             with prepare(*given, opened.at_begin(len(units))) as (run, skipped):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
@@ -356,6 +359,14 @@ class _GroupRunner:
 
 _groups_of_stage: dict[_Stage, list[list[Unit]]] = {}
 _target_of_stage: dict[_Stage, Target] = {}
+
+
+def _is_tried_again() -> bool:
+    """Whether Spark runs this task again, because the process of an earlier try died."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return task is None or task.attemptNumber() > 0
 
 
 _GPUS = "CUDA_VISIBLE_DEVICES"

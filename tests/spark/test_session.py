@@ -42,6 +42,8 @@ from tests.spark.spark_udfs import (
     logged,
     seen,
 )
+from tests.support.latency import SlowProxy
+from tests.support.object_store import Bucket, options_of
 
 pytestmark = pytest.mark.spark
 
@@ -254,6 +256,19 @@ def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tm
     assert result.rows_computed == 1_000
     twice = [x for x, runs in Counter(seen(log)).items() if runs > 1]
     assert 0 < len(twice) <= 100, "only the checkpoint that was being computed runs again"
+
+
+def test_tasks_look_for_what_an_earlier_try_left_only_if_there_was_one(spark: object, endpoint: str) -> None:
+    name = f"s3://{Bucket(endpoint).name}/db"
+    near = airflow_geneva.connect(name, storage_options=options_of(endpoint))
+    near.create_table("numbers", pa.table({"x": range(80)}), max_rows_per_file=10).add_columns({"y": double})
+    with SlowProxy(endpoint, 0.0).running() as proxy, proxy.counting() as requests:
+        far = airflow_geneva.connect(name, storage_options=options_of(proxy.url))
+        result = far.open_table("numbers").backfill("y", runner="spark", concurrency=1, task_size=10)
+    assert_doubled(near.open_table("numbers"))
+    assert result.rows_computed == 80
+    packs = [request for request in requests if "prefix" in str(request) and str(request).endswith("packed/")]
+    assert len(packs) < 8, "there are eight tasks, and the process that runs them listed the packs once"
 
 
 def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spark: object, tmp_path: Path) -> None:
