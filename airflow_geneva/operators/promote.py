@@ -96,7 +96,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         from airflow_geneva.run.promotion import is_promoted, plan_promotion
 
         table, asked = self._table(), self._asked()
-        if not self.approve or is_promoted(table.location, asked):
+        if not self.approve or is_promoted(table.lance, asked):
             return self._promote(context)
         plan = plan_promotion(table.location, asked)
         plan.check()

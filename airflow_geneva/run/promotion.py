@@ -279,9 +279,9 @@ def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
     return _Verifier(location, asked).plan(dataset)
 
 
-def is_promoted(location: TableLocation, asked: Promotion) -> bool:
+def is_promoted(dataset: lance.LanceDataset, asked: Promotion) -> bool:
     """Whether an earlier attempt made the promotion, and no other one of the name followed."""
-    schema = location.open().schema
+    schema = dataset.schema
     promoted = Promoted.of(schema.field(asked.to)) if asked.to in schema.names else None
     return asked.is_done(schema.names, promoted)
 
@@ -289,17 +289,14 @@ def is_promoted(location: TableLocation, asked: Promotion) -> bool:
 def promote(location: TableLocation, asked: Promotion) -> Promoting:
     """Promote a column if it is ready at the newest version; see `Table.promote_column`."""
     location = location.patient()
-    verifier: _Verifier | None = None
+    verifier, plan = _Verifier(location, asked), None
     for _ in commit_tries(f"table {location.name!r}", f"promote column {asked.column!r}"):
         dataset = location.open()
-        names = dataset.schema.names
-        if asked.is_done(names, Promoted.of(dataset.schema.field(asked.to)) if asked.to in names else None):
-            if verifier is None or verifier.planned is None:
-                return Promoting(location.name, asked, int(dataset.version), None)
-            # An outage hid the outcome of this process's own commit.
-            return Promoting(location.name, asked, int(dataset.version), verifier.planned)
-        asked.check(location.name, names)
-        verifier = verifier or _Verifier(location, asked)
+        if is_promoted(dataset, asked):
+            if plan is not None:  # an outage hid the outcome of this process's own commit
+                _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
+            return Promoting(location.name, asked, int(dataset.version), plan)
+        asked.check(location.name, dataset.schema.names)
         plan = verifier.plan(dataset)
         plan.check()
         if committed := _commit(location, dataset, asked):
@@ -332,16 +329,16 @@ def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promoti
             f"Cannot promote column {asked.column!r} of {dataset.uri}: {error}. Check space and permissions, then run "
             "it again: nothing has changed."
         ) from error
-    _repeat_metadata(location, committed, int(dataset.version))
+    _repeat_metadata(location, committed, range(int(dataset.version) + 1, int(committed.version)))
     return int(committed.version)
 
 
-def _repeat_metadata(location: TableLocation, committed: lance.LanceDataset, verified: int) -> None:
-    """Write metadata again that others wrote since the verified version: Lance replaces it by that of the commit."""
+def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versions: range) -> None:
+    """Write metadata of others' commits again, because Lance replaces it by that of the promotion."""
     import lance
 
-    for version in range(verified + 1, int(committed.version)):
-        operation = read_commit(committed, version).operation
+    for version in versions:
+        operation = read_commit(dataset, version).operation
         if not isinstance(operation, lance.LanceOperation.UpdateConfig):
             continue
         if not (operation.field_metadata_updates or operation.schema_metadata_updates):
