@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.stages import prepare_some
 from airflow_geneva.apply.udf_call import MappedBatch, Mapper, RowFailure
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.errors import UdfError
@@ -118,7 +119,12 @@ class DedupMapper(BatchMapper):
         self.prepares_at_a_time = inner.prepares_at_a_time
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return self.inner.prepare(batch)
+        """Preprocess the rows that are called as far as it is known by now."""
+        keys = row_keys(self.inputs(batch))
+        with self.known.lock:
+            done = self.known.find(list(dict.fromkeys(keys))).keys() | self.known.begun
+        firsts = {key: row for row, key in reversed(list(enumerate(keys))) if key not in done}
+        return prepare_some(self.inner, batch, np.array(sorted(firsts.values()), np.int64))
 
     def close(self) -> None:
         self.inner.close()

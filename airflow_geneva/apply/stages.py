@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
@@ -40,6 +41,21 @@ def prepared_columns(batch: pa.RecordBatch, of: str = "") -> list[pa.Array]:
 def with_prepared(batch: pa.RecordBatch, prepared: Sequence[pa.Array], of: str = "") -> pa.RecordBatch:
     for name, column in zip((VALUE, STATE), prepared, strict=False):
         batch = batch.append_column(name + of, column)
+    return batch
+
+
+def prepare_some(mapper: BatchMapper, batch: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Preprocess some rows of a batch, which are in order; the others are as if the stage had not run."""
+    if not len(rows):
+        return batch
+    if len(rows) == batch.num_rows:
+        return mapper.prepare(batch)
+    made = mapper.prepare(rows_at(batch, pa.array(rows)))
+    at = np.full(batch.num_rows, -1)
+    at[rows] = np.arange(len(rows))
+    positions = pa.array(at, mask=at < 0)
+    for name in made.schema.names[batch.num_columns :]:
+        batch = batch.append_column(name, rows_at(made.column(name), positions))
     return batch
 
 
@@ -255,22 +271,14 @@ class RowsAhead:
     def prepare(self, rows: RowBatch, run: Ranges) -> RowBatch:
         """Return rows with what the stages made of those that are to run."""
         chosen = rows.chosen(run)
-        batch, count = rows.columns, len(rows.offsets)
-        picked = np.arange(count) if chosen is None else np.flatnonzero(chosen)
+        picked = np.arange(len(rows.offsets)) if chosen is None else np.flatnonzero(chosen)
         if not len(picked):
             return rows
         began = time.monotonic()
-        made = self.mapper.prepare(batch if len(picked) == count else rows_at(batch, pa.array(picked)))
+        made = prepare_some(self.mapper, rows.columns, picked)
         self._sizer.record(len(picked), time.monotonic() - began)
         self._fitting.record(len(picked), made.nbytes)
         self._width = made.nbytes / len(picked)
-        if len(picked) < count:
-            at = np.full(count, -1)
-            at[picked] = np.arange(len(picked))
-            positions = pa.array(at, mask=at < 0)
-            for name in made.schema.names[batch.num_columns :]:
-                batch = batch.append_column(name, rows_at(made.column(name), positions))
-            made = batch
         return replace(rows, columns=made)
 
 

@@ -27,7 +27,6 @@ from airflow_geneva.errors import DeviceFailed, InvalidInput, UdfError
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.limits.rate_limit import Meter, metered, report
 from airflow_geneva.udf import UDF, udf
-from tests.support.counting import Trace
 from tests.udfs_for_tests import staged
 from tests.udfs_for_tests.failing import EXIT, OTHER, RAISE, SLEEP
 from tests.udfs_for_tests.staged import FAILS_LATER
@@ -247,8 +246,12 @@ def test_threads_are_as_many_as_cpus() -> None:
         assert mapper.prepares_at_a_time == 0
 
 
-def test_equal_inputs_are_called_once_and_their_failures_are_their_own(trace: Trace) -> None:
-    called: list[int] = []
+def test_equal_inputs_are_called_once_and_their_failures_are_their_own() -> None:
+    called, decoded = list[int](), list[int]()
+
+    def failing(x: int) -> int:
+        decoded.append(x)
+        return staged.half(x)
 
     @udf(data_type=pa.int64(), version="1", deterministic=True, dedup=True, preprocess=failing)
     def function(half: int) -> int:
@@ -257,10 +260,15 @@ def test_equal_inputs_are_called_once_and_their_failures_are_their_own(trace: Tr
 
     known = KnownValues(None, 1 << 20)
     assert run(function, [1, 2, 1, 3, 2], known=known).values.to_pylist() == [10, 20, 10, 30, 20]
-    assert called == [10, 20, 30]
+    assert (called, decoded) == ([10, 20, 30], [1, 2, 3])
+    with open_batch_mapper(function, ["x"], known) as mapper:
+        batch = pa.record_batch({"x": [1, 3]})
+        assert mapper.prepare(batch) is batch, "what is known is not preprocessed"
+        assert mapper(batch).values.to_pylist() == [10, 30]
     with pytest.raises(UdfError) as failed:
         run(function, [3, 4, RAISE, 5], known=known)
     assert (failed.value.row_index, failed.value.computed.to_pylist(), called[3:]) == (2, [30, 40], [40])  # type: ignore[union-attr]
+    assert decoded[3:] == [4, RAISE]
 
 
 @pytest.mark.parametrize("ahead", [True, False])
