@@ -15,6 +15,9 @@ from airflow_geneva.udf import UDF
 
 WORDLLAMA = "wordllama"
 _OF_WORDLLAMA = (64, 128, 256)
+_MOST_PADDED = 32_768
+"""Bytes of a call of wordllama, padding included: larger ones leave a CPU's cache, and smaller ones cost more calls."""
+_UNSORTED = 32
 
 
 def bytes_of(text: pa.Array) -> pa.Array:
@@ -54,8 +57,9 @@ class _SentenceEmbeddings:
         if not given:
             return filled([], at, len(texts), self.dimensions)
         if self.model == WORDLLAMA:
-            # It pads each batch to its longest text, so its default of 64 computes more padding than this.
-            found = self.loaded.embed(given, batch_size=32)
+            # It pads each batch to its longest text: texts that nobody has sorted are padded less in small batches.
+            fits = len(text) * (pc.max(bytes_of(text)).as_py() or 0) <= _MOST_PADDED
+            found = self.loaded.embed(given, batch_size=len(given) if fits else _UNSORTED)
             if self.normalize:  # a text without words has the vector 0, of which wordllama would make NaN
                 lengths = np.linalg.norm(found, axis=1, keepdims=True)
                 found = found / np.where(lengths > 0, lengths, 1)
@@ -76,10 +80,13 @@ def sentence_embeddings(
         dimensions: length of the vectors: of wordllama 64, 128 or 256. Others are cut to it.
         normalize: give vectors of length 1; that of an empty text stays 0.
         settings: for the decorator `udf`, such as `batch_limit`, `num_gpus` and `memory`. Texts of similar length are
-            called together, by their bytes (`batch_by`).
+            called together, by their bytes (`batch_by`); wordllama gets at most 32,768 in a call, padding included.
     """
     check_whole("dimensions", dimensions)
     if model == WORDLLAMA and dimensions not in _OF_WORDLLAMA:
         raise InvalidInput(f"dimensions={dimensions}: the vectors of wordllama have 64, 128 or 256 numbers.")
     given = {"model": model, "dimensions": dimensions, "normalize": normalize}
-    return make(_SentenceEmbeddings, pa.list_(pa.float32(), dimensions), given, {"batch_by": bytes_of, **settings})
+    chosen = {"batch_by": bytes_of, **settings}
+    if model == WORDLLAMA and chosen["batch_by"] is bytes_of:
+        chosen.setdefault("batch_limit", _MOST_PADDED)
+    return make(_SentenceEmbeddings, pa.list_(pa.float32(), dimensions), given, chosen)
