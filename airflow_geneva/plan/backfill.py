@@ -23,6 +23,7 @@ from airflow_geneva.lance_io.fragments import (
     FragmentFiles,
     columns_of,
     garbage_collector_off,
+    ids_by_name,
     live_offsets,
     row_ids,
 )
@@ -314,9 +315,17 @@ class _Planner:
 
 def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:
     """Whether inputs, as facts name them, are the current ones, or columns in whose place these were promoted."""
-    now, then = columns.inputs_text.split(","), inputs.split(",")
-    fields = [dataset.schema.field(name) for name in names]
+    now, then, ids = columns.inputs_text.split(","), inputs.split(","), ids_by_name(dataset)
+    called = {found[0]: name for name, found in ids.items() if "." not in name}
+
+    def replaced(path: str) -> set[int]:
+        root, _, rest = path.partition(".")
+        before = columns_before(dataset.schema.field(root))
+        if not rest:
+            return set(before)
+        return {ids[there][0] for one in before if (there := f"{called.get(one)}.{rest}") in ids}
+
     return len(now) == len(then) and all(
-        text == before or int(before.partition(".")[0]) in columns_before(field)
-        for field, text, before in zip(fields, now, then, strict=False)
+        text == before or int(before.partition(".")[0]) in replaced(path)
+        for path, text, before in zip(names, now, then, strict=False)
     )

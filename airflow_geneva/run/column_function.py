@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.display import Described, counted
 from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.lance_io.arrays import find_field
 from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.freshness import column_freshness
@@ -34,7 +35,8 @@ class ColumnFunction(Described):
         udf: the UDF.
         column: the column's name at that version.
         table_version: the version.
-        inputs: the input columns that it is computed from, with their types.
+        inputs: what it is computed from, with types: columns, or fields of structs as `chunk.text`.
+        columns: the columns in which these are.
         versions: rows of that version with a value, by the UDF version that computed it.
         rows_left: rows of that version without a value of their current inputs.
     """
@@ -43,6 +45,7 @@ class ColumnFunction(Described):
     column: str
     table_version: int
     inputs: pa.Schema
+    columns: pa.Schema
     versions: Mapping[str, int]
     rows_left: int
     location: TableLocation = field(compare=False)
@@ -61,14 +64,24 @@ class ColumnFunction(Described):
                 f"{len(values)}."
             )
         try:
-            arrays = [pa.array([value], kind) for value, kind in zip(values, self.inputs.types, strict=True)]
+            row = self._row(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InvalidInput(f"{values!r:.200} are no values for {self.inputs.to_string()}: {error}.") from error
-        row = pa.record_batch(arrays, schema=self.inputs)
         # A query fails at once. Without a policy the function runs in this process, where its model stays loaded.
         udf = replace(self.udf, on_error="fail", timeout=self.udf.timeout if self.udf.is_async else None, dedup=False)
         with calling(self.location.limits, Meter()), open_batch_mapper(udf, names) as mapper:
             return mapper(row).values[0].as_py()
+
+    def _row(self, values: Sequence[Any]) -> pa.RecordBatch:
+        """Return a row with these inputs; one that is a field of a struct lies in its column."""
+        row: dict[str, Any] = {}
+        for path, value in zip(self.inputs.names, values, strict=True):
+            *structs, name = path.split(".")
+            at = row
+            for struct in structs:
+                at = at.setdefault(struct, {})
+            at[name] = value
+        return pa.record_batch([pa.array([row[field.name]], field.type) for field in self.columns], self.columns)
 
     def __str__(self) -> str:
         made = ", ".join(f"{counted(n, 'row')} of version {v}" for v, n in sorted(self.versions.items()))
@@ -97,9 +110,17 @@ def column_function(location: TableLocation, column: str, dataset: lance.LanceDa
         )
     found = column_freshness(dataset, location.checkpoints, inputs, column)
     _check_code(location.name, column, definition, udf, found.versions)
-    types = pa.schema([dataset.schema.field(name).remove_metadata() for name in inputs])
+    fields = {field.name: field.remove_metadata() for field in dataset.schema}
+    types = pa.schema([(path, field.type) for path in inputs if (field := find_field(fields, path)) is not None])
     return ColumnFunction(
-        udf, column, int(dataset.version), types, dict(found.versions), found.pending + found.given_up, location
+        udf,
+        column,
+        int(dataset.version),
+        types,
+        pa.schema([fields[name] for name in definition.columns]),
+        dict(found.versions),
+        found.pending + found.given_up,
+        location,
     )
 
 

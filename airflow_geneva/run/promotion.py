@@ -29,6 +29,7 @@ from airflow_geneva.udf.definition import (
     check_column_name,
     promoted_metadata,
     readers_of,
+    renamed_inputs,
     stored_definition,
 )
 from airflow_geneva.udf.expect import FAIL
@@ -457,9 +458,13 @@ class _Verifier:
         for name in direct:
             definition = stored_definition(dataset.schema, name)
             inputs = tuple((definition.input_columns or ()) if definition else ())
-            instead = tuple(asked.column if one == asked.to else one for one in inputs)
-            after, before = (column_freshness(dataset, checkpoints, given, name) for given in (instead, inputs))
-            yield DueAfter("column", name, after.pending, before.pending)
+            instead = renamed_inputs(inputs, {asked.to: asked.column})
+            try:
+                after, before = (column_freshness(dataset, checkpoints, given, name) for given in (instead, inputs))
+                yield DueAfter("column", name, after.pending, before.pending)
+            except InvalidInput as lacking:  # the candidate lacks a nested field
+                yield DueAfter("column", name, total, at_most=True, error=str(lacking))
+                after = Freshness(total, total)
             changed |= {name} if after.pending else set()
         while later := readers_of(dataset.schema, sorted(changed)).keys() - changed - direct.keys() - {asked.column}:
             yield from (DueAfter("column", name, total, at_most=True) for name in sorted(later))

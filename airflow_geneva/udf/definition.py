@@ -157,10 +157,15 @@ def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, 
         changed[column] = {FORMER_NAMES_KEY: _former_names(schema, column, renamed)}
     for name in readers_of(schema, [column]):
         definition = read_definition("", schema, name)
-        paths = [one.split(".") for one in definition.input_columns or ()]
-        inputs = tuple(".".join([renamed if root == column else root, *names]) for root, *names in paths)
+        inputs = renamed_inputs(definition.input_columns or (), {column: renamed})
         changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
     return changed
+
+
+def renamed_inputs(inputs: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return inputs, which may be fields of structs, with other names of their columns."""
+    paths = (one.split(".") for one in inputs)
+    return tuple(".".join([names.get(root, root), *rest]) for root, *rest in paths)
 
 
 @dataclass(frozen=True)
@@ -219,8 +224,8 @@ def promoted_metadata(
     for name in schema.names:
         definition = stored_definition(schema, name)
         new = {to: keep_as} if name == column else {column: to}
-        if definition is not None and not new.keys().isdisjoint(definition.input_columns or ()):
-            inputs = tuple(new.get(one, one) for one in definition.input_columns or ())
+        if definition is not None and not new.keys().isdisjoint(definition.columns):
+            inputs = renamed_inputs(definition.input_columns or (), new)
             changed.setdefault(ids[name], {})[UDF_KEY] = replace(definition, input_columns=inputs).to_json()
     return changed
 

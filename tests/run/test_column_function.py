@@ -53,6 +53,20 @@ def test_functions_of_every_form_compute_one_value(make_table: MakeTable) -> Non
         values["e"](0)
 
 
+@udf(data_type=pa.int64(), input_columns=["pair.a", "pair.in.b", "x"])
+def added(a: int, b: int, x: int) -> int:
+    return a + b + x
+
+
+def test_fields_of_structs_are_inputs_like_others(make_table: MakeTable) -> None:
+    pairs = pa.array([{"a": n, "in": {"b": 10 * n}} for n in range(5)])
+    table = make_table(5, pair=pairs)
+    table.add_columns({"y": added})
+    table.backfill("y", runner="inline")
+    assert table.to_arrow(["y"])["y"].to_pylist() == [12 * n for n in range(5)]
+    assert table.column_function("y")(1, 2, 3) == 6
+
+
 def test_a_version_has_its_own_function(make_table: MakeTable) -> None:
     table = make_table(10)
     table.add_columns({"y": triple})

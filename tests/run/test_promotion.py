@@ -337,6 +337,41 @@ def test_columns_that_read_it_go_on_with_the_name_and_are_due(table: Table) -> N
     assert set(table.to_arrow(["twice"])["twice"].to_pylist()) == {2.0}
 
 
+PAIR = pa.struct([("size", pa.int64()), ("model", pa.int64())])
+
+
+@udf(data_type=PAIR, version="1")
+def described(x: int) -> dict[str, int]:
+    return {"size": x, "model": 1}
+
+
+@udf(data_type=PAIR, version="2")
+def described_again(x: int) -> dict[str, int]:
+    return {"size": 2 * x, "model": 2}
+
+
+@udf(data_type=pa.int64(), version="1")
+def next_size(size: int) -> int:
+    return size + 1
+
+
+def test_columns_that_read_a_field_of_it_go_on_with_the_name_too(make_table: MakeTable) -> None:
+    table = make_table(10)
+    table.add_columns({"about": described, "about_v2": described_again, "next": (next_size, ["about.size"])})
+    table.backfill(["about", "about_v2", "next"], runner="inline")
+    planned = table.plan_promotion("about_v2", to="about", keep_as="about_v1")
+    assert planned.columns == {"next": 10}
+    table.promote_column("about_v2", to="about", keep_as="about_v1")
+    assert table.definition("next").input_columns == ("about.size",)
+    assert table.backfill("next", runner="inline").rows_computed == 10
+    assert table.to_arrow(["next"])["next"].to_pylist() == [2 * x + 1 for x in range(10)]
+    table.add_columns({"of_v1": (next_size, ["about_v1.size"])})
+    table.backfill("of_v1", runner="inline")
+    table.promote_column("about_v1", to="about", keep_as="about_v2")
+    assert table.definition("of_v1").input_columns == ("about.size",)
+    assert table.backfill("of_v1", runner="inline").rows_run == 0
+
+
 def test_a_column_whose_own_code_changed_too_still_stops(table: Table) -> None:
     table.add_columns({"first": first})
     table.backfill("first", runner="inline")
