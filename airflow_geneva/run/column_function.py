@@ -68,7 +68,14 @@ class ColumnFunction(Described):
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InvalidInput(f"{values!r:.200} are no values for {self.inputs.to_string()}: {error}.") from error
         # A query fails at once. Without a policy the function runs in this process, where its model stays loaded.
-        udf = replace(self.udf, on_error="fail", timeout=self.udf.timeout if self.udf.is_async else None, dedup=False)
+        udf = replace(
+            self.udf,
+            on_error="fail",
+            timeout=self.udf.timeout if self.udf.is_async else None,
+            setup_timeout=None,
+            preprocess_workers=None,
+            dedup=False,
+        )
         with calling(self.location.limits, Meter()), open_batch_mapper(udf, names) as mapper:
             return mapper(row).values[0].as_py()
 

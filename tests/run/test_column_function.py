@@ -53,6 +53,23 @@ def test_functions_of_every_form_compute_one_value(make_table: MakeTable) -> Non
         values["e"](0)
 
 
+def halved(x: int) -> float:
+    return x / 2
+
+
+@udf(data_type=pa.float64(), preprocess=halved, preprocess_workers=2, setup_timeout=60.0)
+def of_halves(half: pa.Array) -> pa.Array:
+    return pa.array([value + 1 for value in half.to_pylist()], pa.float64())
+
+
+def test_values_pass_the_stage_before_the_function(make_table: MakeTable) -> None:
+    table = make_table(4)
+    table.add_columns({"y": (of_halves, ["x"])})
+    table.backfill("y", runner="inline")
+    assert table.to_arrow(["y"])["y"].to_pylist() == [1.0, 1.5, 2.0, 2.5]
+    assert table.column_function("y")(5) == 3.5
+
+
 @udf(data_type=pa.int64(), input_columns=["pair.a", "pair.in.b", "x"])
 def added(a: int, b: int, x: int) -> int:
     return a + b + x
