@@ -71,3 +71,22 @@ def of_memory() -> Callable[..., object]:
         return LanceFile(Storage(f"file-object-store://{dataset.uri}/data"), name)
 
     return of_table
+
+
+def test_many_files_of_a_while_ago_are_looked_for_in_one_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_files, "_LISTED_FROM", 2)
+    monkeypatch.setattr(staged_files.LanceFile, "of_table", of_memory())
+    monkeypatch.setattr(staged_files.LanceFile, "exists", lambda file: pytest.fail(f"{file.name} is looked for alone"))
+    dataset = lance.write_dataset(pa.table({"c": [1, 2]}), str(tmp_path / "t.lance"))
+    names = [write(dataset, pa.array([1, 2])) for _ in range(2)]
+    data = StagedFiles()
+    assert [data.count_rows(dataset, name) for name in names] == [2, 2]
+    os.unlink(tmp_path / "t.lance/data" / names[1])
+    data.look_if_old(dataset, names)
+    assert data.count_rows(dataset, names[1]) == 2
+    monkeypatch.setattr(staged_files, "_FRESH_SECONDS", 0.0)
+    data.look_if_old(dataset, names)
+    monkeypatch.setattr(staged_files, "_FRESH_SECONDS", 60.0)
+    assert [data.count_rows(dataset, name) for name in names] == [2, None]
