@@ -68,7 +68,7 @@ def make_passages(database: Database, texts: list[str]) -> Any:
 def test_requests_are_in_flight_across_batches_whatever_the_order_of_columns(
     server: OpenAIServer, database: Database, columns: dict[str, Any]
 ) -> None:
-    server.change(latency=0.3)
+    server.change(latency=1.0)
     passages = make_passages(database, [f"A sentence about number {at}, and no more." for at in range(120)])
     passages.refresh(runner="inline")
     view = database.open_table("passages").query().select(columns).create_materialized_view(database, "embedded")
@@ -191,7 +191,7 @@ def test_equal_inputs_are_paid_once_in_columns_of_columns(server: OpenAIServer, 
 
 
 def test_requests_of_columns_of_columns_are_in_flight(server: OpenAIServer, database: Database) -> None:
-    server.change(latency=0.3)
+    server.change(latency=1.0)
     table = database.create_table("docs", pa.table({"text": [f"text {at:02}" for at in range(64)]}))
     columns = {"text": "text", "a": (summary, ["text"]), "b": (question, ["a"])}
     view = table.query().select(columns).create_materialized_view(database, "asked")
