@@ -178,7 +178,8 @@ def _with_nested(fields: list[Any]) -> list[Any]:
 
 def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
     """Return what `field_ids` does for each column of a dataset, and by path for each field of its structs."""
-    found = [(field.name(), field, dataset.schema.field(field.name())) for field in dataset.lance_schema.fields()]
+    schema = dataset.schema  # pylance makes it anew each time
+    found = [(field.name(), field, schema.field(field.name())) for field in dataset.lance_schema.fields()]
     for path, field, known in found:
         if pt.is_struct(known.type):
             found += [(f"{path}.{one.name()}", one, known.type.field(one.name())) for one in field.children()]
