@@ -17,7 +17,6 @@ from airflow_geneva.storage import timeouts as patience
 from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.triggers import NewFragmentsTrigger
 from airflow_geneva.triggers import new_fragments as module
-from airflow_geneva.triggers.new_fragments import SEEN
 from airflow_geneva.watch import watcher as _looking
 from tests.airflow.conftest import Desk
 from tests.support.triggering import Listener, Store, connect_to, play, trigger
@@ -216,15 +215,4 @@ def test_a_table_whose_versions_were_cleaned_up_is_the_same_one(desk: Desk) -> N
     desk.append("f")
     desk.table.lance.optimize.compact_files()
     forget_versions(desk.table)
-    assert (find_event(store, desk.table.name) or {})["new_rows"] == 10
-
-
-def test_what_an_older_version_of_the_package_kept_is_understood(desk: Desk) -> None:
-    desk.append("a")
-    store = Store()
-    find_event(store, desk.table.name)
-    [kept] = store.kept.values()
-    store.kept = {SEEN: [stamp and stamp[:2] for stamp in kept]}
-    assert find_event(store, desk.table.name) is None
-    desk.append("b")
     assert (find_event(store, desk.table.name) or {})["new_rows"] == 10

@@ -113,9 +113,9 @@ def test_an_input_that_was_dropped_since_is_named(table: Table, trace: Trace) ->
     assert_refused(table, trace, parts, lambda: table.backfill("y", runner="inline"))
 
 
-def test_a_field_of_a_struct_is_refused_with_the_way_to_read_it(table: Table, trace: Trace) -> None:
-    parts = ["'s.a'", "give the whole column 's'"]
-    assert_refused(table, trace, parts, lambda: table.add_columns({"n": (triple, ["s.a"])}))
+def test_a_field_that_a_struct_does_not_have_is_named(table: Table, trace: Trace) -> None:
+    parts = ["expects input columns ['s.none']", "not found in table 'docs'"]
+    assert_refused(table, trace, parts, lambda: table.add_columns({"n": (triple, ["s.none"])}))
 
 
 def test_an_input_of_another_type_is_refused(table: Table, trace: Trace) -> None:
