@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect
+    from airflow_geneva.engine.udf import UDF, Fail, Retry, Skip, expect, udf
     from airflow_geneva.errors import BatchFailed, GenevaError, UdfCrashed
-    from airflow_geneva.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.query import Query
+    from airflow_geneva.services.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.table import Table
-    from airflow_geneva.udf import UDF, Fail, Retry, Skip, expect, udf
     from airflow_geneva.view import View
 
 __all__ = [
@@ -43,23 +41,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "database": ("Database", "connect"),
     "errors": ("BatchFailed", "GenevaError", "UdfCrashed"),
-    "limits.rate_limit": ("RateLimit", "RateLimited", "report"),
+    "services.limits.rate_limit": ("RateLimit", "RateLimited", "report"),
     "query": ("Query",),
     "table": ("Table",),
-    "udf": ("UDF", "Fail", "Retry", "Skip", "expect", "udf"),
+    "engine.udf": ("UDF", "Fail", "Retry", "Skip", "expect", "udf"),
     "view": ("View",),
 }
 _LAZY_EXPORTS = {name: f"airflow_geneva.{home}" for home, names in _HOMES.items() for name in names}
-
-
-class _LazyPackage(ModuleType):
-    def __setattr__(self, name: str, value: object) -> None:
-        # Importing the module airflow_geneva.udf would otherwise rebind `airflow_geneva.udf`, the decorator, to it.
-        if not (name in _LAZY_EXPORTS and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _LazyPackage
 
 
 def __getattr__(name: str) -> object:

@@ -10,8 +10,8 @@ from urllib.parse import urlencode, urlsplit
 
 from airflow.sdk import Asset, AssetWatcher
 
+from airflow_geneva.engine.storage.uri import check_name
 from airflow_geneva.operators._airflow_internals import asset_events, batching_schedule
-from airflow_geneva.storage.uri import check_name
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.asset import BaseAsset

@@ -11,7 +11,7 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from airflow_geneva.job.meter import Meter, measuring
+from airflow_geneva.engine.job.meter import Meter, measuring
 
 _FIRST_AFTER = 0.5
 """Seconds; what is done sooner needs no bar."""

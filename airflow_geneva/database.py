@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.display import Summarized, Summary, counted
+from airflow_geneva.engine.display import Summarized, Summary, counted
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+from airflow_geneva.engine.lance_io.rows import RowData, as_rows, differences, fit_schema, write_rows
+from airflow_geneva.engine.storage.files import freeze_options
+from airflow_geneva.engine.storage.location import TableLocation, table_names
+from airflow_geneva.engine.storage.uri import check_name, is_local, join, normalize_uri
+from airflow_geneva.engine.views.definition import is_view
+from airflow_geneva.engine.views.sources import allow_databases
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.lance_io.rows import RowData, as_rows, differences, fit_schema, write_rows
-from airflow_geneva.storage.files import freeze_options
-from airflow_geneva.storage.location import TableLocation, table_names
-from airflow_geneva.storage.uri import check_name, is_local, join, normalize_uri
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from airflow_geneva.views.definition import is_view
-from airflow_geneva.views.sources import allow_databases
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_geneva.apply.udf_call import CallFailure, RowFailure
-    from airflow_geneva.job.result import BackfillResult
+    from airflow_geneva.engine.apply.udf_call import CallFailure, RowFailure
+    from airflow_geneva.engine.job.result import BackfillResult
 
 
 # pylance's messages end with places in its own source, and begin with the names of its own errors.

@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_geneva.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.database import Database
-from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrays import check_storable, single_batch
-from airflow_geneva.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
-from airflow_geneva.limits.calls import calling
-from airflow_geneva.limits.rate_limit import Meter
-from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF, load_udf
-from airflow_geneva.udf.of_process import give_udf
-from airflow_geneva.view import View
-from airflow_geneva.views.definition import (
+from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
+from airflow_geneva.engine.lance_io.arrays import check_storable, single_batch
+from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
+from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.engine.udf import UDF, load_udf
+from airflow_geneva.engine.udf.of_process import give_udf
+from airflow_geneva.engine.views.definition import (
     IS_SET,
     ViewDefinition,
     explode_rows,
@@ -31,9 +26,14 @@ from airflow_geneva.views.definition import (
     source_columns,
     visible_columns,
 )
-from airflow_geneva.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
-from airflow_geneva.views.rows import DATA_STORAGE_VERSION, create_view, select_row_ids
-from airflow_geneva.views.sources import keep_source
+from airflow_geneva.engine.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
+from airflow_geneva.engine.views.rows import DATA_STORAGE_VERSION, create_view, select_row_ids
+from airflow_geneva.engine.views.sources import keep_source
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.services.limits.calls import calling
+from airflow_geneva.services.limits.rate_limit import Meter
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     import lance

@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from airflow_geneva.display import Summarized, Summary, counted
-from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
-from airflow_geneva.job.error_records import ErrorRecord
-from airflow_geneva.job.result import BackfillResult, BackfillResults
-from airflow_geneva.job.status import job_ids
-from airflow_geneva.lance_io.reading import Readable, check_columns
-from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
-from airflow_geneva.plan.freshness import addresses_of_rows, errors_of_columns, failed_rows_of_columns, ids_of_rows
-from airflow_geneva.plan.model import Plan
-from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import is_local
-from airflow_geneva.udf import UDF, UdfDefinition, load_udf
-from airflow_geneva.udf.definition import (
+from airflow_geneva.engine.display import Summarized, Summary, counted
+from airflow_geneva.engine.job.current_errors import ErrorGroup, failing_now, group_errors
+from airflow_geneva.engine.job.error_records import ErrorRecord
+from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
+from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.lance_io.reading import Readable, check_columns
+from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
+from airflow_geneva.engine.plan.freshness import (
+    addresses_of_rows,
+    errors_of_columns,
+    failed_rows_of_columns,
+    ids_of_rows,
+)
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import is_local
+from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
+from airflow_geneva.engine.udf.definition import (
     UDF_KEY,
     ColumnSpec,
     by_name,
@@ -36,20 +40,21 @@ from airflow_geneva.udf.definition import (
     readers_of,
     renamed_metadata,
 )
-from airflow_geneva.udf.of_process import find_udf, give_udf, keep_udf
+from airflow_geneva.engine.udf.of_process import find_udf, give_udf, keep_udf
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
-    from airflow_geneva.job.meter import Stopwatch
+    from airflow_geneva.engine.job.meter import Stopwatch
+    from airflow_geneva.engine.run.background import JobFuture
+    from airflow_geneva.engine.run.column_comparison import ColumnComparison
+    from airflow_geneva.engine.run.column_function import ColumnFunction
+    from airflow_geneva.engine.run.compare import Comparison
+    from airflow_geneva.engine.run.prepare import Udfs
+    from airflow_geneva.engine.run.promotion import Promoting, Promotion, PromotionPlan
     from airflow_geneva.query import Query
-    from airflow_geneva.run.background import JobFuture
-    from airflow_geneva.run.column_comparison import ColumnComparison
-    from airflow_geneva.run.column_function import ColumnFunction
-    from airflow_geneva.run.compare import Comparison
-    from airflow_geneva.run.prepare import Udfs
-    from airflow_geneva.run.promotion import Promoting, Promotion, PromotionPlan
 
 _HEADINGS = ("column", "type", "")
 
@@ -261,7 +266,7 @@ class Table(Summarized, Readable):
             ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
             run_after: the time that ``now()`` returns; by default the time of this call.
-            sizing: see :class:`airflow_geneva.plan.sizing.Sizing`.
+            sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
             InvalidInput: an argument is not valid, or names something that does not exist.
@@ -271,8 +276,8 @@ class Table(Summarized, Readable):
             column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
             ignore_checkpoints, run_after, sizing=sizing,
         )  # fmt: skip
-        from airflow_geneva.run.estimate import estimator
-        from airflow_geneva.run.prepare import Udfs
+        from airflow_geneva.engine.run.estimate import estimator
+        from airflow_geneva.engine.run.prepare import Udfs
 
         plan, function = self._plan(request, udf)
         return replace(plan, estimator=estimator(self.location, lambda: Udfs({column: function})))
@@ -321,7 +326,7 @@ class Table(Summarized, Readable):
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.run.pipeline import run_new
+        from airflow_geneva.engine.run.pipeline import run_new
 
         several = isinstance(column, (list, tuple))
         columns: Sequence[Any] = column if several else (column,)
@@ -366,8 +371,8 @@ class Table(Summarized, Readable):
             print(table.compare("embedding", "embedding_v2", queries=["red shoes", "rain jacket"]))
             ```
         """
-        from airflow_geneva.run.column_comparison import compare_columns
-        from airflow_geneva.run.compare import compare_column, request_for
+        from airflow_geneva.engine.run.column_comparison import compare_columns
+        from airflow_geneva.engine.run.compare import compare_column, request_for
 
         dataset = self.lance
         if isinstance(other, str) and (other in dataset.schema.names or ":" not in other):
@@ -395,7 +400,7 @@ class Table(Summarized, Readable):
             ```
         """
         from airflow_geneva.bar import show
-        from airflow_geneva.run.background import start_in_background
+        from airflow_geneva.engine.run.background import start_in_background
 
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
         return start_in_background(plan, self.location, udfs, runner, watch, show)
@@ -485,9 +490,9 @@ class Table(Summarized, Readable):
     def _plan_to_run(
         self, request: BackfillRequest, udf: UDF | str | None, runner: str
     ) -> tuple[Plan, Udfs, Stopwatch]:
-        from airflow_geneva.job.meter import Stopwatch
-        from airflow_geneva.run.choice import check_runner
-        from airflow_geneva.run.prepare import Udfs
+        from airflow_geneva.engine.job.meter import Stopwatch
+        from airflow_geneva.engine.run.choice import check_runner
+        from airflow_geneva.engine.run.prepare import Udfs
 
         check_runner(runner)
         watch = Stopwatch()
@@ -505,7 +510,7 @@ class Table(Summarized, Readable):
         Raises:
             InvalidInput: a column does not exist, or a name is taken.
         """
-        from airflow_geneva.run.promotion import plan_promotion
+        from airflow_geneva.engine.run.promotion import plan_promotion
 
         return plan_promotion(self.location, self._promotion(column, to, keep_as, require_complete, require_index))
 
@@ -536,12 +541,12 @@ class Table(Summarized, Readable):
             table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")  # the way back
             ```
         """
-        from airflow_geneva.run.promotion import promote
+        from airflow_geneva.engine.run.promotion import promote
 
         return promote(self.location, self._promotion(column, to, keep_as, require_complete, require_index))
 
     def _promotion(self, column: str, to: str, keep_as: str, *required: bool) -> Promotion:
-        from airflow_geneva.run.promotion import Promotion
+        from airflow_geneva.engine.run.promotion import Promotion
 
         return Promotion(column, to, keep_as, *required)
 
@@ -565,8 +570,8 @@ class Table(Summarized, Readable):
             near = {"column": "embedding", "q": embed("a query"), "k": 10}
             ```
         """
-        from airflow_geneva.lance_io.table_versions import open_version
-        from airflow_geneva.run.column_function import column_function
+        from airflow_geneva.engine.lance_io.table_versions import open_version
+        from airflow_geneva.engine.run.column_function import column_function
 
         dataset = self.lance if version is None else open_version(self.lance, version)
         return column_function(self.location, name, dataset)

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from airflow_geneva.commit.view_state import CommittedViewState
-from airflow_geneva.display import counted
+from airflow_geneva.engine.commit.view_state import CommittedViewState
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
+from airflow_geneva.engine.storage.files import freeze_options
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf import UDF, load_udf
+from airflow_geneva.engine.views.definition import IS_SET, QUERY_KEY, ViewDefinition, visible_columns
+from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
-from airflow_geneva.plan.model import Plan
-from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
-from airflow_geneva.storage.files import freeze_options
-from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF, load_udf
-from airflow_geneva.views.definition import IS_SET, QUERY_KEY, ViewDefinition, visible_columns
-from airflow_geneva.views.sources import locate_source
 
 if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
-    from airflow_geneva.run.compare import Comparison
-    from airflow_geneva.udf.expect import Expectation
+    from airflow_geneva.engine.run.compare import Comparison
+    from airflow_geneva.engine.udf.expect import Expectation
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,15 +142,15 @@ class View(Table):
             on_code_change: ``error``, ``recompute``, ``new_rows`` or ``old_code`` when the view holds another UDF
                 version's values; the last goes on with that version, as long as it is stored.
             ignore_checkpoints: do not use what earlier jobs computed.
-            sizing: see :class:`airflow_geneva.plan.sizing.Sizing`.
+            sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
             InvalidInput: the source no longer fits the view, or an argument is not valid.
             CodeChanged: the view holds another UDF version's values, and ``on_code_change`` is ``error``.
         """
-        from airflow_geneva.run.estimate import estimator
-        from airflow_geneva.run.prepare import Udfs
-        from airflow_geneva.run.view import load_udfs, plan
+        from airflow_geneva.engine.run.estimate import estimator
+        from airflow_geneva.engine.run.prepare import Udfs
+        from airflow_geneva.engine.run.view import load_udfs, plan
 
         request = RefreshRequest(
             new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
@@ -188,11 +188,11 @@ class View(Table):
             JobFailed: the job failed; the view is unchanged.
         """
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.job.meter import Stopwatch
-        from airflow_geneva.run.choice import check_old_code, check_runner
-        from airflow_geneva.run.pipeline import run_new
-        from airflow_geneva.run.prepare import Udfs
-        from airflow_geneva.run.view import load_udfs, plan
+        from airflow_geneva.engine.job.meter import Stopwatch
+        from airflow_geneva.engine.run.choice import check_old_code, check_runner
+        from airflow_geneva.engine.run.pipeline import run_new
+        from airflow_geneva.engine.run.prepare import Udfs
+        from airflow_geneva.engine.run.view import load_udfs, plan
 
         check_runner(runner)
         request = RefreshRequest(
@@ -234,7 +234,7 @@ class View(Table):
             sample: number of rows, of the source version that the view was refreshed to; by default 100.
             neighbors, queries: of two columns of a table, see :meth:`Table.compare`.
         """
-        from airflow_geneva.run.compare import compare_view_column
+        from airflow_geneva.engine.run.compare import compare_view_column
 
         given = load_udf(other) if isinstance(other, str) else other
         definition, rows = self.view_definition, 100 if sample is None else sample

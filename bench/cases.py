@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import airflow_geneva
 from airflow_geneva import Table
-from airflow_geneva.udf import UDF
+from airflow_geneva.engine.udf import UDF
 from bench import udfs
 
 TABLE = "docs"

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 import airflow_geneva
 from airflow_geneva import udf
-from airflow_geneva.job.estimate import Interval
-from airflow_geneva.run.estimate import estimate_by_history
-from airflow_geneva.udf import UDF
+from airflow_geneva.engine.job.estimate import Interval
+from airflow_geneva.engine.run.estimate import estimate_by_history
+from airflow_geneva.engine.udf import UDF
 from bench.udfs import waits
 
 SEED = 20_261_123
@@ -185,8 +185,8 @@ def _judge(stated: Interval | None, took: float) -> dict[str, Any]:
 
 
 def _slot_seconds(table: airflow_geneva.Table, job_id: str) -> float:
-    from airflow_geneva.job.folder import RECORD, JobFolder
-    from airflow_geneva.job.speed import UdfSpeed
+    from airflow_geneva.engine.job.folder import RECORD, JobFolder
+    from airflow_geneva.engine.job.speed import UdfSpeed
 
     folder = JobFolder.of(table.location.checkpoints, job_id)
     return UdfSpeed.from_json((folder.read_end(folder.read(RECORD) or {}) or {}).get("speed")).seconds

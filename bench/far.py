@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from bench import floor, udfs
 from bench.cases import TABLE
 from tests.support.latency import SlowProxy

@@ -14,7 +14,7 @@ import pyarrow as pa
 from lance.file import LanceFileWriter
 from lance.fragment import DataFile, LanceFragment
 
-from airflow_geneva.udf import UDF
+from airflow_geneva.engine.udf import UDF
 
 _ROWS = 16_384
 

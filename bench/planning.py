@@ -15,13 +15,13 @@ import pyarrow as pa
 from lance.fragment import DataFile, FragmentMetadata
 
 import airflow_geneva
-from airflow_geneva.checkpoint.facts import Fact, append_ledger, fold_ledgers
-from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.lance_io.fragments import columns_of, field_ids
-from airflow_geneva.lance_io.manifest import read_manifest
-from airflow_geneva.plan.model import Plan
-from airflow_geneva.plan.saved_plan import save_plan, shard_summaries
-from airflow_geneva.plan.shard import fragments_per_commit
+from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, fold_ledgers
+from airflow_geneva.engine.checkpoint.provenance import Provenance
+from airflow_geneva.engine.lance_io.fragments import columns_of, field_ids
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.saved_plan import save_plan, shard_summaries
+from airflow_geneva.engine.plan.shard import fragments_per_commit
 from bench import processes, udfs
 from bench.cases import TABLE, open_table
 

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva import Table, connect
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.status import job_ids, read_job
-from airflow_geneva.plan.request import BackfillRequest, SizingOptions, plan_request
-from airflow_geneva.run.estimate import estimate_by_history
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.status import job_ids, read_job
+from airflow_geneva.engine.plan.request import BackfillRequest, SizingOptions, plan_request
+from airflow_geneva.engine.run.estimate import estimate_by_history
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.spark.submit import APPLICATION
 from bench.udfs import WaitsAfterLoading, waits, waits_or_fails
 

@@ -10,8 +10,8 @@ import griffe
 import typer
 
 from airflow_geneva.cli.app import app
+from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.plan.sizing import Sizing
 
 _COMMANDS = "<!-- commands -->"
 _CONFIGURATION = "<!-- configuration -->"
@@ -104,7 +104,7 @@ class PlainDocstrings(griffe.Extension):
                 return
             self._complete(holder)
             found = [one for one in holder.parameters if one.kind is griffe.ParameterKind.keyword_only]
-        sizing = obj.modules_collection["airflow_geneva.plan.sizing.Sizing"]
+        sizing = obj.modules_collection["airflow_geneva.engine.plan.sizing.Sizing"]
         for one in (sizing, holder):
             _make_plain(one)
         about = {**_described(sizing), **_described(holder)}

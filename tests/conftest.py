@@ -101,7 +101,7 @@ def _java_where_needed(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _columns_of_this_test() -> None:
     """Every test is a notebook of its own: functions of another one compute no column of it."""
-    if (module := sys.modules.get("airflow_geneva.udf.of_process")) is not None:
+    if (module := sys.modules.get("airflow_geneva.engine.udf.of_process")) is not None:
         module._columns.clear()
 
 

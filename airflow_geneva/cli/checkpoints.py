@@ -8,10 +8,6 @@ from typing import Annotated
 
 import typer
 
-from airflow_geneva.checkpoint.keys import key_part, parse_key, path_to_key
-from airflow_geneva.checkpoint.packs import keys_of_pack
-from airflow_geneva.cleanup import collect, find_garbage
-from airflow_geneva.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
 from airflow_geneva.cli.database import (
     AsJson,
     Command,
@@ -22,9 +18,13 @@ from airflow_geneva.cli.database import (
     plain,
     print_json,
 )
-from airflow_geneva.display import counted, format_time
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.uri import md5
+from airflow_geneva.engine.checkpoint.keys import key_part, parse_key, path_to_key
+from airflow_geneva.engine.checkpoint.packs import keys_of_pack
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
+from airflow_geneva.engine.display import counted, format_time
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.uri import md5
 
 _PREFIX = re.compile(r"udf-(?P<udf>.*)_ver-(?P<version>.*)_col-(?P<column>.*)_where-(?P<where>\w+)_uri-(?P<uri>\w+)")
 _NO_FILTER = md5("")

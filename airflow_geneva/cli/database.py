@@ -17,11 +17,11 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from airflow_geneva.database import Database, connect, similar_folder
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.storage.location import read_storage_options
+from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
-from airflow_geneva.storage.location import read_storage_options
-from airflow_geneva.storage.uri import is_local, normalize_uri
 
 _WIDTH_OF_A_FILE = 200
 

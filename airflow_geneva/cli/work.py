@@ -18,12 +18,12 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.udf import load_udf
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
-from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.udf import load_udf
 from airflow_geneva.view import View
 
 _Udf = Annotated[

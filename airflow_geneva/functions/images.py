@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.made import check_choice, check_whole, library, make
-from airflow_geneva.udf import UDF
 
 _CHANNELS = {"RGB": 3, "RGBA": 4, "L": 1}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.code_hash.hasher import deps_version
+from airflow_geneva.engine.code_hash.hasher import deps_version
+from airflow_geneva.engine.udf import UDF, udf
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import UDF, udf
 
 
 def make(

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import BatchFailed, InvalidInput
 from airflow_geneva.functions.made import check_whole, filled, make
 from airflow_geneva.functions.schema import check_answer, json_schema, misfit
 from airflow_geneva.functions.service import RETRIES, Service, settings_now
-from airflow_geneva.limits.rate_limit import check_limit, report
-from airflow_geneva.udf import UDF
+from airflow_geneva.services.limits.rate_limit import check_limit, report
 
 _PER = 1e6
 _MOST_KEPT = 4_096

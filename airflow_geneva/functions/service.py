@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from airflow_geneva.engine.udf import Retry
 from airflow_geneva.errors import InvalidInput, service_variables
 from airflow_geneva.functions.made import library
-from airflow_geneva.limits.calls import must_pay, retry_after
-from airflow_geneva.limits.rate_limit import RateLimited
-from airflow_geneva.udf import Retry
+from airflow_geneva.services.limits.calls import must_pay, retry_after
+from airflow_geneva.services.limits.rate_limit import RateLimited
 
 _OPENAI = "https://api.openai.com/v1"
 _PASSING = (ConnectionError, TimeoutError, RateLimited)

@@ -14,10 +14,10 @@ from urllib.request import urlopen
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
 from airflow.sdk import BaseHook
 
+from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.spark.submit import SparkMaster
-from airflow_geneva.storage.uri import is_local
 
 _SECONDS = 2.0
 _LOCAL = ("localhost", "127.0.0.1")

@@ -12,11 +12,11 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.storage.location import read_storage_options, secret_values
+from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.storage.location import read_storage_options, secret_values
-from airflow_geneva.storage.uri import is_local, normalize_uri
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database

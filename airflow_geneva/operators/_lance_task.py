@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
+from airflow_geneva.engine.job.folder import RECORD, JobFolder
+from airflow_geneva.engine.lance_io.conflicts import max_retries
+from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
+from airflow_geneva.engine.storage.outages import with_patience
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.job.folder import RECORD, JobFolder
-from airflow_geneva.lance_io.conflicts import max_retries
-from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.operators._airflow_internals import default_retry_policy
-from airflow_geneva.storage.outages import with_patience
 
 if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.database import Database
-    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.udf import UDF
     from airflow_geneva.table import Table
-    from airflow_geneva.udf import UDF
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -121,7 +121,7 @@ def check_import_path(udf: Any) -> str | None:
 
 def load_named_udf(path: Any) -> UDF:
     """Import the UDF that a column of an operator's argument names."""
-    from airflow_geneva.udf import load_udf
+    from airflow_geneva.engine.udf import load_udf
 
     return load_udf(required_text("udf", check_import_path(path)))
 
@@ -250,9 +250,9 @@ def open_database(lance_conn_id: str, database: str | None) -> Database:
 
 def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDataset]:
     """Open a table or view, and return it with its newest version. Raises as `Database.open_table`."""
+    from airflow_geneva.engine.views.definition import is_view
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
-    from airflow_geneva.views.definition import is_view
 
     location = database.location(name)
     try:
@@ -288,8 +288,8 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     Raises:
         InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
     """
-    from airflow_geneva.plan.saved_plan import load_plan
-    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.engine.plan.saved_plan import load_plan
+    from airflow_geneva.engine.run.pipeline import PlannedJob
 
     uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
     found = _PLAN.fullmatch(uri.removeprefix(f"{database.uri}/")) if uri.startswith(f"{database.uri}/") else None

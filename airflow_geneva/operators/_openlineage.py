@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_geneva.checkpoint.provenance import version_label
-from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.lance_io.filters import where_columns
-from airflow_geneva.plan.model import JobSpec, RefreshSpec
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.engine.checkpoint.provenance import version_label
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
     import lance

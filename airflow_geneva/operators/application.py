@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
+from airflow_geneva.engine.job.heartbeat import writing_heartbeats
+from airflow_geneva.engine.storage.location import secret_values
+from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.operators._airflow_internals import rendered_in_task
 from airflow_geneva.operators._lance_task import check_shard, failing_at_once, load_job, open_patiently
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, is_connect
 from airflow_geneva.spark.submit import APPLICATION, Resources, SparkMaster, session_settings
-from airflow_geneva.storage.location import secret_values
-from airflow_geneva.storage.uri import sha256
 
 if TYPE_CHECKING:
-    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.engine.run.pipeline import PlannedJob
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseHook, Connection, Context
 
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.folder import APPLIED, STATUS, SUBMIT, shard_name
+from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection
-from airflow_geneva.job.folder import APPLIED, STATUS, SUBMIT, shard_name
-from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
@@ -65,9 +65,9 @@ from airflow_geneva.spark.submit import (
 )
 
 if TYPE_CHECKING:
-    from airflow_geneva.plan.model import JobSpec
-    from airflow_geneva.plan.shard import Shard
-    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.engine.plan.model import JobSpec
+    from airflow_geneva.engine.plan.shard import Shard
+    from airflow_geneva.engine.run.pipeline import PlannedJob
 
 _ERROR_LINE = "airflow_geneva: "
 
@@ -129,9 +129,9 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        from airflow_geneva.apply.batch_api import StillWaiting
-        from airflow_geneva.run.prepare import Udfs
-        from airflow_geneva.run.waiting import poll_interval
+        from airflow_geneva.engine.apply.batch_api import StillWaiting
+        from airflow_geneva.engine.run.prepare import Udfs
+        from airflow_geneva.engine.run.waiting import poll_interval
 
         configured = Configuration.read()
         reference = check_shard(self.shard)
@@ -189,7 +189,7 @@ class ApplyOperator(SparkSubmitOperator):
             return "(its job is at a cap, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
-            from airflow_geneva.run.prepare import Udfs
+            from airflow_geneva.engine.run.prepare import Udfs
 
             udfs = Udfs.planned(job.work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
@@ -226,7 +226,7 @@ class ApplyOperator(SparkSubmitOperator):
             job.apply_on(self._session, shard)
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
-        from airflow_geneva.run.waiting import poll_interval
+        from airflow_geneva.engine.run.waiting import poll_interval
 
         work = job.work
         self.application = str(APPLICATION)

@@ -12,14 +12,15 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.folder import RECORD, JobFolder, job_start_time
+from airflow_geneva.engine.job.heartbeat import writing_heartbeats
+from airflow_geneva.engine.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
+from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.engine.lance_io.conflicts import conflict_retries
+from airflow_geneva.engine.lance_io.table_versions import VersionStamp, stamp_of
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import RECORD, JobFolder, job_start_time
-from airflow_geneva.job.heartbeat import writing_heartbeats
-from airflow_geneva.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
-from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
-from airflow_geneva.lance_io.conflicts import conflict_retries
-from airflow_geneva.lance_io.table_versions import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
     FAIL,
@@ -33,10 +34,9 @@ from airflow_geneva.operators._lance_task import (
     required_text,
 )
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
-from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
-    from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.engine.run.pipeline import PlannedJob
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
@@ -89,8 +89,8 @@ class FinishOperator(LanceOperator):
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.plan.model import RefreshSpec
-        from airflow_geneva.run.choice import RunnerChoice
+        from airflow_geneva.engine.plan.model import RefreshSpec
+        from airflow_geneva.engine.run.choice import RunnerChoice
 
         summary, plan_failed = self._summary(context)
         configured = Configuration.read()
@@ -180,7 +180,7 @@ class FinishOperator(LanceOperator):
 
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
-        from airflow_geneva.plan.model import RefreshSpec
+        from airflow_geneva.engine.plan.model import RefreshSpec
 
         work = job.work
         column = None if isinstance(work, RefreshSpec) else work.column

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
 
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.estimate import LIMITS, Estimate
+from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.engine.job.heartbeat import APPROVAL
+from airflow_geneva.engine.job.meter import Stopwatch
+from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
+from airflow_geneva.engine.job.result import carried_counts
+from airflow_geneva.engine.lance_io.conflicts import conflict_retries
+from airflow_geneva.engine.lance_io.task_memory import task_memory_bytes
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput
 from airflow_geneva.hooks.openai import openai_connection
-from airflow_geneva.job.estimate import LIMITS, Estimate
-from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
-from airflow_geneva.job.heartbeat import APPROVAL
-from airflow_geneva.job.meter import Stopwatch
-from airflow_geneva.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.job.result import carried_counts
-from airflow_geneva.lance_io.conflicts import conflict_retries
-from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
     Configuration,
@@ -42,17 +44,15 @@ from airflow_geneva.operators._lance_task import (
     parse_bool,
     required_text,
 )
-from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-    from airflow_geneva.plan.model import Plan
-    from airflow_geneva.plan.saved_plan import SavedPlan
-    from airflow_geneva.plan.shard import Shard
-    from airflow_geneva.run.pipeline import PlannedJob
-    from airflow_geneva.run.prepare import Udfs
+    from airflow_geneva.engine.plan.model import Plan
+    from airflow_geneva.engine.plan.saved_plan import SavedPlan
+    from airflow_geneva.engine.plan.shard import Shard
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.run.prepare import Udfs
     from airflow_geneva.table import Table
 
 LIMIT_ROWS = "limit_rows"
@@ -147,13 +147,13 @@ class PlanOperator(LanceOperator, SkipMixin):
         job: JobFolder,
         began: float,
     ) -> list[dict[str, Any]]:
-        from airflow_geneva.plan.saved_plan import shard_summaries
-        from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
-        from airflow_geneva.run.estimate import estimate_by_history
-        from airflow_geneva.run.pipeline import PlannedJob
-        from airflow_geneva.run.prepare import Udfs
-        from airflow_geneva.run.record import record_plan
-        from airflow_geneva.udf.stored import udf_modules
+        from airflow_geneva.engine.plan.saved_plan import shard_summaries
+        from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, choose_runner
+        from airflow_geneva.engine.run.estimate import estimate_by_history
+        from airflow_geneva.engine.run.pipeline import PlannedJob
+        from airflow_geneva.engine.run.prepare import Udfs
+        from airflow_geneva.engine.run.record import record_plan
+        from airflow_geneva.engine.udf.stored import udf_modules
 
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
@@ -233,7 +233,7 @@ class PlanOperator(LanceOperator, SkipMixin):
 
     def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""
-        from airflow_geneva.run.pipeline import apply_and_commit
+        from airflow_geneva.engine.run.pipeline import apply_and_commit
 
         pace, watch = job.pace(shards), Stopwatch()
         with openai_connection(optional_text(self.openai_conn_id), job.work.connections):
@@ -257,7 +257,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         """
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
-        from airflow_geneva.plan.model import BackfillSpec
+        from airflow_geneva.engine.plan.model import BackfillSpec
 
         work = saved.work
         return {
@@ -346,8 +346,8 @@ class PlanBackfillOperator(PlanOperator):
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[Plan, int | None]:
-        from airflow_geneva.plan.request import BackfillRequest, plan_request
-        from airflow_geneva.udf import load_udf
+        from airflow_geneva.engine.plan.request import BackfillRequest, plan_request
+        from airflow_geneva.engine.udf import load_udf
 
         column = required_text("column", self.column)
         definition = table.definition(column, newest)
@@ -370,7 +370,7 @@ class PlanBackfillOperator(PlanOperator):
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
-    from airflow_geneva.plan.request import NOT_WHOLE
+    from airflow_geneva.engine.plan.request import NOT_WHOLE
 
     kinds = {size.name: optional_float if size.name in NOT_WHOLE else optional_int for size in fields(Sizing)}
     found = {name: kinds[name](name, value) for name, value in given.items()}
@@ -407,7 +407,7 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
     ending = f"-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
     if ti.try_number > 1:
-        from airflow_geneva.job.status import job_ids
+        from airflow_geneva.engine.job.status import job_ids
 
         for name in job_ids(checkpoints):
             if name.endswith(ending):

@@ -14,8 +14,8 @@ from airflow_geneva.operators._lance_task import optional_int, parse_json, requi
 from airflow_geneva.operators.plan import PlanOperator
 
 if TYPE_CHECKING:
-    from airflow_geneva.plan.model import Plan
-    from airflow_geneva.plan.saved_plan import SavedPlan
+    from airflow_geneva.engine.plan.model import Plan
+    from airflow_geneva.engine.plan.saved_plan import SavedPlan
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
@@ -68,8 +68,8 @@ class PlanRefreshOperator(PlanOperator):
 
     def _with_sources(self, view: Table) -> View:
         """Return the view, which may read the databases that are allowed."""
+        from airflow_geneva.engine.views.sources import allow_databases
         from airflow_geneva.view import View
-        from airflow_geneva.views.sources import allow_databases
 
         if not isinstance(view, View):
             raise InvalidInput(
@@ -85,10 +85,10 @@ class PlanRefreshOperator(PlanOperator):
         return View(view.location, allow_databases(places))
 
     def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
-        from airflow_geneva.plan.request import RefreshRequest, check_sizing
-        from airflow_geneva.run.view import plan
-        from airflow_geneva.views.definition import ViewDefinition
-        from airflow_geneva.views.sources import locate_source
+        from airflow_geneva.engine.plan.request import RefreshRequest, check_sizing
+        from airflow_geneva.engine.run.view import plan
+        from airflow_geneva.engine.views.definition import ViewDefinition
+        from airflow_geneva.engine.views.sources import locate_source
 
         view = self._with_sources(table)
         definition = ViewDefinition.read(newest.schema.metadata, view.name)
@@ -106,7 +106,7 @@ class PlanRefreshOperator(PlanOperator):
             raise
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
-        from airflow_geneva.plan.model import RefreshSpec
+        from airflow_geneva.engine.plan.model import RefreshSpec
 
         work = saved.work
         assert isinstance(work, RefreshSpec)

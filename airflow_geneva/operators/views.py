@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
@@ -22,9 +22,9 @@ from airflow_geneva.operators._lance_task import (
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database
+    from airflow_geneva.engine.udf.expect import Expectation
+    from airflow_geneva.engine.views.resolve import QuerySpec
     from airflow_geneva.query import Query
-    from airflow_geneva.udf.expect import Expectation
-    from airflow_geneva.views.resolve import QuerySpec
 
 
 class CreateMaterializedViewOperator(LanceOperator):

@@ -18,9 +18,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from airflow_geneva.database import Database
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.storage.timeouts import with_short_timeouts
+from airflow_geneva.engine.storage.uri import is_local, without_credentials
+from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.job.status import Job
 from airflow_geneva.operators._airflow_internals import (
     dags_of_assets,
     dags_that_write,
@@ -30,9 +33,6 @@ from airflow_geneva.operators._airflow_internals import (
     stored_connections,
     user_dependency,
 )
-from airflow_geneva.storage.timeouts import with_short_timeouts
-from airflow_geneva.storage.uri import is_local, without_credentials
-from airflow_geneva.views.definition import ViewDefinition
 
 _SCHEME = "lance://"
 _VARIABLE = "AIRFLOW_CONN_"

@@ -16,8 +16,10 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput, mask_secrets
-from airflow_geneva.job.status import Job
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import (
     CurrentUser,
@@ -33,8 +35,6 @@ from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
 from airflow_geneva.pages.rendering import HEADERS, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
 from airflow_geneva.pages.tables import compare, count_freshness, describe_table, read_histories
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.timeouts import StoreThreads
 
 logger = logging.getLogger("airflow_geneva.pages")
 

@@ -10,16 +10,16 @@ from functools import partial
 from urllib.parse import urlencode
 
 from airflow_geneva.database import Database
+from airflow_geneva.engine.job.result import FAILED
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.plan.freshness import NEVER, STALE, UP_TO_DATE
+from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import GenevaError
-from airflow_geneva.job.result import FAILED
-from airflow_geneva.job.status import Job
-from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
 from airflow_geneva.pages.jobs import JobsPage, list_jobs
 from airflow_geneva.pages.tables import ColumnRow, CountCache, describe_table, freshness
-from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE
-from airflow_geneva.views.definition import ViewDefinition
 
 COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
 _WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, UP_TO_DATE)

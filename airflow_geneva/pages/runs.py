@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_geneva.engine.job.folder import JobFolder, is_job_id
+from airflow_geneva.engine.job.shard_status import in_parallel
+from airflow_geneva.engine.job.status import Job, read_job
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import check_name, normalize_uri
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder, is_job_id
-from airflow_geneva.job.shard_status import in_parallel
-from airflow_geneva.job.status import Job, read_job
-from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.operators._airflow_internals import xcoms
 from airflow_geneva.pages.access import CurrentUser, open_database
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import check_name, normalize_uri
 
 # Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
 _SUMMARY = "summary"

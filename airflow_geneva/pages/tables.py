@@ -11,24 +11,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
+from airflow_geneva.engine.commit.view_state import CommittedViewState
+from airflow_geneva.engine.job.result import DONE
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
+from airflow_geneva.engine.lance_io.reading import check_columns
+from airflow_geneva.engine.lance_io.table_versions import open_version, written_at
+from airflow_geneva.engine.plan.freshness import STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.timeouts import StoreThreads
+from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.engine.udf.definition import read_definition, stored_definition
+from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
+from airflow_geneva.engine.views.sources import find_views, locate_source
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
-from airflow_geneva.job.result import DONE
-from airflow_geneva.job.status import Job
-from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.lance_io.indexes import Index, read_indexes
-from airflow_geneva.lance_io.reading import check_columns
-from airflow_geneva.lance_io.table_versions import open_version, written_at
 from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.jobs import list_jobs
-from airflow_geneva.plan.freshness import STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.timeouts import StoreThreads
-from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.udf.definition import read_definition, stored_definition
-from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
-from airflow_geneva.views.sources import find_views, locate_source
 
 if TYPE_CHECKING:
     import lance

@@ -11,6 +11,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
+from airflow_geneva.engine.storage.uri import normalize_uri
+from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.errors import InvalidInput, mask_secrets
 from airflow_geneva.operators._lance_task import (
     failing_at_once,
@@ -21,12 +23,10 @@ from airflow_geneva.operators._lance_task import (
     required_text,
     stop_task,
 )
-from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
-from airflow_geneva.watch.conditions import WaitCondition
 
 if TYPE_CHECKING:
-    from airflow_geneva.watch.watcher import TableWatcher
+    from airflow_geneva.engine.watch.watcher import TableWatcher
 
 
 class NewFragmentsSensor(BaseSensorOperator):
@@ -122,7 +122,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        from airflow_geneva.watch.watcher import TableWatcher, is_permanent
+        from airflow_geneva.engine.watch.watcher import TableWatcher, is_permanent
 
         wanted = self._wanted()
         if self._watcher is None or self._watcher.wanted != wanted:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import airflow_geneva
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.connect import is_connect
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.uri import sha256
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_geneva.plan.model import JobSpec
-    from airflow_geneva.udf.shipping import UdfReference
+    from airflow_geneva.engine.plan.model import JobSpec
+    from airflow_geneva.engine.udf.shipping import UdfReference
 
 _sent: set[tuple[str, str]] = set()
 # Spark serves sent files from these folders, so they stay until this process ends.
@@ -80,7 +80,7 @@ def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
 
 def send_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
     """Send this package and the UDFs' modules to the workers."""
-    from airflow_geneva.udf.shipping import zip_code
+    from airflow_geneva.engine.udf.shipping import zip_code
 
     paths = [udf_reference.import_path for udf_reference in udf_references if udf_reference.import_path is not None]
     modules = {path.split(":")[0].replace(".", "_"): path for path in paths}

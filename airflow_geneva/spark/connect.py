@@ -14,7 +14,7 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_geneva.plan.model import JobSpec
+    from airflow_geneva.engine.plan.model import JobSpec
 
 _USUAL_PORT = 15002
 

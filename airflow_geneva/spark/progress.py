@@ -11,14 +11,14 @@ from math import inf, nextafter
 from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
-from airflow_geneva.apply.skipped_rows import SkipCount
+from airflow_geneva.engine.apply.skipped_rows import SkipCount
+from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.counts import Counts
+from airflow_geneva.engine.job.progress import ProgressReporter, read_progress
+from airflow_geneva.engine.plan.model import JobSpec
+from airflow_geneva.engine.run.caps import CapReached, Caps
 from airflow_geneva.errors import GenevaError, UdfError
-from airflow_geneva.job.busy import Busy
-from airflow_geneva.job.counts import Counts
-from airflow_geneva.job.progress import ProgressReporter, read_progress
-from airflow_geneva.limits.rate_limit import Usage
-from airflow_geneva.plan.model import JobSpec
-from airflow_geneva.run.caps import CapReached, Caps
+from airflow_geneva.services.limits.rate_limit import Usage
 from airflow_geneva.spark.signs import DriverSigns
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_geneva.apply.batch_mapper import StopComputing
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.storage.files import Storage
 
 _SIGN_SECONDS = 15.0
 _DRIVER_LOST_SECONDS = 120.0

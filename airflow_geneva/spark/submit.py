@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.storage.location import secret_values
 from airflow_geneva.errors import InvalidInput, is_service_variable
-from airflow_geneva.storage.location import secret_values
 
 if TYPE_CHECKING:
-    from airflow_geneva.plan.model import JobSpec
+    from airflow_geneva.engine.plan.model import JobSpec
 
 APPLICATION = Path(__file__).parent / "application" / "main.py"
 """The program that spark-submit starts."""

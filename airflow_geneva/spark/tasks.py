@@ -13,10 +13,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from airflow_geneva.apply.batch_mapper import StopComputing
-from airflow_geneva.apply.isolation.process import POOL
-from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
-from airflow_geneva.display import counted
+from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.apply.isolation.process import POOL
+from airflow_geneva.engine.apply.skipped_rows import SkipCount, has_limits, skipped_before
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.engine.plan.model import JobSpec
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.run.caps import CapReached, Caps
+from airflow_geneva.engine.run.inline import open_reporter, run_units
+from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
+from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.error_policy import Policy
+from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import (
     DeviceFailed,
     GenevaError,
@@ -25,26 +38,13 @@ from airflow_geneva.errors import (
     UdfCrashed,
     is_service_variable,
 )
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
-from airflow_geneva.limits.rate_limit import Meter, Usage
-from airflow_geneva.plan.model import JobSpec
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.caps import CapReached, Caps
-from airflow_geneva.run.inline import open_reporter, run_units
-from airflow_geneva.run.prepare import Udfs, joint_policy, open_target, prepare
-from airflow_geneva.run.units import Target, Unit, UnitReport, group_units
+from airflow_geneva.services.limits.rate_limit import Meter, Usage
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
 from airflow_geneva.spark.progress import DEVICE, ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import THREAD_VARIABLES
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.packages import how_to_install, missing_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

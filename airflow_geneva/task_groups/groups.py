@@ -25,7 +25,7 @@ _ONE_TASK = "apply= must make and return one task that is not mapped, with task_
 
 
 class Sizes(TypedDict, total=False):
-    """Sizes for the plan task; the fields are those of :class:`airflow_geneva.plan.sizing.Sizing`."""
+    """Sizes for the plan task; the fields are those of :class:`airflow_geneva.engine.plan.sizing.Sizing`."""
 
     concurrency: int | str | None
     intra_applier_concurrency: int | str | None

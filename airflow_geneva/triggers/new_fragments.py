@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from airflow_geneva.engine.storage.timeouts import StoreThreads
+from airflow_geneva.engine.storage.uri import normalize_uri
+from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.errors import InvalidInput, mask_secrets
 from airflow_geneva.operators._airflow_internals import state_store
-from airflow_geneva.storage.timeouts import StoreThreads
-from airflow_geneva.storage.uri import normalize_uri
-from airflow_geneva.watch.conditions import WaitCondition
 
 if TYPE_CHECKING:
+    from airflow_geneva.engine.watch.watcher import NewestVersions, Observation, TableWatcher
     from airflow_geneva.hooks.lance import LanceHook
-    from airflow_geneva.watch.watcher import NewestVersions, Observation, TableWatcher
 
 SEEN = "airflow_geneva.seen"
 """Key of the watermark in Airflow's state of an asset."""
@@ -110,10 +110,10 @@ class NewFragmentsTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        for slow in ("airflow_geneva.hooks.lance", "airflow_geneva.watch.watcher"):
+        for slow in ("airflow_geneva.hooks.lance", "airflow_geneva.engine.watch.watcher"):
             await asyncio.to_thread(import_module, slow)  # not in the event loop, which it would block
+        from airflow_geneva.engine.watch.watcher import TableWatcher, is_permanent
         from airflow_geneva.hooks.lance import LanceHook
-        from airflow_geneva.watch.watcher import TableWatcher, is_permanent
 
         if self.once:
             # The task has just checked the table. Airflow fails a task that is resumed before its scheduler has noticed
@@ -167,7 +167,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     async def _load_state(self) -> NewestVersions | None:
         """Return what was seen last, if Airflow stores it."""
-        from airflow_geneva.watch.watcher import NewestVersions
+        from airflow_geneva.engine.watch.watcher import NewestVersions
 
         store = state_store(self)
         if store is None:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from airflow_geneva import Database
-from airflow_geneva.display import counted
+from airflow_geneva.engine.display import counted
 from dags_examples.demo.rest import ENDED, AirflowApi, TaskState, run_seconds
 
 STAGES = ("define", "plan", "apply", "commit", "finish")

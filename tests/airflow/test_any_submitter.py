@@ -43,12 +43,12 @@ class Submitter(BaseOperator):
 
 def compute_here(arguments: list[str]) -> None:
     """Leave what the application leaves, without Spark."""
-    from airflow_geneva.job.heartbeat import writing_heartbeats
-    from airflow_geneva.plan.saved_plan import load_plan
-    from airflow_geneva.run.pipeline import PlannedJob
-    from airflow_geneva.run.prepare import Udfs
-    from airflow_geneva.storage.files import Storage
-    from airflow_geneva.storage.location import TableLocation
+    from airflow_geneva.engine.job.heartbeat import writing_heartbeats
+    from airflow_geneva.engine.plan.saved_plan import load_plan
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.run.prepare import Udfs
+    from airflow_geneva.engine.storage.files import Storage
+    from airflow_geneva.engine.storage.location import TableLocation
 
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     folder = Storage.at(given["--job"])

@@ -20,14 +20,14 @@ import pytest
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
 from airflow_geneva import connect
+from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput, mask_secrets
 from airflow_geneva.functions.service import settings_now
 from airflow_geneva.hooks.openai import openai_connection
-from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.operators._lance_task import load_job
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark.submit import APPLICATION, CREDENTIALS
-from airflow_geneva.storage.uri import sha256
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_lance, connect_spark, make_dag
 from tests.support.driving import DagSerialization, Driver
@@ -212,7 +212,7 @@ def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder
     code = next(names for file, names in submitted.packed.items() if file.startswith("code-"))
     assert code == ["geneva_dag_udfs.py"]
     package = next(names for file, names in submitted.packed.items() if file.startswith("airflow_geneva-"))
-    assert "airflow_geneva/udf/decorator.py" in package
+    assert "airflow_geneva/engine/udf/decorator.py" in package
 
 
 def test_the_driver_inherits_nothing_of_airflow(

@@ -7,8 +7,8 @@ import re
 import airflow
 import pytest
 
+from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, make_view, texts

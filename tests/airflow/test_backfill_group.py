@@ -12,8 +12,8 @@ from airflow.sdk import DAG, Param, task
 
 from airflow_geneva import udf
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.status import job_ids, read_jobs
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.operators import ApplyOperator, CommitOperator, FinishOperator, PlanBackfillOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk

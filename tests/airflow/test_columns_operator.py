@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_geneva.code_hash import hasher
+from airflow_geneva.engine.code_hash import hasher
 from airflow_geneva.operators import AddColumnsOperator
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver

@@ -13,15 +13,15 @@ from typing import Any
 import lance
 import pytest
 
+from airflow_geneva.engine.job.status import job_ids, read_jobs
+from airflow_geneva.engine.plan.request import check_sizing
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.operators import _lance_task
 from airflow_geneva.operators._lance_task import Configuration
 from airflow_geneva.operators.plan import read_sizing
-from airflow_geneva.plan.request import check_sizing
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.storage.files import Storage
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_dag
 from tests.support.driving import Driver

@@ -19,12 +19,12 @@ from airflow import __version__ as airflow_version
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from packaging.version import Version
 
-from airflow_geneva.apply.batch_api import StillWaiting
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.engine.apply.batch_api import StillWaiting
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_spark, make_dag, texts
 from tests.support.driving import Driver

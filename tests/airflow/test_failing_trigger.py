@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Table
-from airflow_geneva.storage import timeouts as patience
-from airflow_geneva.storage.timeouts import StoreThreads
+from airflow_geneva.engine.storage import timeouts as patience
+from airflow_geneva.engine.storage.timeouts import StoreThreads
+from airflow_geneva.engine.watch import watcher as _looking
 from airflow_geneva.triggers import NewFragmentsTrigger
 from airflow_geneva.triggers import new_fragments as module
-from airflow_geneva.watch import watcher as _looking
 from tests.airflow.conftest import Desk
 from tests.support.triggering import Listener, Store, connect_to, play, trigger
 

@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 import pytest
 from airflow.sdk import DAG
 
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.shard_status import read_shards
-from airflow_geneva.job.status import Job, read_job
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.shard_status import read_shards
+from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver

@@ -19,9 +19,9 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk import DAG, task
 
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError
 from airflow_geneva.sensors import NewFragmentsSensor
-from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_view
 from tests.support.driving import Driver

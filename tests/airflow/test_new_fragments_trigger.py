@@ -25,11 +25,11 @@ from sqlalchemy import select
 
 from airflow_geneva import connect
 from airflow_geneva.assets import lance_asset, new_fragments, watched_lance_asset
+from airflow_geneva.engine.watch import watcher as _looking
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.task_groups import RefreshTaskGroup
 from airflow_geneva.triggers import NewFragmentsTrigger
 from airflow_geneva.triggers import new_fragments as module
-from airflow_geneva.watch import watcher as _looking
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_view
 from tests.support.driving import register

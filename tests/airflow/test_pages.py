@@ -30,17 +30,17 @@ from sqlalchemy import select
 
 from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.assets import lance_asset, watched_lance_asset
-from airflow_geneva.display import format_time
+from airflow_geneva.engine.display import format_time
+from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
+from airflow_geneva.engine.job.folder import JobFolder, plan_name
+from airflow_geneva.engine.lance_io.table_versions import written_at
+from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
-from airflow_geneva.job.error_records import ErrorRecord, write_errors
-from airflow_geneva.job.folder import JobFolder, plan_name
-from airflow_geneva.lance_io.table_versions import written_at
 from airflow_geneva.operators import _airflow_internals as internals
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.graph import Key, Node, lay_out
 from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
-from airflow_geneva.udf.definition import UDF_KEY
 from tests.airflow.conftest import Desk
 from tests.support.browsing import SECRET, Get, assert_harmless, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.support.counting import double, triple

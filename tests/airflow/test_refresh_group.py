@@ -12,10 +12,10 @@ from airflow.sdk import DAG, TaskGroup, task
 
 from airflow_geneva import View, connect
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.job.outbox import OUTBOX_OF_VIEW, read_outbox
-from airflow_geneva.job.status import Job
+from airflow_geneva.engine.job.outbox import OUTBOX_OF_VIEW, read_outbox
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.views import sources
 from airflow_geneva.task_groups import RefreshTaskGroup
-from airflow_geneva.views import sources
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver, events
 

@@ -9,9 +9,9 @@ import pytest
 from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import DAG
 
+from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.errors import CommitConflict, InvalidInput
 from airflow_geneva.operators import CommitOperator
-from airflow_geneva.run.pipeline import PlannedJob
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_dag
 from tests.support.driving import Driver

@@ -11,10 +11,10 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint import packs
-from airflow_geneva.commit import view_state
-from airflow_geneva.lance_io import table_versions
-from airflow_geneva.storage import location
+from airflow_geneva.engine.checkpoint import packs
+from airflow_geneva.engine.commit import view_state
+from airflow_geneva.engine.lance_io import table_versions
+from airflow_geneva.engine.storage import location
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_lance, make_dag, make_view

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_geneva.job.status import job_ids, read_jobs
-from airflow_geneva.run import choice, pipeline
+from airflow_geneva.engine.job.status import job_ids, read_jobs
+from airflow_geneva.engine.run import choice, pipeline
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, make_view, texts

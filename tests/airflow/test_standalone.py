@@ -18,12 +18,12 @@ import pyspark
 import pytest
 
 import airflow_geneva
-from airflow_geneva.plan.request import BackfillRequest, plan_request
-from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.engine.plan.request import BackfillRequest, plan_request
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.spark.code import package_zip
-from airflow_geneva.storage.files import Storage
 from tests.spark.spark_udfs import surroundings
 from tests.support.stack import free_port
 

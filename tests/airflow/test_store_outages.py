@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.storage import outages
+from airflow_geneva.engine.storage import outages
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_lance, make_dag, texts
 from tests.support.driving import Driver

@@ -14,10 +14,10 @@ from airflow.sdk import DAG, BaseOperator
 
 from airflow_geneva import Database
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.storage import timeouts as patience
+from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.pages import app as pages
-from airflow_geneva.storage import timeouts as patience
-from airflow_geneva.storage.timeouts import StoreThreads
 from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
 from tests.support.driving import register
 from tests.support.rights import Rights

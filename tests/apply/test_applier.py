@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.arrow_output import array_from_values
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import Mapper
-from airflow_geneva.display import counted
+from airflow_geneva.engine.apply.arrow_output import array_from_values
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.udf_call import Mapper
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.udf import UDF, udf
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.udf import UDF, udf
 
 UTC = datetime.timezone.utc
 VECTOR = pa.list_(pa.float32(), 3)

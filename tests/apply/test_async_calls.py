@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.apply import async_calls, event_loop
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.engine.apply import async_calls, event_loop
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.udf import UDF, Fail, Retry, Skip, udf
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
-from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
 from tests.support.counting import Trace
 from tests.support.tables import MakeTable
 

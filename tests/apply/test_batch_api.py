@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import BatchFailed, Table, connect, report, udf
-from airflow_geneva.checkpoint import submissions
+from airflow_geneva.engine.checkpoint import submissions
+from airflow_geneva.engine.job.meter import measured
+from airflow_geneva.engine.run import waiting
+from airflow_geneva.engine.udf import UDF, Retry, Skip
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.job.meter import measured
-from airflow_geneva.run import waiting
-from airflow_geneva.udf import UDF, Retry, Skip
 from tests.support.openai_server import OpenAIServer, embedding_of
 
 ROOT = Path(__file__).parents[2]

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva import Table, connect
-from airflow_geneva.apply import fitting
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.engine.apply import fitting
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.udf import UDF, Skip, udf
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
-from airflow_geneva.udf import UDF, Skip, udf
 from tests.udfs_for_tests import heavy
 from tests.udfs_for_tests.heavy import LIMIT, MEMORY, calls, padded
 

@@ -18,18 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import RateLimit, connect
-from airflow_geneva.apply.dedup import KnownValues
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import MappedBatch
-from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.checkpoint.value_cache import ValueCache
-from airflow_geneva.cleanup import collect, find_garbage
-from airflow_geneva.cleanup.garbage import VALUES
+from airflow_geneva.engine.apply.dedup import KnownValues
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.checkpoint.value_cache import ValueCache
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup.garbage import VALUES
+from airflow_geneva.engine.lance_io.row_keys import row_keys
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.udf import UDF, Skip, of_process, udf
+from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.lance_io.row_keys import row_keys
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf import UDF, Skip, of_process, udf
-from airflow_geneva.udf.shipping import UdfReference
 from tests.support.broken_off import DAY
 from tests.support.counting import Trace, leave_trace
 from tests.support.tables import MakeTable
@@ -253,14 +253,16 @@ def test_old_values_are_not_used_and_go_with_the_cleanup(
     table.backfill("y", runner="inline")
     now = time.time()
     assert not find_garbage(table.location, "1s", now + 29 * DAY).file_group(VALUES).files
-    monkeypatch.setattr("airflow_geneva.checkpoint.value_cache.time", SimpleNamespace(time=lambda: now + 31 * DAY))
+    monkeypatch.setattr(
+        "airflow_geneva.engine.checkpoint.value_cache.time", SimpleNamespace(time=lambda: now + 31 * DAY)
+    )
     assert table.backfill("z", runner="inline").rows_cached == 0
     removed = collect(table.location, find_garbage(table.location, "1s", now + 31 * DAY))
     assert removed.file_group(VALUES).count >= 1
 
 
 def test_the_cache_keeps_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_geneva.checkpoint.value_cache.MOST_BYTES", 2_000)
+    monkeypatch.setattr("airflow_geneva.engine.checkpoint.value_cache.MOST_BYTES", 2_000)
     writer, reader = (ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64(), "m:f") for _ in range(2))
     for start in range(0, 1_000, 100):
         keys = [f"{number:016}".encode() for number in range(start, start + 100)]

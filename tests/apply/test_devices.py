@@ -17,13 +17,13 @@ import pytest
 from pyspark import TaskContext
 
 from airflow_geneva import Table
-from airflow_geneva.apply.isolation.process import POOL
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.engine.apply.isolation.process import POOL
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.udf import UDF, decorator, load_udf, udf
+from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import DeviceFailed, InvalidInput, JobFailed, UdfError
 from airflow_geneva.spark import tasks
-from airflow_geneva.udf import UDF, decorator, load_udf, udf
-from airflow_geneva.udf.shipping import UdfReference
 from tests.udfs_for_tests import devices
 from tests.udfs_for_tests.devices import ASSERTS, ECC, HANGS, broken, loads
 

@@ -22,14 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
-from airflow_geneva.apply import fitting
-from airflow_geneva.apply.isolation.process import POOL
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.engine.apply import fitting
+from airflow_geneva.engine.apply.isolation.process import POOL
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.udf import UDF, load_udf, udf
+from airflow_geneva.engine.udf.error_policy import Retry, Skip
+from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.udf import UDF, load_udf, udf
-from airflow_geneva.udf.error_policy import Retry, Skip
-from airflow_geneva.udf.shipping import UdfReference
 from tests.udfs_for_tests import failing
 from tests.udfs_for_tests.failing import EXIT, KILL, OTHER, RAISE, SEGFAULT, SLEEP, WRONG
 
@@ -475,7 +475,7 @@ def test_other_code_under_the_same_name_is_refused(tmp_path: Path, monkeypatch: 
 PARENT = """
 import sys, time
 import pyarrow as pa
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from tests.udfs_for_tests import failing
 with open_batch_mapper(failing.talkative) as idle:
     print(idle(pa.record_batch({"x": [1]})).values[0].as_py(), flush=True)
@@ -503,8 +503,8 @@ def test_a_killed_parent_leaves_no_child_behind() -> None:
 FORKED = """
 import os
 import pyarrow as pa
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.isolation.process import POOL
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.isolation.process import POOL
 from tests.udfs_for_tests import failing
 def where():
     with open_batch_mapper(failing.talkative) as mapper:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.reader import FIRST_ROWS, CheckpointSizer, fixed_width
+from airflow_geneva.engine.apply.reader import FIRST_ROWS, CheckpointSizer, fixed_width
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.plan.request import check_sizing
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.plan.request import check_sizing
 
 SIZES = st.integers(1, 10_000)
 SECONDS = st.just(0.0) | st.floats(1e-9, 100)

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, Fail, Retry, Skip, udf
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.errors import CodeChanged, JobFailed
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.checkpoint.facts import (
+from airflow_geneva.engine.checkpoint.facts import (
     ColumnState,
     Fact,
     Facts,
@@ -17,10 +17,10 @@ from airflow_geneva.checkpoint.facts import (
     load_state,
     looked_at,
 )
-from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.engine.checkpoint.provenance import Provenance
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.storage.files import Storage
 
 OFFSETS = st.sets(st.integers(0, 20), max_size=12)
 FACTS = st.lists(

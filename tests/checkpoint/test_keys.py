@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity, key_part, key_to_path, parse_key, path_to_key
-from airflow_geneva.storage.uri import md5
+from airflow_geneva.engine.checkpoint.keys import (
+    FragmentKey,
+    WorkIdentity,
+    key_part,
+    key_to_path,
+    parse_key,
+    path_to_key,
+)
+from airflow_geneva.engine.storage.uri import md5
 
 IDENTITY = WorkIdentity("embed", "1a2b", "vector", "id > 3", "/data/docs.lance")
 NAMES = st.text(min_size=1, max_size=90)

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.plan.reusable_checkpoints import Mismatch
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.engine.plan.reusable_checkpoints import Mismatch
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, triple, tripled

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.checkpoint.records import decode_runs, encode_runs, pack_runs, unpack_runs
+from airflow_geneva.engine.checkpoint.records import decode_runs, encode_runs, pack_runs, unpack_runs
 
 
 @given(

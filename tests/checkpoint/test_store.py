@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.checkpoint.packs import Packs
-from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
+from airflow_geneva.engine.checkpoint.packs import Packs
+from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.storage.uri import md5
 
 BATCH = pa.record_batch({"value": [1, 2, None], "_offset": pa.array([0, 1, 2], pa.uint32())})
 PREFIX = WorkIdentity("f", "1", "y", None, "/t").prefix
@@ -113,8 +113,8 @@ WRITER = """
 import sys
 import time
 import pyarrow as pa
-from airflow_geneva.checkpoint.packs import Packs
-from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.checkpoint.packs import Packs
+from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
 store = CheckpointStore(sys.argv[1])
 batch = pa.record_batch({"value": list(range(1000))})
 store["before"] = batch
@@ -212,8 +212,8 @@ def test_a_file_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path) -> Non
     store[key(1, 0)] = BATCH
     program = f"""
 import resource
-from airflow_geneva.checkpoint.packs import Packs
-from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.checkpoint.packs import Packs
+from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
 from airflow_geneva.errors import StorageError
 store = CheckpointStore({str(tmp_path)!r})
 store[{key(1, 0)!r}]  # threads are there
@@ -255,7 +255,7 @@ def test_what_is_packed_is_read_listed_and_replaced_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: int
 ) -> None:
     for module in ("packs", "store"):
-        monkeypatch.setattr(f"airflow_geneva.checkpoint.{module}.FULL_BYTES", full)
+        monkeypatch.setattr(f"airflow_geneva.engine.checkpoint.{module}.FULL_BYTES", full)
     reader = CheckpointStore(str(tmp_path))
     prefix = f"{PREFIX}_srcfiles-"
     keys = [str(FragmentKey(PREFIX, md5("files"), at)) for at in range(20)]
@@ -286,7 +286,7 @@ def test_documents_stay_when_their_pack_cannot_be_read_back(tmp_path: Path, monk
     store = CheckpointStore(str(tmp_path))
     store["swap.job.0"] = values(1)
     with monkeypatch.context() as patched:
-        patched.setattr("airflow_geneva.checkpoint.packs.keys_of_pack", lambda storage, path: [])
+        patched.setattr("airflow_geneva.engine.checkpoint.packs.keys_of_pack", lambda storage, path: [])
         store.pack(["swap.job.0"])
     for pack in (tmp_path / "packed").iterdir():
         pack.unlink()
@@ -340,7 +340,7 @@ def test_delayed_checkpoints_become_one_file_once_they_are_due(tmp_path: Path) -
 def test_delayed_checkpoints_are_written_one_by_one_if_their_pack_cannot_be_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.checkpoint.packs.keys_of_pack", lambda storage, path: [])
+    monkeypatch.setattr("airflow_geneva.engine.checkpoint.packs.keys_of_pack", lambda storage, path: [])
     delayed = DelayedCheckpoints(CheckpointStore(str(tmp_path)), 60.0)
     for at in range(2):
         delayed.add(f"swap.job{at}.0", values(at), 1, time.monotonic())

@@ -22,20 +22,20 @@ import pytest
 from lance.fragment import DataFile
 
 from airflow_geneva import connect, udf
-from airflow_geneva.checkpoint.facts import load_state
-from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.cleanup import collect, find_garbage
-from airflow_geneva.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
 from airflow_geneva.database import Database
+from airflow_geneva.engine.checkpoint.facts import load_state
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.outbox import OutboxEntry, read_outbox, write_outbox
+from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.outbox import OutboxEntry, read_outbox, write_outbox
-from airflow_geneva.job.status import job_ids
-from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.broken_off import DAY, age, brittle, sturdy
 from tests.support.counting import Trace, double, doubled, triple, tripled
@@ -55,7 +55,7 @@ connect(sys.argv[1]).open_table("docs").backfill("y", runner="inline", checkpoin
 CLEANS = """
 import sys
 from airflow_geneva import connect
-from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup import collect, find_garbage
 location = connect(sys.argv[1]).location("docs")
 collect(location, find_garbage(location, "1s"))
 """

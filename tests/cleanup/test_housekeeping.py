@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.view_snapshot import load_snapshot, packed_snapshots
-from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cli.checkpoints import list_checkpoints
-from airflow_geneva.commit.view_state import newest_swap
+from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot, packed_snapshots
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.commit.view_state import newest_swap
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.run.housekeeping import reduce_old_jobs
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.housekeeping import reduce_old_jobs
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support import broken_off
@@ -36,12 +36,12 @@ from tests.support.invariants import assert_exact, assert_nothing_to_do_is_free,
 MakeTable = Callable[..., Table]
 
 SMALL = {
-    "airflow_geneva.checkpoint.facts._FOLD_AFTER": 6,
-    "airflow_geneva.checkpoint.packs.MOST_PACKS": 2,
-    "airflow_geneva.checkpoint.store.MOST_PACKS": 2,
-    "airflow_geneva.run.housekeeping._KEPT_WHOLE": 2,
-    "airflow_geneva.run.housekeeping._MANY_CHECKPOINTS": 4,
-    "airflow_geneva.run.housekeeping._MANY_SNAPSHOTS": 6,
+    "airflow_geneva.engine.checkpoint.facts._FOLD_AFTER": 6,
+    "airflow_geneva.engine.checkpoint.packs.MOST_PACKS": 2,
+    "airflow_geneva.engine.checkpoint.store.MOST_PACKS": 2,
+    "airflow_geneva.engine.run.housekeeping._KEPT_WHOLE": 2,
+    "airflow_geneva.engine.run.housekeeping._MANY_CHECKPOINTS": 4,
+    "airflow_geneva.engine.run.housekeeping._MANY_SNAPSHOTS": 6,
 }
 
 

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at, prune_state, seen
-from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.cleanup.garbage import (
+from airflow_geneva.cli.checkpoints import checkpoints_app, list_checkpoints
+from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, load_state, looked_at, prune_state, seen
+from airflow_geneva.engine.checkpoint.provenance import Provenance
+from airflow_geneva.engine.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
     KINDS,
@@ -26,10 +27,9 @@ from airflow_geneva.cleanup.garbage import (
     parse_ttl,
     readable_bytes,
 )
-from airflow_geneva.cli.checkpoints import checkpoints_app, list_checkpoints
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.storage.files import FileEntry, Storage
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.storage.files import FileEntry, Storage
 from airflow_geneva.table import Table
 from tests.support.counting import triple
 

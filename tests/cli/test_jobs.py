@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, View, connect, udf
+from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.meter import Stopwatch
+from airflow_geneva.engine.run.background import start_in_background
+from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.job.error_records import ErrorRecord, write_errors
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.meter import Stopwatch
-from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.table import Table
 from tests.support.commands import run
 from tests.support.counting import triple

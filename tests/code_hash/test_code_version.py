@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_geneva.code_hash.hasher import code_version
-from airflow_geneva.code_hash.syntax import free_names
+from airflow_geneva.engine.code_hash.hasher import code_version
+from airflow_geneva.engine.code_hash.syntax import free_names
+from airflow_geneva.engine.udf import udf
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import udf
 from tests.udfs_for_tests import portable, samples
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ GOLDEN = {
 
 PRINT_VERSIONS = """
 import json, sys
-from airflow_geneva.code_hash.hasher import code_version
+from airflow_geneva.engine.code_hash.hasher import code_version
 from tests.udfs_for_tests import portable
 assert "pyarrow" not in sys.modules
 print(json.dumps({name: code_version(getattr(portable, name)) for name in portable.EVERYTHING}))

@@ -16,22 +16,22 @@ import pyarrow.compute as pc
 import pytest
 from lance.file import LanceFileReader
 
-from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex
+from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.lance_io import table_versions
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.run.column import ColumnTarget
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs, prepare
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.run.units import Unit, stage_computed
+from airflow_geneva.engine.udf import UDF, expect, udf
 from airflow_geneva.errors import CommitConflict, JobFailed
-from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.lance_io import table_versions
-from airflow_geneva.limits.rate_limit import Meter
-from airflow_geneva.plan.model import Plan
-from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column import ColumnTarget
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs, prepare
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.run.units import Unit, stage_computed
+from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF, expect, udf
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
 from tests.support.invariants import (
     assert_exact,
@@ -928,7 +928,7 @@ def test_rows_whose_checkpoint_others_remove_are_computed_again_but_not_without_
         return found(target, fragment, again)
 
     monkeypatch.setattr(ColumnTarget, "index", index)
-    monkeypatch.setattr("airflow_geneva.run.units._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("airflow_geneva.engine.run.units._WAIT_SECONDS", 0.01)
     if removed == 1:
         assert table.backfill("y", runner="inline").rows_computed == 99
         assert rounds == [99, 198]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, expect, udf
-from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.support.object_store import KEY, SECRET, Bucket

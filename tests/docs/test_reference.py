@@ -12,8 +12,8 @@ import griffe
 import pytest
 
 import airflow_geneva
+from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.plan.sizing import Sizing
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = {page.stem: page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")}

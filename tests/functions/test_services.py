@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Database, RateLimit, connect
-from airflow_geneva.apply import keeper
+from airflow_geneva.engine.apply import keeper
 from airflow_geneva.functions import chat, embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, answer_to, embedding_of
 

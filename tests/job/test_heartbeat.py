@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_geneva.errors import StorageError
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import (
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.heartbeat import (
     APPROVAL_TIMEOUT,
     RUNNING_TIMEOUT,
     WAITING_TIMEOUT,
@@ -21,7 +20,8 @@ from airflow_geneva.job.heartbeat import (
     heartbeat_timeout,
     writing_heartbeats,
 )
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.errors import StorageError
 
 PRINT = "f" * 64
 

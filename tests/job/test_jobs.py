@@ -20,17 +20,17 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.heartbeat import RUNNING_TIMEOUT
+from airflow_geneva.engine.job.meter import Stopwatch
+from airflow_geneva.engine.job.status import Job, read_job
+from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.run.background import JobFuture, start_in_background
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT
-from airflow_geneva.job.meter import Stopwatch
-from airflow_geneva.job.status import Job, read_job
-from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.background import JobFuture, start_in_background
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, triple
 from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as view_udfs
@@ -171,9 +171,9 @@ SCRIPT = """
 import sys, time
 import pyarrow as pa
 from airflow_geneva import connect, udf
-from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.job.meter import Stopwatch
+from airflow_geneva.engine.run.background import start_in_background
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.job.meter import Stopwatch
 
 @udf(data_type=pa.int64(), version="1")
 def slow(x: int) -> int:
@@ -332,7 +332,7 @@ def test_a_job_that_is_interrupted_is_on_record_as_failed(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airflow_geneva.run.pipeline.apply_inline", interrupt)
+    monkeypatch.setattr("airflow_geneva.engine.run.pipeline.apply_inline", interrupt)
     with pytest.raises(KeyboardInterrupt):
         table.backfill("y", runner="inline") if kind == "backfill" else view.refresh(runner="inline")
     [job] = [job for job in db.jobs() if job.kind == kind]

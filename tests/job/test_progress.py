@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_geneva.job import progress
-from airflow_geneva.job.progress import ProgressReporter, Sample, rows_per_second
+from airflow_geneva.engine.job import progress
+from airflow_geneva.engine.job.progress import ProgressReporter, Sample, rows_per_second
 
 
 class Clock:

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from airflow_geneva.engine.job import error_records
+from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
+from airflow_geneva.engine.job.folder import JobFolder, plan_name
+from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
+from airflow_geneva.engine.job.progress import Progress, ProgressReporter, Sample
+from airflow_geneva.engine.job.result import BackfillResult, ShardResult
+from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import DamagedRecord
-from airflow_geneva.job import error_records
-from airflow_geneva.job.busy import Busy
-from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
-from airflow_geneva.job.folder import JobFolder, plan_name
-from airflow_geneva.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
-from airflow_geneva.job.progress import Progress, ProgressReporter, Sample
-from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.storage.files import Storage
 
 PRINT = "f" * 64
 RECORD = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_geneva.engine.lance_io.conflicts import VARIABLE, conflict_retries, max_retries
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.conflicts import VARIABLE, conflict_retries, max_retries
 
 
 @pytest.fixture(autouse=True)

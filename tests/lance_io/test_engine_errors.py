@@ -16,18 +16,18 @@ from lance.file import LanceFileReader, LanceFileWriter
 from lance.fragment import DataFile
 
 import airflow_geneva
-from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.lance_io.engine_errors import (
+from airflow_geneva.engine.lance_io.engine_errors import (
     EngineError,
     describe_store_error,
     engine_errors,
     is_engine_error,
     is_failure,
 )
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.watch.new_rows import committed_at
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.watch.new_rows import committed_at
+from airflow_geneva.errors import InvalidInput, StorageError
 from tests.support.counting import Trace, triple
 from tests.support.tables import MakeTable
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, selected_offsets, where_columns
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.filters import check_where, freeze_where, selected_offsets, where_columns
-from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.table import Table
 
 MOMENT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.lance_io import manifest as module
-from airflow_geneva.lance_io.fragments import (
+from airflow_geneva.engine.lance_io import manifest as module
+from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
     columns_of,
@@ -19,8 +19,8 @@ from airflow_geneva.lance_io.fragments import (
     fragment_files,
     row_ids,
 )
-from airflow_geneva.lance_io.manifest import Manifest, read_manifest
-from airflow_geneva.lance_io.messages import parts_of
+from airflow_geneva.engine.lance_io.manifest import Manifest, read_manifest
+from airflow_geneva.engine.lance_io.messages import parts_of
 
 
 @pytest.fixture(autouse=True)

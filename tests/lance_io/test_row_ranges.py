@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
 
 OFFSETS = st.sets(st.integers(0, 60), max_size=40)
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)

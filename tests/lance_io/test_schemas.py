@@ -8,8 +8,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.lance_io.messages import read_parts
-from airflow_geneva.lance_io.schemas import changed_schema
+from airflow_geneva.engine.lance_io.messages import read_parts
+from airflow_geneva.engine.lance_io.schemas import changed_schema
 
 
 def make(folder: Path, version: str = "2.2") -> lance.LanceDataset:

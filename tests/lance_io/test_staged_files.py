@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from lance.fragment import DataFile
 
-from airflow_geneva.lance_io import staged_files
-from airflow_geneva.lance_io.data_file import DataFileWriter
-from airflow_geneva.lance_io.staged_files import StagedFiles
+from airflow_geneva.engine.lance_io import staged_files
+from airflow_geneva.engine.lance_io.data_file import DataFileWriter
+from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 
 VALUES = {
     "int": [1, None, 3],
@@ -64,8 +64,8 @@ def test_a_file_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def of_memory() -> Callable[..., object]:
     """Return what opens files of a local table as those of a store."""
-    from airflow_geneva.lance_io.data_file import LanceFile
-    from airflow_geneva.storage.files import Storage
+    from airflow_geneva.engine.lance_io.data_file import LanceFile
+    from airflow_geneva.engine.storage.files import Storage
 
     def of_table(dataset: lance.LanceDataset, name: str) -> LanceFile:
         return LanceFile(Storage(f"file-object-store://{dataset.uri}/data"), name)

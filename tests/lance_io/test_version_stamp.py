@@ -6,8 +6,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.lance_io.table_versions import newest_stamp, stamp_of
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.engine.lance_io.table_versions import newest_stamp, stamp_of
+from airflow_geneva.engine.storage.files import Storage
 
 
 @pytest.mark.parametrize("new_names", [True, False])

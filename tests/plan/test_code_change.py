@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, udf
+from airflow_geneva.engine.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.table import Table
-from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
 from tests.support.tables import MakeTable

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.job.status import job_ids, read_jobs
+from airflow_geneva.engine.udf import of_process
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
-from airflow_geneva.udf import of_process
 from tests.support.counting import Trace, leave_trace, triple, triple_row
 from tests.support.invariants import assert_untouched
 from tests.udfs_for_tests import samples

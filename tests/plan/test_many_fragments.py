@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from airflow_geneva.checkpoint.facts import Facts
-from airflow_geneva.lance_io.manifest import Manifest
-from airflow_geneva.lance_io.messages import Numbers
-from airflow_geneva.plan.saved_plan import save_plan
-from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FRAGMENTS_PER_SHARD, SHARDS_UNASKED, fragments_per_commit
+from airflow_geneva.engine.checkpoint.facts import Facts
+from airflow_geneva.engine.lance_io.manifest import Manifest
+from airflow_geneva.engine.lance_io.messages import Numbers
+from airflow_geneva.engine.plan.saved_plan import save_plan
+from airflow_geneva.engine.plan.shard import (
+    FRAGMENTS_PER_COMMIT,
+    FRAGMENTS_PER_SHARD,
+    SHARDS_UNASKED,
+    fragments_per_commit,
+)
 from bench import planning, udfs
 from bench.cases import open_table
 

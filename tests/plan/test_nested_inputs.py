@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, udf
+from airflow_geneva.engine.lance_io import fragments, table_versions
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
-from airflow_geneva.lance_io import fragments, table_versions
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_nothing_to_do_is_free, assert_right

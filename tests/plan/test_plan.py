@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.plan.model import Plan
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.counting import triple
 
 

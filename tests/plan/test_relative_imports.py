@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_geneva import UDF
-from airflow_geneva.code_hash import hasher
+from airflow_geneva.engine.code_hash import hasher
+from airflow_geneva.engine.plan import due_rows
 from airflow_geneva.errors import CodeChanged, JobFailed
-from airflow_geneva.plan import due_rows
 from airflow_geneva.table import Table
 from tests.support.counting import Trace
 from tests.support.invariants import assert_nothing_to_do_is_free, assert_right

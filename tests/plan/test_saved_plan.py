@@ -10,20 +10,20 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.checkpoint.reuse import Ancestor
-from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.engine.checkpoint.provenance import Provenance
+from airflow_geneva.engine.checkpoint.reuse import Ancestor
+from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.engine.job.folder import plan_name
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import PlannedTable
+from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, Plan
+from airflow_geneva.engine.plan.saved_plan import SwapPlan, load_plan, save_plan, shard_summaries
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works, cut_shards
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import plan_name
-from airflow_geneva.lance_io.fragments import FragmentFiles
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.table_versions import PlannedTable
-from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan
-from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, save_plan, shard_summaries
-from airflow_geneva.plan.shard import FragmentWork, Shard, Works, cut_shards
-from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf.settings import UdfDefinition
 from tests.support.counting import triple
 from tests.support.invariants import assert_closed
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works, cut_shards, fragments_per_commit
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.fragments import FragmentFiles
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.shard import FragmentWork, Shard, Works, cut_shards, fragments_per_commit
 
 ROWS = Ranges.of(0, 10)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.plan.value_diff import same_values
+from airflow_geneva.engine.plan.value_diff import same_values
 
 _ROWS = 24
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())

@@ -11,26 +11,26 @@ import pytest
 from lance.file import LanceFileReader
 
 from airflow_geneva import connect
-from airflow_geneva.apply.reader import ReadSize, read_rows
+from airflow_geneva.engine.apply.reader import ReadSize, read_rows
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.fragments import Columns
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.request import RefreshRequest
+from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.run import view as refreshing
+from airflow_geneva.engine.run.column import ColumnTarget
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs, prepare
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.run.units import Unit
+from airflow_geneva.engine.run.view import ViewTarget
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns
-from airflow_geneva.lance_io.manifest import read_manifest
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.limits.rate_limit import Meter
-from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.run import view as refreshing
-from airflow_geneva.run.column import ColumnTarget
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs, prepare
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.run.units import Unit
-from airflow_geneva.run.view import ViewTarget
-from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, label, labelled

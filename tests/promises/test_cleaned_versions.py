@@ -14,11 +14,11 @@ import pytest
 from lance.fragment import LanceFragment
 
 from airflow_geneva import connect
+from airflow_geneva.engine.storage import location
+from airflow_geneva.engine.watch.conditions import WaitCondition
+from airflow_geneva.engine.watch.watcher import observe
 from airflow_geneva.errors import StorageError
-from airflow_geneva.storage import location
 from airflow_geneva.view import View
-from airflow_geneva.watch.conditions import WaitCondition
-from airflow_geneva.watch.watcher import observe
 from tests.support.counting import triple
 from tests.udfs_for_tests import views as udfs
 

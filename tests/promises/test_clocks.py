@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import airflow_geneva.checkpoint.facts as state
+import airflow_geneva.engine.checkpoint.facts as state
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, is_fold, load_state, seen
-from airflow_geneva.cleanup import collect, find_garbage
-from airflow_geneva.cleanup.garbage import CHECKPOINTS, Garbage
+from airflow_geneva.engine.checkpoint.facts import append_ledger, fold_ledgers, is_fold, load_state, seen
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, Garbage
+from airflow_geneva.engine.lance_io import table_versions
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.lance_io import table_versions
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.broken_off import age, brittle, sturdy
 from tests.support.counting import Trace, triple, tripled

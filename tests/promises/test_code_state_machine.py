@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from airflow_geneva import connect
-from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace

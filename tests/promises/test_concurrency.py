@@ -17,15 +17,15 @@ import lance
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.result import BackfillResult, ShardResult
+from airflow_geneva.engine.lance_io import conflicts
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.lance_io import conflicts
-from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge

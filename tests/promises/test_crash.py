@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, expect, udf
-from airflow_geneva.job.status import job_ids, read_jobs
+from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace, labelled, leave_trace
 from tests.support.counting import label as computed

@@ -12,14 +12,14 @@ import pytest
 from lance.file import LanceFileWriter
 
 from airflow_geneva import Table, View
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.result import ShardResult
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.result import ShardResult
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.storage.location import TableLocation
 from tests.support.counting import Trace
 from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs

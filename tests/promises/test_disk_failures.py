@@ -21,8 +21,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge

@@ -13,9 +13,9 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
+from airflow_geneva.engine.storage.behind import WriteBehind
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.storage.behind import WriteBehind
-from airflow_geneva.storage.files import Storage
 from tests.support import within
 from tests.support.counting import Trace, triple
 from tests.support.harness import STORE, Figures, check, random_history

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from airflow_geneva import View
-from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cli.app import app
+from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.errors import GenevaError
 from tests.support.broken_off import age
 from tests.support.hostile import MARK, Damage, Site, damages

@@ -19,12 +19,12 @@ from lance.file import LanceFileReader
 from lance.fragment import LanceFragment
 
 from airflow_geneva import Table, connect, udf
-from airflow_geneva.apply import applier as compute
-from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.apply import applier as compute
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.lance_io.blobs import as_blobs
+from airflow_geneva.engine.lance_io.data_file import DataFileWriter, LanceFile
+from airflow_geneva.engine.lance_io.task_memory import batch_bytes, checkpoint_bytes
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.lance_io.blobs import as_blobs
-from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
-from airflow_geneva.lance_io.task_memory import batch_bytes, checkpoint_bytes
 
 # Below some millions of rows the buffers of checkpoints and reads are not full yet.
 SMALL, LARGE = 4_000_000, 12_000_000

@@ -14,16 +14,16 @@ import pytest
 from lance_namespace import ListTablesRequest
 
 from airflow_geneva import RateLimit, connect, report, udf
-from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.database import Database
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.job.status import read_job
+from airflow_geneva.engine.lance_io.table_versions import newest_stamp, stamp_of
+from airflow_geneva.engine.run.housekeeping import reduce_old_jobs
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import GenevaError, JobFailed
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.job.status import read_job
-from airflow_geneva.lance_io.table_versions import newest_stamp, stamp_of
-from airflow_geneva.limits.store import BudgetTable
-from airflow_geneva.run.housekeeping import reduce_old_jobs
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.services.limits.store import BudgetTable
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace, label, labelled, leave_trace, triple, tripled
 from tests.support.forge import forge
@@ -149,7 +149,7 @@ def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str
 def test_checkpoints_are_packed_and_old_jobs_reduced(
     bucket: Bucket, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.run.housekeeping._KEPT_WHOLE", 0)
+    monkeypatch.setattr("airflow_geneva.engine.run.housekeeping._KEPT_WHOLE", 0)
     folder = Storage.at(f"{bucket.uri}/db/docs.lance/_checkpoints", options)
     store = CheckpointStore(folder)
     keys = [f"udf-f_ver-1_col-y_where-0_uri-0_srcfiles-{'0' * 32}_frag-{at}" for at in range(3)]
@@ -295,7 +295,7 @@ def test_the_budget_of_a_limit_is_not_overwritten_and_holds_no_credential(
     assert db.table_names() == ["numbers"]
     budgets = BudgetTable(table.location.limits, "service")
     # What was read long ago is not written over, and two reads take a busy machine longer than that.
-    monkeypatch.setattr("airflow_geneva.limits.store.own_seconds", lambda: 0.0)
+    monkeypatch.setattr("airflow_geneva.services.limits.store.own_seconds", lambda: 0.0)
     first, second = budgets.read(), budgets.read()
     assert budgets.write(first.budget, first)
     assert not budgets.write(second.budget, second)

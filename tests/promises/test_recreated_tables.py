@@ -14,13 +14,13 @@ import lance
 import pyarrow as pa
 import pytest
 
-import airflow_geneva.run.pipeline  # noqa: F401  (every module with a fault point is there to be patched)
+import airflow_geneva.engine.run.pipeline  # noqa: F401  (every module with a fault point is there to be patched)
 from airflow_geneva import connect
-from airflow_geneva.commit import column
 from airflow_geneva.database import Database
+from airflow_geneva.engine.commit import column
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.errors import JobFailed, TableRemade
-from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.lance_io import table_versions
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import double, doubled, triple

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Database, connect, udf
-from airflow_geneva.job.status import Job
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.watch.conditions import WaitCondition
+from airflow_geneva.engine.watch.watcher import TableWatcher
 from airflow_geneva.pages.tables import describe_table, freshness
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.watch.conditions import WaitCondition
-from airflow_geneva.watch.watcher import TableWatcher
 from tests.support.latency import SlowProxy
 from tests.support.object_store import Bucket, numbers
 

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.counting import TRACE, Trace, leave_trace
 from tests.support.invariants import assert_honest, assert_nothing_to_do_is_free
 

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.plan.request import BackfillRequest
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.plan.request import BackfillRequest
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from airflow_geneva.view import View
 from tests.support.arrow_values import FAMILIES, families_of, make_array, make_type
 from tests.udfs_for_tests.values import BREAKS, breaks
@@ -276,7 +276,7 @@ def choose(dice: Random, families: list[str], depth: int) -> list[pa.Array]:
 
 
 def assert_refused(kind: pa.DataType) -> None:
-    from airflow_geneva.lance_io.arrays import check_storable
+    from airflow_geneva.engine.lance_io.arrays import check_storable
 
     with pytest.raises(InvalidInput, match="pylance cannot store it"):
         check_storable([pa.field("y", kind)], "2.2", "table 't'")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace

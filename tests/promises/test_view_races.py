@@ -15,7 +15,7 @@ import pytest
 from lance.fragment import write_fragments
 
 from airflow_geneva import connect
-from airflow_geneva.lance_io import table_versions
+from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace

@@ -16,12 +16,12 @@ import pytest
 from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
-from airflow_geneva.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.engine.run import pipeline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed, StorageError
-from airflow_geneva.run import pipeline
-from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, triple_row, tripled
 from tests.support.invariants import (
     assert_exact,
@@ -869,7 +869,7 @@ def test_shards_and_commits_are_as_small_as_asked_for(make_table: MakeTable, tra
 def test_unasked_a_commit_covers_what_takes_some_seconds(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, seconds: float, commits: int
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.commit.column.SECONDS_A_COMMIT", seconds)
+    monkeypatch.setattr("airflow_geneva.engine.commit.column.SECONDS_A_COMMIT", seconds)
     table = make_table(130, per_fragment=1)
     table.add_columns({"y": triple})
     assert len(table.backfill("y", runner="inline").commits) == commits

@@ -18,8 +18,8 @@ import pytest
 
 from airflow_geneva import udf
 from airflow_geneva.bar import _html
-from airflow_geneva.job.meter import Meter
-from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.engine.job.meter import Meter
+from airflow_geneva.engine.job.progress import ProgressReporter
 from airflow_geneva.spark import local
 from airflow_geneva.spark.installation import JavaNotFound
 from tests.support.tables import MakeTable

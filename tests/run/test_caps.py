@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, report, udf
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.result import DONE, PARTIAL
+from airflow_geneva.engine.run import caps
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.udf import Retry
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.result import DONE, PARTIAL
-from airflow_geneva.run import caps
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
-from airflow_geneva.udf import Retry
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace, leave_trace, triple, triple_row, tripled
 from tests.support.invariants import assert_exact, assert_honest, assert_right

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import udf
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.speed import UdfSpeed, read_history
+from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.run import choice, pipeline
+from airflow_geneva.engine.run.choice import Pace, RunnerChoice, TooSlow, choose_runner
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.speed import UdfSpeed, read_history
-from airflow_geneva.job.status import job_ids
-from airflow_geneva.run import choice, pipeline
-from airflow_geneva.run.choice import Pace, RunnerChoice, TooSlow, choose_runner
-from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, leave_trace, triple, triple_row, tripled
 from tests.support.invariants import assert_exact, assert_right
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, triple
 
 MakeTable = Callable[..., Table]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import udf
+from airflow_geneva.engine.run.column_comparison import ColumnComparison
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.run.column_comparison import ColumnComparison
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.udf import UDF, Retry, Skip
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF, Retry, Skip
 from tests.support.counting import TRACE, Trace, double, leave_trace, triple, triple_row, tripled
 
 MakeTable = Callable[..., Table]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import report, udf
+from airflow_geneva.engine.job.estimate import Call, Estimate, Interval, Size
+from airflow_geneva.engine.job.speed import PastJob, UdfSpeed
+from airflow_geneva.engine.run import pipeline
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.estimate import Call, Estimate, Interval, Size
-from airflow_geneva.job.speed import PastJob, UdfSpeed
-from airflow_geneva.run import pipeline
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, triple, triple_row
 

@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import connect, expect, udf
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.run.column import ColumnPublisher
+from airflow_geneva.engine.run.expectations import ValueChecks
+from airflow_geneva.engine.run.view import ViewPublisher
+from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf.expect import Expectation, check_expectations
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.job.status import Job
-from airflow_geneva.run.column import ColumnPublisher
-from airflow_geneva.run.expectations import ValueChecks
-from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
-from airflow_geneva.udf.expect import Expectation, check_expectations
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import values_of
 

@@ -15,9 +15,9 @@ import pytest
 from lance.dataset import DatasetOptimizer
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.forge import forge
 from tests.support.harness import Fault
 from tests.support.tables import MakeTable

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Database, connect, udf
+from airflow_geneva.engine.plan.request import BackfillOptions, SizingOptions
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.request import BackfillOptions, SizingOptions
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
 from tests.udfs_for_tests import samples

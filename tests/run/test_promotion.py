@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, expect, udf
+from airflow_geneva.engine.job.meter import Stopwatch
+from airflow_geneva.engine.lance_io.table_versions import read_transaction
+from airflow_geneva.engine.plan.request import BackfillRequest
+from airflow_geneva.engine.run import promotion
+from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.udf.definition import former_names
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed
-from airflow_geneva.job.meter import Stopwatch
-from airflow_geneva.lance_io.table_versions import read_transaction
-from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.query import Query
-from airflow_geneva.run import promotion
-from airflow_geneva.run.pipeline import PlannedJob, run, start
-from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.table import Table
-from airflow_geneva.udf.definition import former_names
 from airflow_geneva.view import View
 from tests.support.tables import MakeTable
 

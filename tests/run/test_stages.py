@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Table, udf
-from airflow_geneva.apply.isolation.process import POOL
-from airflow_geneva.apply.queues import Room
-from airflow_geneva.apply.stages import RowsAhead
+from airflow_geneva.engine.apply.isolation.process import POOL
+from airflow_geneva.engine.apply.queues import Room
+from airflow_geneva.engine.apply.stages import RowsAhead
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.run import units
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
-from airflow_geneva.lance_io.fragments import FragmentFiles
-from airflow_geneva.run import units
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_right
 from tests.udfs_for_tests import staged

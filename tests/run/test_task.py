@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Table, udf
-from airflow_geneva.apply.queues import Acknowledgments, Queue, Room, Unkept
+from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Unkept
+from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.speed import UdfSpeed
+from airflow_geneva.engine.lance_io.data_file import DataFileWriter
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.run import units
 from airflow_geneva.errors import JobFailed, StorageError
-from airflow_geneva.job.busy import Busy
-from airflow_geneva.job.speed import UdfSpeed
-from airflow_geneva.lance_io.data_file import DataFileWriter
-from airflow_geneva.lance_io.fragments import FragmentFiles
-from airflow_geneva.run import units
 from tests.support.counting import Trace, leave_trace, triple, tripled
 from tests.support.invariants import assert_exact, assert_right
 
@@ -136,7 +136,9 @@ def test_a_range_checkpoint_is_written_while_the_function_goes_on(
     table = make_table(40, per_fragment=40)
     table.add_columns({"y": function})
     monkeypatch.setattr(units.CheckpointStore, "__setitem__", writing)
-    monkeypatch.setattr("airflow_geneva.apply.applier.Applier._is_checkpoint_due", lambda self: self.unkept.rows >= 20)
+    monkeypatch.setattr(
+        "airflow_geneva.engine.apply.applier.Applier._is_checkpoint_due", lambda self: self.unkept.rows >= 20
+    )
     assert table.backfill("y", udf=function, runner="inline").rows_computed == 40
     assert written == [True]
 
@@ -204,8 +206,8 @@ def test_the_result_says_how_busy_the_function_was_and_what_it_waited_for(
         return original(*arguments)
 
     monkeypatch.setattr(units, "read_rows", slow)
-    monkeypatch.setattr("airflow_geneva.run.task._READERS", 1)
-    monkeypatch.setattr("airflow_geneva.job.busy._TELLING_SECONDS", 1e-9)
+    monkeypatch.setattr("airflow_geneva.engine.run.task._READERS", 1)
+    monkeypatch.setattr("airflow_geneva.engine.job.busy._TELLING_SECONDS", 1e-9)
     table = make_table(30, per_fragment=10)
     table.add_columns({"y": triple})
     (note,) = [note for note in table.backfill("y", runner="inline").notes if note.startswith("function busy")]

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.lance_io.fragments import FragmentFiles
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.run.units import Unit, split_fragments, split_into_tasks, tasks_per_slot
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.run.units import Unit, split_fragments, split_into_tasks, tasks_per_slot
 
 
 def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentWork:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva import RateLimit, report
-from airflow_geneva.udf import Retry, udf
+from airflow_geneva.engine.udf import Retry, udf
 
 
 def seen(log: str) -> list[int]:

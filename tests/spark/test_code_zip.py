@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from airflow_geneva.engine.storage.uri import sha256
+from airflow_geneva.engine.udf import shipping as code_zip
+from airflow_geneva.engine.udf.shipping import zip_code
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.uri import sha256
-from airflow_geneva.udf import shipping as code_zip
-from airflow_geneva.udf.shipping import zip_code
 
 FILES = {
     "zipped_package/__init__.py": "",

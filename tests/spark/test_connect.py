@@ -158,9 +158,9 @@ if what == "run":
         ended.append([run.state, {task: str(error) for (task, _), error in run.errors.items()}])
     print(json.dumps(ended))
 if what == "plan":
-    from airflow_geneva.plan.saved_plan import shard_summaries
-    from airflow_geneva.run.record import record_plan
-    from airflow_geneva.job.folder import JobFolder
+    from airflow_geneva.engine.plan.saved_plan import shard_summaries
+    from airflow_geneva.engine.run.record import record_plan
+    from airflow_geneva.engine.job.folder import JobFolder
 
     plan = table.plan_backfill("s", concurrency=2, checkpoint_interval=0.2)
     saved = record_plan(plan, table.location, store_code=True)

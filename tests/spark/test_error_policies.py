@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import airflow_geneva
+from airflow_geneva.engine.job.folder import COMMIT, JobFolder
+from airflow_geneva.engine.job.status import read_job
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.job.folder import COMMIT, JobFolder
-from airflow_geneva.job.status import read_job
 from tests.udfs_for_tests import picky
 
 pytestmark = pytest.mark.spark

@@ -80,7 +80,7 @@ def test_finding_java_and_spark_loads_nothing_heavy() -> None:
     assert loaded_by(code) & HEAVY == set()
 
 
-@pytest.mark.parametrize("first", ["import airflow_geneva.udf", "from airflow_geneva import UDF", "pass"])
+@pytest.mark.parametrize("first", ["import airflow_geneva.engine.udf", "from airflow_geneva import UDF", "pass"])
 def test_the_name_udf_is_the_decorator_and_never_its_module(first: str) -> None:
     check = (
         "from airflow_geneva import udf; import airflow_geneva; assert udf is airflow_geneva.udf; assert callable(udf)"

@@ -21,15 +21,15 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva import expect
-from airflow_geneva.apply.batch_api import StillWaiting
+from airflow_geneva.engine.apply.batch_api import StillWaiting
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.run import choice, pipeline
+from airflow_geneva.engine.run.estimate import estimate_by_history
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.status import Job
-from airflow_geneva.run import choice, pipeline
-from airflow_geneva.run.estimate import estimate_by_history
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark import local, progress, signs
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
@@ -177,7 +177,7 @@ def test_waiting_for_spark_is_not_told_as_planning(
     table.add(pa.table({"x": [1], "log": [""]}))
     plan = view.plan_refresh()
     assert estimate_by_history(plan, "spark").start_seconds == 0, "the session is up"
-    monkeypatch.setattr("airflow_geneva.run.estimate.has_session", lambda: False)
+    monkeypatch.setattr("airflow_geneva.engine.run.estimate.has_session", lambda: False)
     assert estimate_by_history(plan, "spark").start_seconds == result.seconds["spark"]
 
 
@@ -337,7 +337,7 @@ def test_workers_that_hold_older_code_do_not_pass_it_off_as_the_new(
     folder.mkdir()
     module = folder / "edited_udfs.py"
     source = (
-        "from __future__ import annotations\nfrom airflow_geneva.udf import udf\n\n\n"
+        "from __future__ import annotations\nfrom airflow_geneva.engine.udf import udf\n\n\n"
         "@udf\ndef add(x: int) -> int:\n    return x + {}\n"
     )
     monkeypatch.syspath_prepend(str(folder))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.spark import signs
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
-from airflow_geneva.storage.files import Storage
 
 
 def test_a_driver_that_could_not_write_in_an_outage_is_not_lost_before_it_had_time_to(

@@ -46,7 +46,7 @@ def test_failures_of_stage_and_call_are_those_of_their_rows(spark: object, tmp_p
 def test_the_stage_of_a_function_of_this_process_runs_in_processes_of_the_tasks(
     spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.job.busy._TELLING_SECONDS", 1e-9)
+    monkeypatch.setattr("airflow_geneva.engine.job.busy._TELLING_SECONDS", 1e-9)
 
     def located(x: int) -> int:
         return os.getpid()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_geneva.engine.storage.location import is_secret, read_storage_options, secret_values
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.code import package_zip
 from airflow_geneva.spark.submit import (
@@ -23,7 +24,6 @@ from airflow_geneva.spark.submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.storage.location import is_secret, read_storage_options, secret_values
 
 LOCAL = SparkMaster.parse("local[2]", "c")
 STANDALONE = SparkMaster.parse("spark://one:7077,two:7077", "c")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_geneva.engine.storage.behind import WriteBehind
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import StorageError
-from airflow_geneva.storage.behind import WriteBehind
-from airflow_geneva.storage.files import Storage
 
 
 class Store(Storage):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.engine.storage import outages
+from airflow_geneva.engine.storage.files import Storage, in_threads
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.outages import PATIENCE, pylance_options, wait_out, with_patience
 from airflow_geneva.errors import GenevaError, StorageError
-from airflow_geneva.storage import outages
-from airflow_geneva.storage.files import Storage, in_threads
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.outages import PATIENCE, pylance_options, wait_out, with_patience
 from tests.support.counting import Trace, triple, tripled
 from tests.support.invariants import assert_exact, assert_right
 from tests.support.object_store import Bucket, numbers

@@ -14,10 +14,10 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.uri import check_name, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfError, mask_secrets
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.uri import check_name, normalize_uri
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from lance.arrow import BFloat16Type
 
-from airflow_geneva.lance_io.arrays import convert_array, storage_type
+from airflow_geneva.engine.lance_io.arrays import convert_array, storage_type
 
 MakeType = Callable[[Random, int], pa.DataType]
 

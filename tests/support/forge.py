@@ -23,8 +23,8 @@ _PRELOAD = (
     "lance.fragment",
     "airflow_geneva.database",
     "airflow_geneva.table",
-    "airflow_geneva.plan.request",
-    "airflow_geneva.run.pipeline",
+    "airflow_geneva.engine.plan.request",
+    "airflow_geneva.engine.run.pipeline",
     "airflow_geneva.cleanup",
     "tests.support.harness",
 )

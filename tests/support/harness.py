@@ -18,23 +18,23 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from airflow_geneva import UDF, connect, faults
-from airflow_geneva.checkpoint import value_cache
-from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.database import Database
+from airflow_geneva.engine.checkpoint import value_cache
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.result import BackfillResult, ShardResult
+from airflow_geneva.engine.lance_io.fragments import columns_of
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import read_transaction
+from airflow_geneva.engine.plan.computed_rows import column_state
+from airflow_geneva.engine.plan.request import BackfillRequest
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.lance_io.fragments import columns_of
-from airflow_geneva.lance_io.manifest import read_manifest
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.table_versions import read_transaction
-from airflow_geneva.plan.computed_rows import column_state
-from airflow_geneva.plan.request import BackfillRequest
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge

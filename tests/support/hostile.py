@@ -13,9 +13,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from airflow_geneva import Database, Table, connect
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.udf.definition import UDF_KEY
-from airflow_geneva.views.definition import QUERY_KEY
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.udf.definition import UDF_KEY
+from airflow_geneva.engine.views.definition import QUERY_KEY
 from tests.udfs_for_tests import views as udfs
 
 MARK = "belongs-to-somebody-else"

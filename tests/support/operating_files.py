@@ -54,7 +54,7 @@ from pathlib import Path
 from airflow.sdk import DAG, Param, task
 from airflow.timetables.interval import CronDataIntervalTimetable
 
-from airflow_geneva import faults
+from airflow_geneva.engine import faults
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 
 FOLDER = Path({folder!r})

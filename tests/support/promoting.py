@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva import connect
+from airflow_geneva.engine.lance_io.table_versions import read_transaction
+from airflow_geneva.engine.run.promotion import PROMOTION_PROPERTY
 from airflow_geneva.errors import CommitConflict, InvalidInput
-from airflow_geneva.lance_io.table_versions import read_transaction
-from airflow_geneva.run.promotion import PROMOTION_PROPERTY
 from airflow_geneva.table import Table
 from tests.udfs_for_tests.models import TRACE, first_model, second_model
 

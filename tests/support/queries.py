@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva import connect
-from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.run import view as run
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.plan.request import RefreshRequest
+from airflow_geneva.engine.run import view as run
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.views.rows import shuffle_hashes
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from airflow_geneva.views.rows import shuffle_hashes
 from tests.support.counting import Trace
 from tests.udfs_for_tests import views as udfs
 

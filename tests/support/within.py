@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from airflow_geneva import faults
-from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.engine import faults
+from airflow_geneva.engine.job.result import BackfillResult
 from tests.support.counting import TRACE, Stop, Trace
 from tests.support.forge import forge
 from tests.support.harness import (

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from typing_extensions import TypeAliasType
 
-from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.engine.udf import udf
+from airflow_geneva.engine.udf.annotations import accepts, check_inputs
+from airflow_geneva.engine.udf.signature import UNKNOWN, without_aliases
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import udf
-from airflow_geneva.udf.annotations import accepts, check_inputs
-from airflow_geneva.udf.signature import UNKNOWN, without_aliases
 
 if TYPE_CHECKING:
     from somewhere import NotImportable

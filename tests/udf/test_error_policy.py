@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.skipped_rows import exceeded_limit
-from airflow_geneva.errors import UdfCrashed
-from airflow_geneva.udf.error_policy import (
+from airflow_geneva.engine.apply.skipped_rows import exceeded_limit
+from airflow_geneva.engine.udf.error_policy import (
     Fail,
     Policy,
     Retry,
@@ -19,6 +18,7 @@ from airflow_geneva.udf.error_policy import (
     pause_before,
     rules_of,
 )
+from airflow_geneva.errors import UdfCrashed
 
 
 def test_fail_has_no_rules_and_skip_is_one_for_every_exception() -> None:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import udf
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
 from tests.support.tables import MakeTable
 
 DEFINE = """
@@ -177,7 +177,7 @@ def test_they_travel_to_a_session_under_a_policy_too(
 
 
 def test_a_task_of_airflow_refuses_them(make_table: MakeTable, cell: Callable[[str], Any]) -> None:
-    from airflow_geneva.run.prepare import Udfs
+    from airflow_geneva.engine.run.prepare import Udfs
 
     table, main = make_table(3), cell(DEFINE.format(by=1))
     table.add_columns({"n": main.grow})

@@ -14,8 +14,8 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from airflow_geneva.engine.udf import Fail, Retry, Skip, UdfDefinition, load_udf, udf
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.udf import Fail, Retry, Skip, UdfDefinition, load_udf, udf
 from tests.udfs_for_tests import samples
 
 
@@ -240,7 +240,7 @@ def test_declaring_resources_or_a_type_does_not_change_the_version() -> None:
 
 
 def test_importing_udf_loads_neither_airflow_nor_pyspark_nor_lance() -> None:
-    code = "import sys, airflow_geneva.udf.shipping, airflow_geneva.apply.udf_call; print(*sys.modules)"
+    code = "import sys, airflow_geneva.engine.udf.shipping, airflow_geneva.engine.apply.udf_call; print(*sys.modules)"
     root = Path(__file__).parents[2]
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True

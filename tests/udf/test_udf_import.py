@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.engine.udf import UDF, load_stored_udf, load_udf
+from airflow_geneva.engine.udf.stored import udf_modules
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import UDF, load_stored_udf, load_udf
-from airflow_geneva.udf.stored import udf_modules
 from tests.udfs_for_tests import samples
 
 UDF_SOURCE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_geneva.udf import udf
+from airflow_geneva.engine.udf import udf
 
 ASSERTS, HANGS = -1, -2
 ECC = "CUDA error: uncorrectable ECC error encountered"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.udf import Fail, Retry, Skip, udf
+from airflow_geneva.engine.udf import Fail, Retry, Skip, udf
 
 RAISE, SEGFAULT, EXIT, SLEEP, WRONG = -1, -2, -3, -4, -5
 OTHER = -6

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.udf import udf
+from airflow_geneva.engine.udf import udf
 
 LIMIT, MEMORY = 100, 60
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.udf import Skip, udf
+from airflow_geneva.engine.udf import Skip, udf
 
 
 def is_bad(x: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.udf import udf
+from airflow_geneva.engine.udf import udf
 
 NOT_A_UDF = 3
 

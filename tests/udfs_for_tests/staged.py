@@ -7,7 +7,7 @@ import os
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.udf import Retry, Skip, udf
+from airflow_geneva.engine.udf import Retry, Skip, udf
 from tests.support.counting import leave_trace
 from tests.udfs_for_tests.failing import do
 

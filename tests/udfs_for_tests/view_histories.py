@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.udf import UDF, udf
+from airflow_geneva.engine.udf import UDF, udf
 from tests.support.counting import leave_trace
 
 

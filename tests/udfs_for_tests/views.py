@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.udf import udf
+from airflow_geneva.engine.udf import udf
 from tests.support.counting import leave_trace
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, Table, View, connect, udf
+from airflow_geneva.engine.run import view as run
 from airflow_geneva.errors import CodeChanged, JobFailed
-from airflow_geneva.run import view as run
 from tests.support.counting import Trace
 from tests.support.invariants import assert_exact
 from tests.support.tables import MakeTable
@@ -210,7 +210,7 @@ def test_a_view_that_reads_no_data_file_notices_that_its_source_was_made_again(
     view = table.query().select(columns).create_materialized_view(name="v")
     if stopped:
         with monkeypatch.context() as broken:
-            broken.setattr("airflow_geneva.run.view.swap_rows", _stop)
+            broken.setattr("airflow_geneva.engine.run.view.swap_rows", _stop)
             with pytest.raises(JobFailed, match="stopped"):
                 view.refresh(runner="inline")
     else:

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva import Database, Table, View, connect
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.views import rows as placeholders
+from airflow_geneva.engine.views.rows import CREATED_FROM, RowIdArray
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views import rows as placeholders
-from airflow_geneva.views.rows import CREATED_FROM, RowIdArray
 from tests.support.queries import splitmix64
 from tests.udfs_for_tests import samples
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Query, Table, connect
+from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.engine.views.definition import OutputColumn, SourceColumn, ViewDefinition
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.views.definition import OutputColumn, SourceColumn, ViewDefinition
 from tests.udfs_for_tests import samples
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.plan.request import RefreshRequest
+from airflow_geneva.engine.run.pipeline import PlannedJob, Stopwatch, run
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.run.view import plan
 from airflow_geneva.errors import CodeChanged, InvalidInput
-from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, run
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.run.view import plan
 from airflow_geneva.view import View
 from tests.support.tables import MakeTable
 

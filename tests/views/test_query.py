@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva import Query, Table, connect, udf
+from airflow_geneva.engine.views.rows import order_row_ids, row_ids_of, shuffle_hashes
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.views.rows import order_row_ids, row_ids_of, shuffle_hashes
 from tests.support.queries import WORD, splitmix64
 from tests.udfs_for_tests import samples
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.commit.view_state import CommittedViewState
+from airflow_geneva.engine.commit.view_state import CommittedViewState
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.run import view as run
+from airflow_geneva.engine.udf import udf
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.run import view as run
 from airflow_geneva.table import Table
-from airflow_geneva.udf import udf
 from airflow_geneva.view import View
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact
@@ -429,7 +429,7 @@ def test_a_view_with_a_limit_reads_no_row_ids_when_nothing_is_new(
     assert len(shown) == 10
     with monkeypatch.context() as patch:
         for name in ("order_row_ids", "row_ids"):
-            patch.setattr(f"airflow_geneva.plan.refresh.{name}", lambda *given: pytest.fail(f"{given} was read"))
+            patch.setattr(f"airflow_geneva.engine.plan.refresh.{name}", lambda *given: pytest.fail(f"{given} was read"))
         assert view.refresh(runner="inline").rows_computed == 0
     table.lance.delete(f"x = {shown[4]}")
     assert view.refresh(runner="inline").rows_computed == 1

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Database, View, connect
+from airflow_geneva.engine.views import sources
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.views import sources
 from tests.support.commands import run
 from tests.support.hostile import edit_definition
 

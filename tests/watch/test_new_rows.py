@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.watch.new_rows import NewRows, all_rows_as_new, committed_at, first_version, new_rows_since
+from airflow_geneva.engine.watch.new_rows import NewRows, all_rows_as_new, committed_at, first_version, new_rows_since
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -10,8 +10,8 @@ import pytest
 from lance.arrow import bfloat16_array
 
 from airflow_geneva import udf
+from airflow_geneva.engine.lance_io.arrays import check_storable, rows_at, rows_where
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.lance_io.arrays import check_storable, rows_at, rows_where
 from airflow_geneva.table import Table
 
 MakeTable = Callable[..., Table]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from airflow_geneva import View
-from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.udf import load_udf
 from airflow_geneva.errors import CodeChanged
-from airflow_geneva.udf import load_udf
 from tests.support.invariants import assert_right
 from tests.written_before import written
 from tests.written_before.written import ACTS, ROOT, SIZES, TRACE, database, outcome, place, run, unpack

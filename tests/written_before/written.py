@@ -125,7 +125,6 @@ def jobs() -> Any:
     listed = found.jobs(newest=None)
     short = [[job.id, job.state, job.dead, job.target] for job in listed]
     whole = [found.job(job.id).to_json() for job in listed]
-    assert not any(shard.pop("busy")["between"] for job in whole for shard in job["shards"])
     return [short, whole]
 
 

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     session = builder.getOrCreate()
     for archive in options.archive:
         session.sparkContext.addPyFile(archive)
-    from airflow_geneva.apply.batch_api import StillWaiting
+    from airflow_geneva.engine.apply.batch_api import StillWaiting
     from airflow_geneva.errors import GenevaError
 
     storage_options = dict(option.split("=", 1) for option in options.storage_option)
@@ -67,11 +67,11 @@ def apply_submitted(
     waits: bool = True,
 ) -> None:
     """Compute one shard of a stored plan and record that; after an error, rows computed before are checkpointed."""
-    from airflow_geneva.job.heartbeat import writing_heartbeats
-    from airflow_geneva.plan.saved_plan import load_plan
-    from airflow_geneva.run.pipeline import PlannedJob
-    from airflow_geneva.storage.files import Storage
-    from airflow_geneva.storage.location import TableLocation
+    from airflow_geneva.engine.job.heartbeat import writing_heartbeats
+    from airflow_geneva.engine.plan.saved_plan import load_plan
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.storage.files import Storage
+    from airflow_geneva.engine.storage.location import TableLocation
 
     folder = Storage.at(job_uri, credentials)
     saved = load_plan(folder, fingerprint)

@@ -1,8 +1,0 @@
-"""Find the files beside a table that are no longer needed, and remove them."""
-
-from __future__ import annotations
-
-from airflow_geneva.cleanup.find import find_garbage
-from airflow_geneva.cleanup.remove import collect
-
-__all__ = ["collect", "find_garbage"]

@@ -1,0 +1,373 @@
+"""Call the UDFs of a task on rows that are read, step by step, and hand the results over."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.advice import advise
+from airflow_geneva.engine.apply.batch_api import StillWaiting
+from airflow_geneva.engine.apply.batch_mapper import (
+    BatchMapper,
+    BegunBatch,
+    StopComputing,
+    first_has_ended,
+    wait_for_first,
+)
+from airflow_geneva.engine.apply.event_loop import LOOP
+from airflow_geneva.engine.apply.queues import Unkept
+from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch
+from airflow_geneva.engine.apply.skipped_rows import SkipCount, error_records, failed_offsets, fatal_failure
+from airflow_geneva.engine.apply.udf_call import RowFailure
+from airflow_geneva.engine.checkpoint.records import ROW_ID, RowRuns, encode_runs
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.job.error_records import ErrorRecord
+from airflow_geneva.engine.job.speed import UdfSpeed
+from airflow_geneva.engine.lance_io.arrays import rows_where, single_batch
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.udf.error_policy import Retry, rules_of
+from airflow_geneva.engine.udf.packages import missing_package
+from airflow_geneva.errors import UdfError
+from airflow_geneva.services.limits.rate_limit import affordable_rows, used_so_far
+
+if TYPE_CHECKING:
+    from airflow_geneva.engine.udf import UDF
+
+_AHEAD = 16
+_WATCHED_SECONDS = 0.1
+_PAID_CALLS, _PAID_PART = 500, 0.1
+PAID_SECONDS = 1.0
+"""Seconds after which what paid calls gave may become a checkpoint, although `checkpoint_interval` is longer."""
+_NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """The result of one step: the offsets ``[start, end)``, and in run-length form the rows that the UDF ran on.
+
+    `looked_at` also has the due rows that the filter did not select; None: these are the rows that the UDF ran on.
+    `row_ids` are those of the runs, not kept for long. Failed rows have the value NULL. With `unkept`, a checkpoint is
+    due after this step. A step without offsets brings only the record of the row that failed the job.
+    """
+
+    start: int
+    end: int
+    runs: RowRuns
+    row_ids: RowIds
+    values: pa.Array
+    looked_at: Ranges | None
+    failed: Ranges = field(default_factory=Ranges.empty)
+    records: tuple[ErrorRecord, ...] = ()
+    unkept: Unkept | None = None
+
+    def without_rows(self) -> StepResult:
+        """Return the result without its values and row ids, which take memory."""
+        return replace(self, values=_NO_VALUES, row_ids=_NO_IDS)
+
+
+@dataclass(eq=False)
+class _BegunStep:
+    """A step whose calls may be in flight; `kept` is set once its rows, or those before a failing one, are kept."""
+
+    span: tuple[int, int]
+    offsets: Offsets
+    ids: RowIds
+    looked_at: Ranges | None
+    size: int
+    calls: BegunBatch
+    since: float = field(default_factory=time.monotonic)
+    kept: int = 0
+
+
+class Applier:
+    """Calls the UDFs of a task on the rows of one fragment after another; `udf`, or None, gives the sizes.
+
+    `on_rows` is called after every step, and may raise StopComputing. `fitting` estimates how many results fit. With
+    `windows`, a step is a window of rows that the mapper cuts into batches.
+    """
+
+    def __init__(
+        self,
+        work: JobSpec,
+        udf: UDF | None,
+        mapper: BatchMapper,
+        skipped: SkipCount,
+        fitting: RowsPerBudget,
+        windows: bool = False,
+    ) -> None:
+        self.work = work
+        self.mapper = mapper
+        self.skipped = skipped
+        self.on_rows: Callable[[int], None] = lambda rows: None
+        self.attempts = max((rule.attempts for rule in rules_of(skipped.policy) if isinstance(rule, Retry)), default=1)
+        self.row_by_row = udf is not None and udf.form == "scalar"
+        self.windows = windows
+        self.batch_size = None if windows else work.sizing.batch_size or (udf.batch_size if udf else None)
+        self.interval = work.sizing.checkpoint_interval
+        self.fitting = fitting
+        self.computed = 0
+        self.sizer = self._make_sizer(work.sizing, udf)
+        self.began, self.finished, self.called = inf, 0.0, 0.0
+
+    def _make_sizer(self, sizing: Sizing, udf: UDF | None) -> CheckpointSizer:
+        sizer = CheckpointSizer.of(
+            sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
+            sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
+            sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
+            self.interval,
+        )
+        if self.row_by_row and sizing.watched:
+            # A step is many calls then, and a job stops at its cap only between steps.
+            return replace(sizer, seconds=_WATCHED_SECONDS, rows=sizer.least)
+        return sizer
+
+    def compute(
+        self, fragment: FragmentWork, run: Ranges, batches: Iterable[RowBatch], put: Callable[[StepResult, bool], None]
+    ) -> None:
+        """Call the UDF on the selected rows of ``run``, in the order of the batches.
+
+        Args:
+            put: called with each result, and whether it is one of the last before an error is raised.
+
+        Raises:
+            StillWaiting: a service has some of the rows; the others are computed.
+        """
+        self.fragment, self.put = fragment, put
+        self.waiting: dict[str, int] = {}
+        self.speed, self.size = UdfSpeed(), 0
+        self.unkept, self.paid_before = Unkept(time.monotonic()), used_so_far()
+        begun = deque[_BegunStep]()
+        try:
+            for rows in batches:
+                for step in self._begin_steps(rows, run, begun):
+                    begun.append(step)
+                    while self._is_first_due(begun):
+                        self._finish(begun)
+            while begun:
+                self._finish(begun)
+        except BaseException:
+            self._keep_succeeded(begun)
+            raise
+        if self.waiting:
+            raise StillWaiting(self.waiting)
+
+    def _begin_steps(self, rows: RowBatch, run: Ranges, begun: Collection[_BegunStep]) -> Iterator[_BegunStep]:
+        due = rows.mask(run)
+        chosen = due
+        if rows.selected is not None:
+            chosen = rows.selected if due is None else due & rows.selected
+        picked = None if chosen is None else np.flatnonzero(chosen)
+        at, count, start, taken = 0, len(rows.offsets), rows.start, 0
+        while at < count:
+            # Size steps by the rows to run, not by the rows read: with a sparse filter, steps would be tiny.
+            taken += self._step_rows(self.unkept.rows + sum(len(step.offsets) for step in begun))
+            if picked is None:
+                until = min(taken, count)
+            else:
+                until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
+            end = rows.end if until == count else int(rows.offsets[until])
+            yield self._begin_step(rows, slice(at, until), (start, end), due, chosen)
+            at, start = until, end
+
+    def _is_first_due(self, begun: Sequence[_BegunStep]) -> bool:
+        """Whether to finish the first step before one more is begun; wait until that is clear.
+
+        Of an async UDF as many calls wait as are in flight. A slow one holds up the others only when so many are done
+        beyond it that their rows take the memory of a step, or that they are `_AHEAD` times as many.
+        """
+        at_a_time = self.mapper.calls_at_a_time
+        rows = sum(len(step.offsets) for step in begun)
+        calls = rows if self.mapper.calls_rows else len(begun)
+        full = rows >= self._fitting_rows or sum(step.size for step in begun) >= self.work.sizing.batch_bytes
+        while begun and not full and calls < _AHEAD * at_a_time:
+            ended = LOOP.ended
+            if first_has_ended(step.calls for step in begun):
+                break
+            self.on_rows(0)  # what ended behind a slow call may have cost all that a cap allows
+            if sum(step.calls.unfinished for step in begun) < 2 * at_a_time:
+                return False
+            LOOP.wait_for_call(ended)
+        return bool(begun)
+
+    @property
+    def rows_of_call(self) -> int | None:
+        """How many rows a stage hands over at a time: those of a call or window; None: any number."""
+        return self.sizer.rows if self.windows else self.batch_size
+
+    @property
+    def _fitting_rows(self) -> int:
+        # A batch_size from the user wins over the margin for values that suddenly get much wider.
+        return self.fitting.careful_rows if self.batch_size is None else self.fitting.rows
+
+    def _step_rows(self, waiting: int) -> int:
+        """Return the rows of the next step, while so many wait for a checkpoint or are begun."""
+        size: float = self.sizer.rows
+        if self.mapper.calls_rows:
+            size = self.mapper.calls_at_a_time
+        if self.batch_size is not None:
+            size = min(size, self.batch_size) if self.row_by_row else self.batch_size
+        elif self.row_by_row:  # a job stops at its cap only between two steps
+            threads = self.work.sizing.intra_applier_concurrency
+            size = min(size, affordable_rows(self.computed, threads, self.attempts))
+        size = min(size, self._fitting_rows)
+        if self.sizer.most is not None:
+            size = min(size, self.sizer.most - waiting % self.sizer.most)
+        return int(size)
+
+    def _begin_step(
+        self, rows: RowBatch, part: slice, span: tuple[int, int], due: np.ndarray | None, chosen: np.ndarray | None
+    ) -> _BegunStep:
+        offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
+        looked_at = None
+        if rows.selected is not None:
+            looked_at = Ranges.from_offsets(offsets if due is None else offsets[due[part]])
+        if chosen is not None and not (mask := chosen[part]).all():
+            kept = np.flatnonzero(mask)
+            offsets, ids = offsets[kept], ids[kept]
+            batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
+        if self.mapper.needs_row_ids:
+            batch = batch.append_column(ROW_ID, pa.array(ids, pa.uint64()))
+        return _BegunStep(span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
+
+    def _finish(self, begun: deque[_BegunStep]) -> None:
+        """Wait for the first step, which leaves the queue, and hand its rows over unless a service has them."""
+        wait_for_first([step.calls for step in begun])
+        try:
+            step = self._result(begun[0])
+        except StillWaiting as still:
+            self.waiting |= still.batches
+            begun.popleft()
+            return
+        begun.popleft()
+        self._keep(step)
+
+    def _result(self, begun: _BegunStep) -> StepResult:
+        span, offsets, ids = begun.span, begun.offsets, begun.ids
+        at_work = max(begun.since, self.finished) if self.mapper.calls_at_a_time else time.monotonic()
+        try:
+            mapped = begun.calls.result()
+        except UdfError as error:
+            raise self._explained(error, begun) from error
+        self.began, self.finished = min(self.began, at_work), time.monotonic()
+        seconds, size = self.finished - at_work, mapped.values.nbytes
+        self.called += seconds
+        # What a call takes sizes a step; calls at the same time share the time that their rows took.
+        self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)
+        self.fitting.record(len(offsets), size)
+        self.computed += len(offsets)
+        loading = (0.0, 0) if self.speed.rows else (seconds, len(offsets))
+        self.speed += UdfSpeed(len(offsets), seconds, *loading, size, called=seconds)
+        step = self._step(span, offsets, ids, mapped.values, begun.looked_at, mapped.failures)
+        if mapped.failures:
+            # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
+            before = Ranges.union(again for _, again in self.work.tried(self.fragment)).mask(offsets)
+            first = [failure for failure in mapped.failures if not before[failure.index]]
+            try:
+                self.skipped.add(Counter(failure.rule for failure in first))
+            except UdfError:
+                begun.kept = len(offsets)
+                self._keep_last(step)
+                raise
+        return step
+
+    def _step(
+        self,
+        span: tuple[int, int],
+        offsets: Offsets,
+        ids: RowIds,
+        values: pa.Array,
+        looked_at: Ranges | None = None,
+        failures: Sequence[RowFailure] = (),
+        count: int | None = None,
+    ) -> StepResult:
+        """Make the result of the first ``count`` rows of a step, which have values; failures may be of later rows."""
+        failed = Ranges.from_offsets(failed_offsets(failures, offsets))
+        records = error_records(self.work, self.fragment, failures, offsets, ids)
+        offsets, ids = offsets[:count], ids[:count]
+        return StepResult(*span, encode_runs(offsets, ids), ids, values, looked_at, failed, records)
+
+    def _keep_succeeded(self, begun: Iterable[_BegunStep]) -> None:
+        """Cancel the calls of begun steps, and keep the rows that are done: they may have been paid for."""
+        for step in begun:
+            rows, values = step.calls.cancel()
+            later = [at for at, row in enumerate(rows) if row >= step.kept]
+            if later and values is not None:
+                chosen = np.array([rows[at] for at in later])
+                offsets, ids = step.offsets[chosen], step.ids[chosen]
+                looked_at = None if step.looked_at is None else Ranges.from_offsets(offsets)
+                span = (int(offsets[0]), int(offsets[-1]) + 1)
+                self._keep_last(self._step(span, offsets, ids, values.take(pa.array(later)), looked_at))
+
+    def _keep(self, step: StepResult, is_last: bool = False) -> None:
+        fault_point("apply.step")
+        self.unkept.rows += len(step.values)
+        self.size += step.values.nbytes
+        if self._is_checkpoint_due():
+            step = replace(step, unkept=self.unkept)
+            self.unkept, self.size, self.paid_before = Unkept(time.monotonic()), 0, used_so_far()
+        self.put(step, is_last)
+        self.skipped.add_failed(len(step.failed))
+        self.on_rows(len(step.values))
+
+    def _is_checkpoint_due(self) -> bool:
+        """Whether the rows since the last checkpoint are enough: one is written while the next half is computed."""
+        rows = self.unkept.rows
+        if self.sizer.most is not None and rows >= self.sizer.most:
+            return True
+        waited = time.monotonic() - self.unkept.since
+        due = waited >= self.interval / 2 or self._cost_enough(waited)
+        return (due and rows >= self.sizer.least) or self.size >= self.work.sizing.checkpoint_bytes // 2
+
+    def _cost_enough(self, seconds: float) -> bool:
+        """Whether the calls since the last checkpoint cost as much as a kill may take."""
+        used, most = used_so_far(), self.work.sizing.checkpoint_cost
+        paid, calls = used.paid - self.paid_before.paid, used.calls - self.paid_before.calls
+        if most is not None:
+            return paid > 0 and paid >= most
+        part = paid / used.paid if used.paid else calls / max(used.calls, 1)
+        return calls >= _PAID_CALLS or (seconds >= PAID_SECONDS and part >= _PAID_PART)
+
+    def _keep_last(self, step: StepResult) -> None:
+        """Keep a step before an error is raised, which a reason to stop must not replace."""
+        with suppress(StopComputing):
+            self._keep(step, is_last=True)
+
+    def _explained(self, error: UdfError, begun: _BegunStep) -> UdfError:
+        """Name the failing row in the error, and keep the step's rows before it."""
+        fragment, span, offsets, ids = self.fragment, begun.span, begun.offsets, begun.ids
+        whole = f"fragment {fragment.id}{' of its source' if isinstance(self.work, RefreshSpec) else ''}"
+        if error.row_index is None:
+            where = f"rows {span[0]} to {span[1]} of {whole}"
+        else:
+            offset = int(offsets[error.row_index])
+            where = f"row {offset} of {whole} (row address {fragment.id << 32 | offset})"
+        if (row := error.row_index) is not None:
+            failures = [fatal_failure(error, row)]
+            if row and error.computed is not None:
+                step = self._step((span[0], offset), offsets, ids, error.computed, None, error.failures, row)
+                begun.kept = row
+                self._keep_last(step)
+            self.put(self._step((offset, offset), offsets, ids, _NO_VALUES, None, failures, 0), True)
+            self.skipped.add_failed(1)
+            with suppress(StopComputing):
+                self.on_rows(1)
+        target = f"{self.work.target}.{error.column}" if error.column else self.work.target
+        version = None if isinstance(self.work, RefreshSpec) else self.work.udf_version
+        cause, _, details = str(error).partition("\n")
+        parts = [f"Computing {target} failed at {where}: {cause}", advise(error, version)]
+        if not missing_package(str(error)):
+            parts.append(details)
+        text = self.work.with_source_paths("\n".join(part for part in parts if part))
+        return UdfError(text, error.row_index, call=error.call)

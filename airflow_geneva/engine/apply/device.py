@@ -1,0 +1,50 @@
+"""What a call says of its device: that its memory does not suffice, or that the device failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import traceback
+from typing import TYPE_CHECKING
+
+from airflow_geneva.errors import DeviceFailed
+
+if TYPE_CHECKING:
+    from airflow_geneva.engine.apply.udf_call import CallFailure
+
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|OOM when allocating|RESOURCE_EXHAUSTED|CU[A-Z]+_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+"""What exceptions of PyTorch, JAX, TensorFlow and CUDA itself say about a device's memory."""
+
+_FAILED = re.compile(
+    r"(?:CUDA|HIP)(?: driver| runtime)? error: (?!out of memory)|CUDA_ERROR_(?!OUT_OF_MEMORY)|uncorrectable ECC"
+    r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED",
+    re.IGNORECASE,
+)
+"""What they say when a device, or this process's use of it, has failed, so that all later calls of it fail too."""
+
+
+def is_out_of_memory(error: BaseException, named: tuple[type[Exception], ...] = ()) -> bool:
+    """Whether a call ran out of its device's memory: by its exception, or because the UDF names it."""
+    return isinstance(error, named) or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}") is not None
+
+
+def is_device_failure(text: str) -> bool:
+    """Whether an exception says that a device failed."""
+    return _FAILED.search(text) is not None
+
+
+def device_failed(why: CallFailure | str) -> DeviceFailed:
+    """Return the error of the device that this process has; all later calls here fail, too."""
+    device = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
+    text = why if isinstance(why, str) else f"{why.name}: {why.message}"
+    return DeviceFailed(f"The device of host {socket.gethostname()}, CUDA_VISIBLE_DEVICES={device}, failed. {text}")
+
+
+def release(error: BaseException | None) -> None:
+    """Let go of what the frames of an exception hold: the tensors of a call that is made again, in smaller ones."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

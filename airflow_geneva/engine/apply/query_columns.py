@@ -1,0 +1,378 @@
+"""Compute a query's columns from rows of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
+from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wait_for_first
+from airflow_geneva.engine.apply.dedup import KnownValues
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.stages import prepared_columns, with_prepared
+from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.engine.checkpoint.records import ROW_ID
+from airflow_geneva.engine.checkpoint.submissions import Submissions
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
+from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob
+from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf.error_policy import rules_of
+from airflow_geneva.engine.udf.shipping import UdfReference
+from airflow_geneva.engine.views.definition import OutputColumn, source_inputs
+from airflow_geneva.engine.views.rows import RowIdArray
+from airflow_geneva.errors import UdfError
+
+if TYPE_CHECKING:
+    import lance
+
+_BLOB_ROWS = 1_024
+
+
+class QueryComputer(BatchMapper):
+    """Computes all columns of a query as one struct array, which checkpoints store like a column; blobs are bytes.
+
+    A batch is the result of a scan with its `projection`, and row ids: Lance cannot scan constants alone. The calls of
+    a column begin as soon as their inputs are known, so that those of several columns and batches are in flight.
+
+    Args:
+        keeps_before: if a row fails the job, compute all columns of the rows before it, and give them with the error.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[OutputColumn],
+        udfs: Mapping[str, UDF],
+        opened: Mapping[str, UDF | UdfReference] | None = None,
+        known: Mapping[str, KnownValues] | None = None,
+        submissions: Mapping[str, Submissions] | None = None,
+        batch_sizes: Mapping[str, int | None] | None = None,
+        keeps_before: bool = True,
+    ) -> None:
+        self.columns = tuple(columns)
+        self.keeps_before = keeps_before
+        self.projection, self._aliases, self.input_aliases = _projection(self.columns)
+        self._stack = ExitStack()
+        self.mappers: dict[str, BatchMapper] = {
+            column.name: self._stack.enter_context(
+                open_batch_mapper(
+                    (opened or udfs)[column.name],
+                    column.inputs,
+                    (known or {}).get(column.name),
+                    (submissions or {}).get(column.name),
+                    (batch_sizes or {}).get(column.name),
+                )
+            )
+            for column in self.columns
+            if column.udf is not None
+        }
+        rules = accumulate((len(rules_of(udfs[name].on_error)) for name in self.mappers), initial=0)
+        self.first_rule = dict(zip(self.mappers, rules, strict=False))
+        self._read_chains({name for name in self.mappers if udfs[name].form == "scalar"})
+        self.calls_rows = any(mapper.calls_rows for mapper in self.mappers.values())
+        self.needs_row_ids = any(mapper.needs_row_ids for mapper in self.mappers.values())
+        self.prepares_at_a_time = max((mapper.prepares_at_a_time for mapper in self.mappers.values()), default=0)
+
+    def _read_chains(self, scalar: set[str]) -> None:
+        """Find out which columns need another one's values, and how many calls are in flight along a chain."""
+        in_flight = {name for name, mapper in self.mappers.items() if mapper.calls_at_a_time}
+        udf_columns = [column for column in self.columns if column.udf is not None]
+        above, below = ({name: set[str]() for name in self.mappers} for _ in range(2))
+        along = dict.fromkeys(self.mappers, 0)
+        for column in udf_columns:
+            needed = self.needed(column)
+            above[column.name] = set(needed).union(*(above[name] for name in needed))
+            along[column.name] = max((along[name] for name in needed), default=0)
+            along[column.name] += self.mappers[column.name].calls_at_a_time
+            for name in above[column.name]:
+                below[name].add(column.name)
+        self.calls_at_a_time = max(along.values(), default=0)
+        self.ahead = {name for name in self.mappers if in_flight & {name, *below[name]}}
+        """Columns that do not wait for the turn of their batch: their calls are in flight, or such calls need them."""
+        rowwise = in_flight & scalar
+        self.by_row = {
+            name for name in scalar if (name in rowwise) + bool(rowwise & above[name]) + bool(rowwise & below[name]) > 1
+        }
+        """Columns whose rows wait for those of another column, or are waited for, one by one."""
+
+    def needed(self, column: OutputColumn) -> list[str]:
+        """Return the UDF columns whose values are inputs of a column."""
+        from_source = self.input_aliases[column.name]
+        return [name for name in column.columns if name not in from_source and name in self.mappers]
+
+    def __enter__(self) -> QueryComputer:
+        return self
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Preprocess for the UDFs whose inputs are columns of the source; see `BatchMapper`."""
+        for column in self.columns:
+            mapper, from_source = self.mappers.get(column.name), self.input_aliases.get(column.name, {})
+            if mapper and mapper.prepares_at_a_time and set(column.columns) <= set(from_source):
+                made = mapper.prepare(self.inputs(column, batch, {}))
+                batch = with_prepared(batch, prepared_columns(made), column.name)
+        return batch
+
+    def begin(self, batch: pa.RecordBatch) -> BegunBatch:
+        begun = _BegunQuery(self, batch)
+        try:
+            if not self.needs_row_ids:
+                begun.go_on()
+        except BaseException:
+            begun.cancel()
+            raise
+        return begun
+
+    def plain(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Return the columns that no UDF computes."""
+        return {column.name: batch.column(self._aliases[column.name]) for column in self.columns if not column.udf}
+
+    def ask_batch_apis(self, batch: pa.RecordBatch) -> None:
+        """Raise StillWaiting if the service of a batch API has not answered all rows: no other UDF is called yet."""
+        waiting: dict[str, int] = {}
+        plain = self.plain(batch)
+        for column in self.columns:
+            mapper = self.mappers.get(column.name)
+            if isinstance(mapper, BatchApiMapper):
+                try:
+                    mapper.collect(self.inputs(column, batch, plain))
+                except StillWaiting as still:
+                    waiting |= still.batches
+        if waiting:
+            raise StillWaiting(waiting)
+
+    def inputs(self, column: OutputColumn, batch: pa.RecordBatch, others: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """Return the inputs of a column's UDF, from a batch of the source and other columns of the query."""
+        from_source, names = self.input_aliases[column.name], list(column.columns)
+        given = [batch.column(from_source[name]) if name in from_source else others[name] for name in names]
+        if self.mappers[column.name].needs_row_ids:
+            names, given = [*names, ROW_ID], [*given, batch.column(ROW_ID)]
+        return with_prepared(pa.record_batch(given, names=names), prepared_columns(batch, column.name))
+
+
+@dataclass(eq=False)
+class _Part:
+    """Rows of a batch that a UDF is called on together, with what was begun and what came out."""
+
+    start: int
+    stop: int
+    begun: BegunBatch | None = None
+    found: MappedBatch | None = None
+
+
+class _BegunColumn:
+    """A UDF column of a batch, in parts: in one, or, where rows wait for those of another column, row by row."""
+
+    def __init__(self, column: OutputColumn, mapper: BatchMapper, rows: int, by_row: bool) -> None:
+        self.column = column
+        self.mapper = mapper
+        parts = [(row, row + 1) for row in range(rows)] if by_row and rows else [(0, rows)]
+        self.parts = [_Part(*part) for part in parts]
+
+    def unfinished(self, stop: int) -> int:
+        """Return the number of calls on the rows before ``stop`` that have not ended, or have not begun."""
+        left = (part for part in self.parts if part.start < stop and part.found is None)
+        alone = self.mapper.calls_rows
+        return sum(part.begun.unfinished if part.begun else part.stop - part.start if alone else 1 for part in left)
+
+    def has(self, stop: int) -> bool:
+        return all(part.found is not None for part in self.parts if part.start < stop)
+
+    def values(self, start: int, stop: int) -> pa.Array | None:
+        """Return the values of some rows; None if they are not there yet."""
+        if len(self.parts) == 1:
+            found = self.parts[0].found
+            return None if found is None else found.values.slice(start, stop - start)
+        parts = self.parts[start:stop]
+        values = [part.found.values for part in parts if part.found is not None]
+        return pa.concat_arrays(values) if len(values) == len(parts) else None
+
+    def mapped(self, rows: int) -> MappedBatch:
+        """Return the result of the first rows, all of which are there."""
+        values = self.values(0, rows)
+        assert values is not None
+        done = [(part.start, part.found) for part in self.parts if part.found is not None]
+        failures = (replace(one, index=start + one.index) for start, found in done for one in found.failures)
+        return MappedBatch(values, tuple(one for one in failures if one.index < rows), rows)
+
+    def succeeded(self) -> dict[int, pa.Array]:
+        """Cancel what is in flight; return by row, in an array of one, each value that is there."""
+        good: dict[int, pa.Array] = {}
+        for part in self.parts:
+            if part.found is not None:
+                failed = {failure.index for failure in part.found.failures}
+                values = part.found.values
+                rows = [row if row not in failed else -1 for row in range(len(values))]
+            elif part.begun is not None:
+                rows, values = part.begun.cancel()
+            else:
+                continue
+            good |= {part.start + row: values.slice(at, 1) for at, row in enumerate(rows) if row >= 0}
+        return good
+
+
+class _BegunQuery(BegunBatch):
+    """A batch of a query. If a row fails the job, only the rows before it are computed further."""
+
+    def __init__(self, computer: QueryComputer, batch: pa.RecordBatch) -> None:
+        self.computer = computer
+        self.batch = batch
+        self.held = computer.needs_row_ids  # until batch APIs have answered
+        self.plain = computer.plain(batch)
+        self.stop = batch.num_rows
+        self.failure: UdfError | None = None
+        self.columns = {
+            name: _BegunColumn(column, computer.mappers[name], self.stop, name in computer.by_row)
+            for column in computer.columns
+            if (name := column.name) in computer.mappers
+        }
+
+    @property
+    def unfinished(self) -> int:
+        if self.held:
+            return 0
+        return max((self.columns[name].unfinished(self.stop) for name in self.computer.ahead), default=0)
+
+    def go_on(self) -> bool:
+        if not self.held:
+            self._advance(self.computer.ahead)
+        return self.held or all(self.columns[name].has(self.stop) for name in self.computer.ahead)
+
+    def result(self) -> MappedBatch:
+        if self.held:
+            self.computer.ask_batch_apis(self.batch)
+            self.held = False
+        wait_for_first([self])
+        self._advance(self.columns, whatever_waits=True)
+        rows, failure = self.stop, self.failure
+        if failure is not None and not rows:
+            raise failure
+        mapped = {name: column.mapped(rows) for name, column in self.columns.items()}
+        computed = {name: outcome.values for name, outcome in mapped.items()}
+        values = self._rows({name: plain.slice(0, rows) for name, plain in self.plain.items()} | computed)
+        failures = tuple(sorted(self._failures(mapped), key=lambda failure: failure.index))
+        if failure is not None:
+            error = UdfError(str(failure), rows, values, failures, failure.column, failure.call)
+            raise error from failure.__cause__
+        return MappedBatch(values, failures, rows)
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        """Cancel; return the rows that have the values of all columns."""
+        found = {name: column.succeeded() for name, column in self.columns.items()}
+        rows = sorted(set.intersection(*map(set, found.values()))) if found else []
+        if not rows:
+            return [], None
+        computed = {name: pa.concat_arrays([good[row] for row in rows]) for name, good in found.items()}
+        return rows, self._rows({name: rows_at(plain, pa.array(rows)) for name, plain in self.plain.items()} | computed)
+
+    def _advance(self, names: Collection[str], whatever_waits: bool = False) -> None:
+        """Begin the calls of columns whose inputs are there, and take what those that have ended gave."""
+        for name, column in self.columns.items():
+            for part in column.parts if name in names else ():
+                if part.start >= self.stop and self.failure is not None:
+                    break
+                if part.begun is None and (given := self._inputs(column, part)) is not None:
+                    part.begun = column.mapper.begin(given)
+                if part.found is None and part.begun is not None and (whatever_waits or part.begun.go_on()):
+                    part.found = self._take(column.column.name, part, part.begun)
+
+    def _inputs(self, column: _BegunColumn, part: _Part) -> pa.RecordBatch | None:
+        """Return the inputs of a part, without the rows from a failing one on; None if some are not there yet."""
+        part.stop = min(part.stop, self.stop)
+        computed = dict[str, pa.Array]()
+        for name in self.computer.needed(column.column):
+            if (values := self.columns[name].values(part.start, part.stop)) is None:
+                return None
+            computed[name] = values
+        rows = slice(part.start, part.stop)
+        plain = {name: values[rows] for name, values in self.plain.items()}
+        return self.computer.inputs(column.column, self.batch[rows], plain | computed)
+
+    def _take(self, name: str, part: _Part, begun: BegunBatch) -> MappedBatch | None:
+        """Return what a part gave; of one with a row that fails the job, the rows before it."""
+        try:
+            return begun.result()
+        except UdfError as error:
+            error.column = name
+            rows = error.row_index
+            if rows is None or not self.computer.keeps_before or (rows and error.computed is None):
+                # Nothing is known of the rows before it.
+                self.stop, self.failure = 0, error
+                return None
+            error.row_index = part.start + rows
+            if self.failure is None or error.row_index < self.stop:
+                self.stop, self.failure = error.row_index, error
+            return MappedBatch(error.computed, error.failures, rows) if rows else None
+
+    def _rows(self, values: Mapping[str, pa.Array]) -> pa.StructArray:
+        names = [column.name for column in self.computer.columns]
+        return pa.StructArray.from_arrays([as_bytes(values[name]) for name in names], names)
+
+    def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
+        seen: set[int] = set()
+        for name, outcome in mapped.items():
+            for failure in outcome.failures:
+                # A row is listed only for the first column that failed on it.
+                if failure.index not in seen:
+                    seen.add(failure.index)
+                    yield replace(failure, rule=failure.rule + self.computer.first_rule[name], column=name)
+
+
+def _projection(
+    columns: Sequence[OutputColumn],
+) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
+    """Return the scan's columns by alias, the alias of each output column, and the aliases of each UDF's inputs."""
+    sources: dict[str, str] = {}
+    expressions: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    inputs: dict[str, dict[str, str]] = {}
+
+    def source(name: str) -> str:
+        return sources.setdefault(name, f"source_{len(sources)}")
+
+    from_source = source_inputs(columns)
+    for position, column in enumerate(columns):
+        if column.kind == "column":
+            outputs[column.name] = source(str(column.expression))
+        elif column.kind == "sql":
+            outputs[column.name] = f"value_{position}"
+            expressions[f"value_{position}"] = f"({column.expression})"
+        else:
+            inputs[column.name] = {name: source(name) for name in from_source[column.name]}
+    return {**{alias: f"`{name}`" for name, alias in sources.items()}, **expressions}, outputs, inputs
+
+
+def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
+    """Read existing rows, no id twice, in the order of their ids; a projection has SQL or quoted columns."""
+    with_id = {**projection, "_rowid": "_rowid"}
+    blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
+    if not blobs & set(projection.values()):
+        return _one_batch(dataset._take_rows(pa.array(row_ids.view(np.uint64)), columns=with_id), row_ids)
+    parts = []
+    for start in range(0, len(row_ids), _BLOB_ROWS):
+        # Taking rows returns only the descriptors of blobs, so scan for their bytes.
+        listed = ",".join(map(str, row_ids[start : start + _BLOB_ROWS].tolist()))
+        scanner = dataset.scanner(
+            columns=dict(projection), filter=f"_rowid IN ({listed})", with_row_id=True, blob_handling="all_binary"
+        )
+        parts.append(scanner.to_table())
+    return _one_batch(pa.concat_tables(parts), row_ids)
+
+
+def _one_batch(table: pa.Table, row_ids: RowIdArray) -> pa.RecordBatch:
+    found = table.column("_rowid").to_numpy().view(np.int64)
+    if len(found) != len(row_ids):
+        missing = f"{len(row_ids) - len(found):,} of {counted(len(row_ids), 'row')}"
+        raise KeyError(f"{missing} not found in this version of the table")
+    if not np.array_equal(found, row_ids):
+        order = np.argsort(found, kind="stable")
+        table = rows_at(table, pa.array(order[np.searchsorted(found, row_ids, sorter=order)]))
+    return single_batch(table)

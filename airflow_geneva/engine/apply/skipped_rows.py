@@ -1,0 +1,172 @@
+"""Skipped rows: check their number against the limits of the error policy, and write error records."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from airflow_geneva.engine.apply.udf_call import RowFailure
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, RowIds
+from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.error_policy import Policy, Skip, rules_of
+from airflow_geneva.errors import UdfError
+
+
+class SkipCount:
+    """Counts the rows that a job skips, by rule, including those of earlier tries; a task's threads share it.
+
+    `failed` are all rows on which this try failed, with those that failed in earlier jobs, and the one that ended it.
+    """
+
+    def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
+        self.policy = policy
+        self.job_rows = job_rows
+        self.before = dict(before or {})
+        self.failed = 0
+        self._counts: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def counted(self) -> dict[int, int]:
+        return dict(self._counts)
+
+    def add_failed(self, rows: int) -> None:
+        with self._lock:
+            self.failed += rows
+
+    def add(self, counts: Mapping[int, int]) -> None:
+        """Add skipped rows, by rule; `UdfError` if there are more than the policy allows."""
+        with self._lock:
+            self._counts.update(counts)
+        self.check()
+
+    def check(self, elsewhere: Mapping[int, int] | None = None) -> None:
+        """Compare the count with the limits, including what other tasks have skipped meanwhile; see `add`."""
+        total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
+        message = exceeded_limit(self.policy, total, self.job_rows)
+        if message is not None:
+            raise UdfError(message)
+
+
+def error_records(
+    work: JobSpec, fragment: FragmentWork, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds
+) -> tuple[ErrorRecord, ...]:
+    """Describe the failures of a batch of a fragment, whose rows have these offsets and ids."""
+    if not failures:
+        return ()
+    failed = failed_offsets(failures, offsets)
+    runs = np.ones(len(failed), np.int64)
+    for before, rows in work.tried(fragment):
+        runs[rows.mask(failed)] = before + 1
+    now = time.time()
+    source = work.definition.source_table if isinstance(work, RefreshSpec) else ""
+    records = []
+    for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
+        column, udf, udf_version = _maker(work, failure.column)
+        records.append(
+            ErrorRecord(
+                job_id=work.job_id,
+                column=column,
+                udf=udf,
+                udf_version=udf_version,
+                row_address=fragment.id << 32 | offset,
+                row_id=int(ids[failure.index]),
+                exception=failure.exception,
+                message=failure.message,
+                traceback=work.with_source_paths(failure.traceback),
+                attempt=attempt,
+                calls=failure.calls,
+                rule=failure.rule,
+                time=now,
+                source=source,
+            )
+        )
+    return tuple(records)
+
+
+def failed_offsets(failures: Sequence[RowFailure], offsets: Offsets) -> Offsets:
+    """Return the offsets of the rows of a batch that failed."""
+    return offsets[[failure.index for failure in failures]] if failures else offsets[:0]
+
+
+def _maker(work: JobSpec, column: str) -> tuple[str, str, str]:
+    """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
+    udf = work.udfs.get(column)
+    if udf is not None:
+        return column, udf.name, udf.version
+    return work.identity.column, work.identity.udf, work.identity.version
+
+
+def write_records(work: JobSpec, fragment: FragmentWork, job: Storage, records: Sequence[ErrorRecord]) -> None:
+    """Write error records of a fragment to the job's folder."""
+    if records:
+        first, last = records[0].offset, records[-1].offset
+        write_errors(job, f"v{work.version}-frag-{fragment.id}-rows-{first}-{last}", records)
+
+
+def fatal_failure(error: UdfError, row: int) -> RowFailure:
+    """Describe the error that ended a job for its error record; ``row`` is the position within the batch."""
+    if (call := error.call) is not None:
+        return RowFailure(row, FATAL, call.exception, call.message, call.traceback, calls=1, column=error.column)
+    cause = error.__cause__
+    name = f"{type(cause).__module__}.{type(cause).__qualname__}" if cause is not None else "UdfError"
+    return RowFailure(row, FATAL, exception=name, message=str(error), traceback="", calls=1, column=error.column)
+
+
+def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
+    """Count the rows that a job skipped so far, by rule, but not those that failed in earlier jobs, too."""
+    if not has_limits(work):
+        return {}
+    records = read_errors(location.checkpoints, work.job_id)
+    new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
+    return dict(Counter(new.values()))
+
+
+def has_limits(work: JobSpec) -> bool:
+    """Whether the UDF's error policy limits how many rows a job may skip."""
+    policies = (udf.on_error for udf in work.udfs.values())
+    return any(
+        rule.get("max_count") or rule.get("max_fraction")
+        for policy in policies
+        if not isinstance(policy, str)
+        for rule in policy
+    )
+
+
+def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
+    """Return a message about the first exceeded limit of a `Skip` rule, or None; counts are by position of the rule."""
+    for at, rule in enumerate(rules_of(policy)):
+        found = counts.get(at, 0)
+        if not isinstance(rule, Skip) or not found:
+            continue
+        name = _describe(rule)
+        if rule.max_count is not None and found > rule.max_count:
+            return (
+                f"{name} lets a job skip at most {counted(rule.max_count, 'row')}, and {found:,} failed. Fix the "
+                "function or its inputs, or raise max_count."
+            )
+        if rule.max_fraction is not None and found > rule.max_fraction * job_rows:
+            return (
+                f"{name} lets a job skip at most {rule.max_fraction:.4g} of its {counted(job_rows, 'row')}, and "
+                f"{found:,} failed. Fix the function or its inputs, or raise max_fraction."
+            )
+    return None
+
+
+def _describe(rule: Skip) -> str:
+    classes = rule.exc if isinstance(rule.exc, tuple) else (rule.exc,)
+    names = ", ".join(cls.__qualname__ for cls in classes)
+    limits = [
+        f"{name}={value}"
+        for name, value in (("max_count", rule.max_count), ("max_fraction", rule.max_fraction))
+        if value is not None
+    ]
+    return f"Skip({', '.join([f'({names})' if len(classes) > 1 else names, *limits])})"

@@ -1,0 +1,289 @@
+"""Preprocess rows ahead of the calls of a UDF: what its stage returns travels beside the rows, in Arrow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
+from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch
+from airflow_geneva.engine.apply.udf_call import CallFailure, MappedBatch, Mapper, RowFailure
+from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.errors import DeviceFailed, UdfError
+from airflow_geneva.services.limits.rate_limit import count, metered
+
+VALUE, STATE = "__geneva_preprocessed", "__geneva_preprocess_state"
+"""Columns of a batch: what a stage returned for its rows, and how that went: NULL until it has run."""
+
+_DONE = ""
+_FOUND_AGAIN = (UdfError, DeviceFailed, StopComputing)
+_PART_SECONDS, _FIRST_ROWS = 0.25, 4
+
+
+def prepared_columns(batch: pa.RecordBatch, of: str = "") -> list[pa.Array]:
+    """Return what a stage made of the rows of a batch; nothing if it has not run. A view has one for each column."""
+    names = batch.schema.names
+    return [batch.column(name + of) for name in (VALUE, STATE) if name + of in names]
+
+
+def with_prepared(batch: pa.RecordBatch, prepared: Sequence[pa.Array], of: str = "") -> pa.RecordBatch:
+    for name, column in zip((VALUE, STATE), prepared, strict=False):
+        batch = batch.append_column(name + of, column)
+    return batch
+
+
+def prepare_some(mapper: BatchMapper, batch: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Preprocess some rows of a batch, which are in order; the others are as if the stage had not run."""
+    if not len(rows):
+        return batch
+    if len(rows) == batch.num_rows:
+        return mapper.prepare(batch)
+    made = mapper.prepare(rows_at(batch, pa.array(rows)))
+    at = np.full(batch.num_rows, -1)
+    at[rows] = np.arange(len(rows))
+    positions = pa.array(at, mask=at < 0)
+    for name in made.schema.names[batch.num_columns :]:
+        batch = batch.append_column(name, rows_at(made.column(name), positions))
+    return batch
+
+
+class PreprocessedMapper(BatchMapper):
+    """Calls a UDF on what its stage returns, which runs ahead in `prepare`, or if it has not, when the call begins.
+
+    A row on which the stage failed is not called: it failed under the same policy.
+
+    Args:
+        inner: calls the UDF.
+        call: the UDF, of the stage's value.
+        stages: the stage, as often as it may run at a time.
+    """
+
+    def __init__(self, inner: BatchMapper, call: Mapper, stages: Sequence[BatchMapper]) -> None:
+        self.inner = inner
+        self.call = call
+        self.stages = stages
+        self.calls_at_a_time, self.calls_rows = inner.calls_at_a_time, inner.calls_rows
+        self.prepares_at_a_time = len(stages)
+        self._free = SimpleQueue[BatchMapper]()
+        for stage in stages:
+            self._free.put(stage)
+
+    def close(self) -> None:
+        self.inner.close()
+        for stage in self.stages:
+            stage.close()
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # What fails on no certain row is found again by the call, and raised there.
+        with suppress(*_FOUND_AGAIN):
+            batch = with_prepared(batch, self._preprocess(batch))
+        return batch
+
+    def begin(self, batch: pa.RecordBatch) -> BegunBatch:
+        try:
+            values, states = self._prepared(batch)
+        except _FOUND_AGAIN as error:
+            return _Failed(error)
+        if states.null_count == 0 and not any(told := states.to_pylist()):
+            return self.inner.begin(self._inputs(values))
+        told = states.to_pylist()
+        failed = {row: json.loads(text) for row, text in enumerate(told) if text}
+        stop = next((row for row, failure in failed.items() if "text" in failure), len(told))
+        rows = [row for row in range(stop) if row not in failed]
+        begun = self.inner.begin(self._inputs(rows_at(values, pa.array(rows, pa.int64()))))
+        return _BegunBesideFailures(begun, rows, stop, failed)
+
+    def _preprocess(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+        """Run the stage; return its values and how it went, up to a row that fails the job."""
+        stage = self._free.get()
+        fatal: dict[int, str] = {}
+        try:
+            with metered() as meter:
+                mapped = stage(batch)
+        except UdfError as error:
+            if (row := error.row_index) is None or error.computed is None:
+                raise
+            told = {"text": str(error), "call": error.call and asdict(error.call)}
+            fatal, mapped = {row: json.dumps(told)}, MappedBatch(error.computed, error.failures, 0)
+        finally:
+            self._free.put(stage)
+            count(meter.usage.reported)  # the rows are those of the calls
+        values, rows = mapped.values, len(mapped.values)
+        states: list[str | None] = [_DONE] * rows + [None] * (batch.num_rows - rows)
+        for failure in mapped.failures:
+            told = {name: value for name, value in asdict(failure).items() if name not in ("index", "column")}
+            states[failure.index] = json.dumps(told)
+        for row, text in fatal.items():
+            states[row] = text
+            values = rows_at(values, pa.array([*range(rows), *[None] * (batch.num_rows - rows)], pa.int64()))
+        return values, pa.array(states, pa.string())
+
+    def _prepared(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+        """Return the stage's values, and how it went, of all rows before one that fails the job."""
+        prepared = prepared_columns(batch)
+        if not prepared:
+            return self._preprocess(batch)
+        values, states = prepared
+        if not states.null_count:
+            return values, states
+        told = states.to_pylist()
+        fatal = next((row for row, text in enumerate(told) if text and "text" in json.loads(text)), len(told))
+        due = [row for row in range(fatal) if told[row] is None]
+        if not due:
+            return values, states
+        order = np.arange(len(told))
+        order[due] = len(told) + np.arange(len(due))
+        more = self._preprocess(rows_at(batch, pa.array(due, pa.int64())))
+        joined = (pa.concat_arrays(both) for both in zip((values, states), more, strict=True))
+        values, states = (rows_at(both, pa.array(order)) for both in joined)
+        return values, states
+
+    def _inputs(self, values: pa.Array) -> pa.RecordBatch:
+        """Return the batch that the UDF is called on: the stage's value, or the fields of it."""
+        if self.call.udf.form == "record_batch":
+            return pa.record_batch(values.flatten(), names=[field.name for field in values.type])
+        return pa.record_batch([values], names=list(self.call.input_columns or ()))
+
+
+@dataclass(frozen=True)
+class _Failed(BegunBatch):
+    """A batch of which no row is called."""
+
+    error: BaseException
+
+    @property
+    def unfinished(self) -> int:
+        return 0
+
+    def result(self) -> MappedBatch:
+        raise self.error
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        return [], None
+
+
+@dataclass(frozen=True)
+class _BegunBesideFailures(BegunBatch):
+    """A batch of which the stage failed on some rows, and the others are called, up to one that fails the job.
+
+    Args:
+        rows: those that are called.
+        stop: the row that fails the job, or the number of rows.
+    """
+
+    begun: BegunBatch
+    rows: Sequence[int]
+    stop: int
+    failed: Mapping[int, dict[str, Any]]
+
+    @property
+    def unfinished(self) -> int:
+        return self.begun.unfinished
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        rows, values = self.begun.cancel()
+        return [self.rows[row] for row in rows], values
+
+    def result(self) -> MappedBatch:
+        stop, error = self.stop, None
+        try:
+            mapped = self.begun.result()
+        except UdfError as failed:
+            if failed.row_index is None:
+                raise
+            failed.row_index = stop = self.rows[failed.row_index]
+            if failed.computed is None:
+                raise
+            error, mapped = failed, MappedBatch(failed.computed, failed.failures, 0)
+        at = dict(zip(self.rows, range(len(mapped.values)), strict=False))
+        values = rows_at(mapped.values, pa.array([at.get(row) for row in range(stop)], pa.int64()))
+        of_stage = [RowFailure(row, **told) for row, told in self.failed.items() if row < stop]
+        of_calls = [replace(failure, index=self.rows[failure.index]) for failure in mapped.failures]
+        failures = tuple(sorted((*of_stage, *of_calls), key=lambda failure: failure.index))
+        if error is None and (fatal := self.failed.get(stop)) is not None:
+            call = fatal["call"]
+            error = UdfError(fatal["text"], stop, call=call and _call_failure(call))
+        if error is not None:
+            error.computed, error.failures = values, failures
+            raise error
+        return MappedBatch(values, failures, mapped.rows_called)
+
+
+def _call_failure(told: Mapping[str, Any]) -> CallFailure:
+    return CallFailure(**{**told, "fits": tuple(told["fits"]), "nulls": tuple(told["nulls"])})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that a stage works on at once; those of a call end with the part that `ends` it."""
+
+    rows: RowBatch
+    ends: bool
+
+
+class RowsAhead:
+    """Preprocesses rows in parts that take a fraction of a second, and joins parts to the rows of a call.
+
+    Args:
+        mapper: whose stages run, in as many threads as they may.
+        rows_of_call: how many rows a call has, now; None: any number.
+        limit: bytes of the rows of a call; half of them is what the threads may work on.
+    """
+
+    def __init__(self, mapper: BatchMapper, rows_of_call: Callable[[], int | None], limit: int) -> None:
+        self.mapper = mapper
+        self.threads = mapper.prepares_at_a_time
+        self._rows_of_call = rows_of_call
+        self._limit = limit
+        self._sizer = CheckpointSizer(_PART_SECONDS, rows=_FIRST_ROWS)
+        self._fitting = RowsPerBudget(max(limit // 2 // max(self.threads, 1), 1))
+        self._width = 0.0
+
+    def parts(self, batches: Iterable[RowBatch], run: Ranges) -> Iterator[Part]:
+        """Cut the rows of a fragment, by the number of those that are to run."""
+        begun = 0
+        for rows in batches:
+            chosen = rows.chosen(run)
+            picked = np.arange(len(rows.offsets)) if chosen is None else np.flatnonzero(chosen)
+            at, taken = 0, 0
+            while at < len(rows.offsets):
+                size = min(self._sizer.rows, self._fitting.careful_rows, len(picked) - taken)
+                if (of_call := self._rows_of_call()) is not None:
+                    size = min(size, max(of_call - begun, 1))
+                taken, begun = taken + size, begun + size
+                until = len(rows.offsets) if taken == len(picked) else int(picked[taken - 1]) + 1
+                ends = of_call is None or begun >= of_call or begun * self._width >= self._limit
+                yield Part(rows.part(at, until), ends)
+                at, begun = until, 0 if ends else begun
+
+    def prepare(self, rows: RowBatch, run: Ranges) -> RowBatch:
+        """Return rows with what the stages made of those that are to run."""
+        chosen = rows.chosen(run)
+        picked = np.arange(len(rows.offsets)) if chosen is None else np.flatnonzero(chosen)
+        if not len(picked):
+            return rows
+        began = time.monotonic()
+        made = prepare_some(self.mapper, rows.columns, picked)
+        self._sizer.record(len(picked), time.monotonic() - began)
+        self._fitting.record(len(picked), made.nbytes)
+        self._width = made.nbytes / len(picked)
+        return replace(rows, columns=made)
+
+
+def joined(parts: Sequence[RowBatch]) -> Iterator[RowBatch]:
+    """Join prepared parts of a fragment that follow one another; those whose stage failed stay apart."""
+    for _, group in groupby(parts, key=lambda rows: rows.columns.schema.names):
+        found = list(group)
+        yield found[0] if len(found) == 1 else RowBatch.joined(found)

@@ -1,0 +1,426 @@
+"""Call a UDF on a batch of rows: its values, checked against the declared type, and the rows that fail."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.advice import lacks_access, may_pass, null_inputs
+from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.engine.apply.device import is_device_failure, is_out_of_memory, release
+from airflow_geneva.engine.apply.event_loop import call_within
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.arrays import column_at, find_field, is_list, rows_at
+from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
+from airflow_geneva.engine.udf.packages import how_to_install, missing_package
+from airflow_geneva.engine.udf.signature import union_members
+from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
+from airflow_geneva.services.limits.calls import limited
+from airflow_geneva.services.limits.rate_limit import Usage, count
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from airflow_geneva.engine.udf import UDF
+
+_MESSAGE_CHARS = 2_000
+_NOT_USERS = ("airflow_geneva.engine.apply.", "airflow_geneva.services.limits.", "asyncio.")
+_TRACEBACK_CHARS = 8_000
+
+
+@dataclass(frozen=True)
+class RowFailure:
+    """A row that failed under a `Skip` rule.
+
+    Args:
+        index: the row within the batch.
+        rule: position of the `Skip` in the policy, 0 for `"skip"`.
+        traceback: the UDF's own frames; "" after a timeout or a crash.
+        calls: how often the UDF was called on it in this run, including calls with other rows.
+        column: for a view, the column that was computed; else "".
+    """
+
+    index: int
+    rule: int
+    exception: str
+    message: str
+    traceback: str
+    calls: int
+    column: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class MappedBatch:
+    """The values of a batch, NULL for rows that failed, with these in order, and the number of rows in all calls."""
+
+    values: pa.Array
+    failures: tuple[RowFailure, ...]
+    rows_called: int
+
+    def first(self, rows: int) -> MappedBatch:
+        failures = tuple(failure for failure in self.failures if failure.index < rows)
+        return MappedBatch(self.values.slice(0, rows), failures, self.rows_called)
+
+
+@dataclass(frozen=True)
+class CallFailure:
+    """Why a call returned no values.
+
+    Args:
+        fits: positions of the matching rules of the policy.
+        complete: the message says all, as for an output that does not fit its column.
+        passing: a call with the same input may succeed later.
+        lacks_access: a service refused the key or the account.
+        nulls: inputs of the failing row that are NULL.
+        out_of_memory: the device's memory did not suffice.
+        device_failed: the device, or this process's use of it, failed.
+    """
+
+    exception: str
+    message: str
+    traceback: str
+    fits: tuple[int, ...]
+    complete: bool = False
+    passing: bool = False
+    lacks_access: bool = False
+    nulls: tuple[str, ...] = ()
+    out_of_memory: bool = False
+    device_failed: bool = False
+
+    @staticmethod
+    def of(
+        error: Exception,
+        fits: tuple[int, ...],
+        trace: TracebackType | None = None,
+        complete: bool = False,
+        udf: UDF | None = None,
+    ) -> CallFailure:
+        """Describe an exception, of a call of a UDF; ``trace`` is the traceback from the UDF's first frame."""
+        too_large = udf is not None and is_out_of_memory(error, udf.out_of_memory)
+        text = "" if complete else "".join(traceback.format_exception(type(error), error, trace))
+        return CallFailure(
+            exception=f"{type(error).__module__}.{type(error).__qualname__}",
+            message=_printable(_text_of(error), _MESSAGE_CHARS),
+            traceback=_printable(text, _TRACEBACK_CHARS, keep_end=True),
+            fits=fits,
+            complete=complete,
+            passing=may_pass(error),
+            lacks_access=lacks_access(error),
+            out_of_memory=too_large,
+            device_failed=udf is not None and not too_large and is_device_failure(repr(error)),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.exception.rpartition(".")[2]
+
+
+_NO_FIT = CallFailure("UdfError", "", "", (), complete=True)
+
+
+class Mapper:
+    """A UDF and the input columns that it is called on; a record-batch UDF without any gets all columns."""
+
+    def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None) -> None:
+        self.udf = udf
+        self.input_columns = udf.resolve_inputs(input_columns)
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        """Compute one value per row; `UdfError` if the UDF raised, or its output has another length or type."""
+        inputs = self.inputs(batch)
+        if batch.num_rows == 0:
+            return pa.nulls(0, self.udf.data_type)
+        function = self.set_up()
+        if self.udf.form == "scalar":
+            return self._map_rows(inputs, function)
+        return self.map_batch(inputs, function)
+
+    def inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Select the UDF's input columns, in order; `InvalidInput` if the batch lacks one or has it twice."""
+        if self.input_columns is None:
+            return batch
+        found = {name: _column_at(batch, name) for name in dict.fromkeys(self.input_columns)}
+        bad = [name for name, column in found.items() if column is None]
+        if bad:
+            raise InvalidInput(
+                f"UDF {self.udf.name!r} expects input columns {bad!r}, which are not found, or not once, in a "
+                f"batch with the columns {batch.schema.names!r}."
+            )
+        given = [column for name in self.input_columns if (column := found[name]) is not None]
+        return pa.record_batch([values for _, values in given], schema=pa.schema([field for field, _ in given]))
+
+    def set_up(self, mark: Callable[[bool], None] = lambda begins: None) -> Callable[..., Any]:
+        """Return the function that every call of a job calls, within the UDF's limit.
+
+        Of an async UDF it is set up in the event loop that will run the calls, and bounds them by the timeout.
+
+        Args:
+            mark: called when a call begins, and with False when it waits for the limit.
+
+        Raises:
+            UdfError: the UDF's class cannot be instantiated.
+        """
+        try:
+            function = self.udf.function
+        except Exception as error:
+            raise UdfError(f"UDF {self.udf.name!r} could not be set up: {describe_set_up(error)}") from error
+        if self.udf.is_async:
+            function = partial(call_within, function, self.udf.timeout)
+        return limited(function, self.udf.limit, self.udf.name, self.udf.is_async, mark)
+
+    def count_call(self, rows: int) -> None:
+        """Count a call that was made, with its rows and what they cost."""
+        count(Usage(rows=rows, declared=rows * (self.udf.cost or 0.0)))
+
+    def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
+        try:
+            result = function(*self.batch_arguments(inputs))
+        except Exception as error:
+            raise self._raised(error, inputs, None, None) from error
+        return self.batch_output(result, inputs)
+
+    def batch_arguments(self, inputs: pa.RecordBatch) -> list[Any]:
+        """Return the arguments of a call on a whole batch."""
+        return [inputs] if self.udf.form == "record_batch" else inputs.columns
+
+    def rows_of_calls(self, inputs: pa.RecordBatch) -> list[tuple[int, int]]:
+        """Return the rows of each call on a batch: of all, unless the function's class says what fits one request."""
+        cut = getattr(self.udf.func, "rows_of_requests", None)
+        return [(0, inputs.num_rows)] if cut is None else list(cut(*self.batch_arguments(inputs)))
+
+    def batch_output(self, result: Any, inputs: pa.RecordBatch) -> pa.Array:
+        """Return what a call on a whole batch gave, as the declared type; `UdfError` if it does not fit."""
+        try:
+            output = array_from_result(result, self.udf.data_type)
+        except OutputMismatch as mismatch:
+            got = str(result.type) if isinstance(result, (pa.Array, pa.ChunkedArray)) else type(result).__name__
+            raise self._mismatch(str(mismatch), got, inputs) from mismatch
+        if len(output) != inputs.num_rows:
+            raise UdfError(
+                f"UDF {self.udf.name!r} returned {counted(len(output), 'value')} for a batch of "
+                f"{counted(inputs.num_rows, 'row')}. Expected length: {inputs.num_rows}. Got: {len(output)}. "
+                f"{self._schemas(inputs)}",
+                call=_NO_FIT,
+            )
+        return output
+
+    def arguments(self, inputs: pa.RecordBatch) -> list[Sequence[Any]]:
+        """Return the arguments of a scalar UDF: for each column, the values of all rows."""
+        return [self._row_values(inputs.column(at), at) for at in range(inputs.num_columns)]
+
+    def type_error(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
+        """Make the error about one row's value that does not fit the type."""
+        try:
+            shown = f"{value!r:.200}"
+        except Exception as broken:
+            shown = f"(its repr cannot be made: {type(broken).__name__})"
+        return self._mismatch(f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {shown}", inputs, row)
+
+    def failure(
+        self, trouble: CallFailure, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
+    ) -> UdfError:
+        """Make the error for a failed call on a row, or on the whole batch; ``computed`` is of the rows before it."""
+        if trouble.complete:
+            return UdfError(trouble.message, row, computed)
+        if row is not None:
+            trouble = replace(trouble, nulls=null_inputs(inputs, row))
+        where = f"a batch of {counted(rows, 'row')}" if row is None else f"row {row} of a batch of {rows}"
+        return UdfError(
+            f"UDF {self.udf.name!r} raised {trouble.name} on {where}: {trouble.message}\n{self._schemas(inputs)}\n"
+            f"{trouble.traceback}",
+            row,
+            computed,
+            call=trouble,
+        )
+
+    def _map_rows(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
+        columns = self.arguments(inputs)
+        results: list[Any] = []
+        append = results.append
+        try:
+            for value in map(function, *columns):
+                append(value)
+        except Exception as error:
+            raise self._raised(error, inputs, len(results), self._computed(results)) from error
+        finally:
+            self.count_call(min(len(results) + 1, inputs.num_rows))
+        try:
+            return array_from_values(results, self.udf.data_type)
+        except OutputMismatch as mismatch:
+            row = mismatch.row_index or 0
+            type_error = self.type_error(mismatch, results[row], inputs, row)
+            type_error.computed = self._computed(results[:row])
+            raise type_error from mismatch
+
+    def _row_values(self, column: pa.Array, position: int) -> Sequence[Any]:
+        annotation = self.udf.signature.annotation_at(position)
+        wants_numpy = any(getattr(m, "__origin__", m) is np.ndarray for m in union_members(annotation))
+        if wants_numpy and is_list(column.type):
+            items = (scalar.values for scalar in column)
+            return [None if item is None else item.to_numpy(zero_copy_only=False) for item in items]
+        values: list[Any] = column.to_pylist()
+        return values
+
+    def _computed(self, results: list[Any]) -> pa.Array | None:
+        with suppress(OutputMismatch):
+            return array_from_values(results, self.udf.data_type)
+        return None
+
+    def _schemas(self, inputs: pa.RecordBatch) -> str:
+        schema = ", ".join(f"{field.name}: {field.type}" for field in inputs.schema)
+        return (
+            f"Input batch schema: {schema}. UDF expects input_columns: {list(inputs.schema.names)!r}. "
+            f"UDF output type: {self.udf.data_type}."
+        )
+
+    def _mismatch(self, problem: str, got: str, inputs: pa.RecordBatch, row: int | None = None) -> UdfError:
+        return UdfError(
+            f"UDF {self.udf.name!r} failed with type error: {problem}. {self._schemas(inputs)} Got: {got}.",
+            row,
+            call=_NO_FIT if row is None else None,
+        )
+
+    def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
+        trouble = CallFailure.of(error, (), users_frames(error), udf=self.udf)
+        return self.failure(trouble, inputs, row, inputs.num_rows, computed)
+
+
+def _column_at(batch: pa.RecordBatch, name: str) -> tuple[pa.Field, pa.Array] | None:
+    """Return a column of a batch, or a field of a struct under its path; None if it is not there, or not once."""
+    if (at := batch.schema.get_field_index(name)) >= 0:
+        return batch.schema.field(at), batch.column(at)
+    root = name.partition(".")[0]
+    at = batch.schema.get_field_index(root)
+    found = find_field({root: batch.schema.field(at)}, name) if at >= 0 else None
+    return None if found is None else (found.with_name(name), column_at(batch, name))
+
+
+def describe_set_up(error: BaseException) -> str:
+    """Say why a UDF cannot be set up: with the traceback, unless the message says what to do."""
+    if isinstance(error, GenevaError):
+        return str(error)
+    if package := missing_package(repr(error)):
+        return f"{error!r}. {how_to_install(package)}"
+    return f"{error!r}\n{''.join(traceback.format_exception(error))}"
+
+
+def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
+    """Convert an error of `Mapper.map_batch` to a trouble."""
+    own = error.__cause__
+    if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
+        return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
+    found = CallFailure.of(own, matching_rules_of(rules, type(own)), users_frames(own), udf=udf)
+    if found.out_of_memory:
+        release(error)
+    return found
+
+
+def users_frames(error: Exception) -> TracebackType | None:
+    """Return the frames of an exception from the UDF's first one."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_NOT_USERS):
+        trace = trace.tb_next
+    return trace
+
+
+class BatchResults:
+    """Collects values, failures and call counts of a batch while it is mapped."""
+
+    def __init__(self, mapper: Mapper, inputs: pa.RecordBatch, rules: Rules) -> None:
+        self.mapper = mapper
+        self.inputs = inputs
+        self.rules = rules
+        self.rows = inputs.num_rows
+        self.failures: list[RowFailure] = []
+        self.causes: dict[int, BaseException | None] = {}
+        self._parts: dict[int, pa.Array] = {}
+        self._calls = np.zeros(self.rows, np.int64)
+
+    def begin_again(self, keep: bool) -> BatchResults:
+        """Return results with the calls counted so far, and with what is done if it shall be kept."""
+        again = BatchResults(self.mapper, self.inputs, self.rules)
+        again._calls = self._calls.copy()
+        if keep:
+            again._parts, again.causes = dict(self._parts), dict(self.causes)
+            again.failures = [failure for failure in list(self.failures) if again.has(failure.index)]
+        return again
+
+    def has(self, row: int) -> bool:
+        """Whether a call of this row alone is done, with a value or as a failure to skip."""
+        return row in self._parts
+
+    def called(self, start: int, stop: int) -> None:
+        """Count a call on these rows."""
+        self.mapper.count_call(stop - start)
+        self.answered(start, stop)
+
+    def answered(self, start: int, stop: int) -> None:
+        """Count a call on these rows that an earlier one was counted for, by the job that made it."""
+        self._calls[start:stop] += 1
+
+    def put(self, start: int, values: pa.Array) -> None:
+        if len(values):
+            self._parts[start] = values
+
+    def add_failure(self, row: int, rule: int, trouble: CallFailure) -> None:
+        """Record a row as failed under a `Skip` rule."""
+        calls = int(self._calls[row])
+        self.failures.append(RowFailure(row, rule, trouble.exception, trouble.message, trouble.traceback, calls))
+
+    def succeeded(self) -> tuple[list[int], pa.Array | None]:
+        """Return the rows that have a value so far, without the failed ones, and their values."""
+        failed = {failure.index for failure in self.failures}
+        parts = [(start, self._parts[start]) for start in sorted(self._parts)]
+        rows = [start + at for start, values in parts for at in range(len(values))]
+        good = [at for at, row in enumerate(rows) if row not in failed]
+        if not good:
+            return [], None
+        return [rows[at] for at in good], rows_at(pa.concat_arrays([values for _, values in parts]), pa.array(good))
+
+    def mapped(self) -> MappedBatch:
+        """Return the result of the batch; call it once all rows are done."""
+        return MappedBatch(self._values(self.rows), self._failures(self.rows), int(self._calls.sum()))
+
+    def failed(self, row: int, trouble: CallFailure) -> UdfError:
+        """Make the error of the row that fails the job, with the results of the rows before it."""
+        error = self.mapper.failure(trouble, self.inputs, row, self.rows, self._values(row))
+        error.failures = self._failures(row)
+        return error
+
+    def _failures(self, stop: int) -> tuple[RowFailure, ...]:
+        before = (failure for failure in self.failures if failure.index < stop)
+        return tuple(sorted(before, key=lambda failure: failure.index))
+
+    def _values(self, stop: int) -> pa.Array:
+        parts = [self._parts[start].slice(0, stop - start) for start in sorted(self._parts) if start < stop]
+        if len(parts) == 1:
+            return parts[0]
+        try:
+            return pa.concat_arrays(parts) if parts else pa.nulls(0, self.mapper.udf.data_type)
+        except pa.ArrowInvalid as error:
+            raise UdfError(
+                f"The output of UDF {self.mapper.udf.name!r} for a batch of {counted(self.rows, 'row')} cannot be "
+                f"combined: {error}. Set a smaller batch_size, or a large_ type."
+            ) from error
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its text cannot be made: {type(broken).__name__})"
+
+
+def _printable(text: str, most: int, keep_end: bool = False) -> str:
+    """Make a text storable as UTF-8, without credentials, and cut it; of a traceback, the end matters most."""
+    text = mask_secrets(text.encode("utf-8", "backslashreplace").decode())
+    if len(text) <= most:
+        return text
+    return "..." + text[3 - most :] if keep_end else text[: most - 3] + "..."

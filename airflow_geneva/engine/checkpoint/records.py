@@ -1,0 +1,276 @@
+"""The two kinds of checkpoint: a range of computed rows, and a fragment with a staged data file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_geneva.engine.checkpoint.keys import FragmentKey
+from airflow_geneva.engine.checkpoint.provenance import NO_FAILURES, Failures
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.lance_io.blobs import as_bytes
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+
+RowRuns = npt.NDArray[np.int64]
+"""Rows in run-length form, of shape (n, 3): physical offset and row id of a run's first row, and the run's length."""
+
+VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
+
+_RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", pa.uint32())])
+_PLACES_A_RUN = 128
+_PLAIN = ("file", "deletion", "physical_rows", "agreement", "dense")
+_AS_JSON = ("src_data_files", "output_field_ids", "output_files", "by_job")
+_SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
+
+
+def range_batch(
+    values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
+) -> pa.RecordBatch:
+    """Build a range checkpoint; `looked_at` also has the rows in the range that the filter did not select."""
+    values = as_bytes(values)
+    metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
+    fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
+    columns = [values, pa.array(offsets.astype(np.uint32)), pa.array(ids.astype(np.uint64))]
+    return pa.record_batch(columns, schema=pa.schema(fields, metadata=metadata))
+
+
+@dataclass(frozen=True)
+class RangeContent:
+    """The content of a range checkpoint without its values."""
+
+    offsets: Offsets
+    row_ids: RowIds
+    looked_at: Ranges
+    failures: Failures
+    agreement: str
+
+    def within(self, start: int, end: int, part: slice) -> RangeContent:
+        """Return the content about rows from `start` to `end`; `part` has the positions of those computed."""
+        failed = ((runs, rows.within(start, end)) for runs, rows in self.failures.rows)
+        failures = Failures(self.failures.job_id, tuple((runs, rows) for runs, rows in failed if rows))
+        looked_at = self.looked_at.within(start, end)
+        return RangeContent(self.offsets[part], self.row_ids[part], looked_at, failures, self.agreement)
+
+
+def write_range(
+    store: CheckpointStore, fragment: FragmentKey, start: int, end: int, values: pa.Array, rows: RangeContent
+) -> None:  # fmt: skip
+    """Write rows as the checkpoint of a range; as smaller ones, if there is one with rows that these lie between."""
+    key = str(fragment.range(start, end))
+    there = read_range(store, key) if 0 < len(rows.looked_at) < end - start else None
+    if there is not None and there.agreement == rows.agreement and there.looked_at - rows.looked_at:
+        # Those may be rows that a running job counts on.
+        for half in np.array_split(rows.looked_at.offsets(), min(len(rows.looked_at), 2)):
+            first, last = int(half[0]), int(half[-1]) + 1
+            part = slice(*np.searchsorted(rows.offsets, [first, last]))
+            write_range(store, fragment, first, last, values[part], rows.within(first, last, part))
+    elif rows.looked_at:
+        store[key] = range_batch(values, rows.offsets, rows.row_ids, rows.looked_at, rows.failures, rows.agreement)
+
+
+def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
+    """Read a range checkpoint without its values; None if it is damaged or missing."""
+    try:
+        batch = store.read(key, [OFFSET, ROW_ID])
+        metadata = batch.schema.metadata or {}
+        looked_at = Ranges.from_json(json.loads(metadata[b"looked_at"]))
+        failures = Failures.loads(metadata[b"failures"])
+    except (KeyError, ValueError):
+        return None
+    offsets = batch.column(OFFSET).to_numpy(zero_copy_only=False).astype(np.int64)
+    ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
+    return RangeContent(offsets, ids, looked_at, failures, metadata.get(b"agreement", b"").decode())
+
+
+@dataclass(frozen=True, eq=False)
+class StagedFragment:
+    """A finished data file that is not committed yet.
+
+    Args:
+        output_files: data files of the output whose old values it copies, as ``[field id, base, path]``.
+        deletion: identity of the fragment's deletion file when it was built.
+        looked_at: every row that was due, including rows that the filter did not select.
+        failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
+        taken: computed rows whose values come from another version of the UDF, by that version.
+        dense: the file holds the computed rows only, one after another, as new rows of a view.
+        nulls: positions of NULLs in the file, by blob column.
+        size_bytes: size of the file; 0 if it is unknown.
+    """
+
+    file: str
+    src_data_files: tuple[str, ...]
+    output_field_ids: tuple[int, ...]
+    output_files: tuple[tuple[int, int, str], ...]
+    deletion: str
+    live: Ranges
+    physical_rows: int
+    runs: RowRuns
+    looked_at: Ranges
+    by_job: tuple[tuple[str, int], ...]
+    failures: Failures = NO_FAILURES
+    taken: tuple[tuple[str, Ranges], ...] = ()
+    agreement: str = ""
+    dense: bool = False
+    nulls: tuple[tuple[str, Ranges], ...] = ()
+    size_bytes: int = 0
+
+    @cached_property
+    def computed(self) -> Ranges:
+        """Physical offsets whose value in the file was computed by the UDF."""
+        return computed_rows(self.runs)
+
+    @property
+    def row_ids(self) -> RowIds:
+        """Row ids of the computed rows, in physical order."""
+        return decode_runs(self.runs)[1]
+
+    def to_batch(self) -> pa.RecordBatch:
+        head = {name: getattr(self, name) for name in _PLAIN}
+        head |= {name: json.dumps(getattr(self, name)) for name in _AS_JSON}
+        head["size_bytes"] = self.size_bytes
+        head["failures"] = self.failures.dumps()
+        head["taken"] = json.dumps([[version, rows.to_json()] for version, rows in self.taken])
+        head["nulls"] = json.dumps([[column, rows.to_json()] for column, rows in self.nulls])
+        columns = {name: pa.array([value]) for name, value in head.items()}
+        stretches, bits = pack_runs(self.runs)
+        columns["rows"] = _one_list(_RUN, stretches.T)
+        columns["rows_among"] = pa.array([bits])
+        computed = self.computed
+        for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
+            # Often equal to the computed rows, which may be very many runs; NULL then means "the same".
+            columns[name] = (
+                pa.nulls(1, pa.list_(_SPAN)) if rows == computed else _one_list(_SPAN, [rows.starts, rows.ends])
+            )
+        return pa.record_batch(columns)
+
+    @staticmethod
+    def from_batch(batch: pa.RecordBatch) -> StagedFragment:
+        row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
+        runs = unpack_runs(_from_list(batch.column("rows")), row["rows_among"])
+        computed = computed_rows(runs)
+        live, looked_at = (
+            Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
+            for column in (batch.column("live"), batch.column("looked_at"))
+        )
+        files, fields, outputs, jobs = (json.loads(row[name]) for name in _AS_JSON)
+        return StagedFragment(
+            **{name: row[name] for name in _PLAIN},
+            src_data_files=tuple(files),
+            output_field_ids=tuple(fields),
+            output_files=tuple((int(a), int(b), str(c)) for a, b, c in outputs),
+            by_job=tuple((str(job), int(rows)) for job, rows in jobs),
+            live=live,
+            runs=runs,
+            looked_at=looked_at,
+            failures=Failures.loads(row["failures"]),
+            taken=_ranges_by_name(row["taken"]),
+            nulls=_ranges_by_name(row.get("nulls") or "[]"),
+            size_bytes=row.get("size_bytes") or 0,
+        )
+
+
+def _ranges_by_name(text: str) -> tuple[tuple[str, Ranges], ...]:
+    return tuple((str(name), Ranges.from_json(rows)) for name, rows in json.loads(text))
+
+
+def computed_rows(runs: RowRuns) -> Ranges:
+    """Return the physical offsets of the rows in run-length form."""
+    return Ranges.from_bounds(runs[:, 0], runs[:, 0] + runs[:, 2])
+
+
+def _one_list(item: pa.StructType, columns: Iterable[npt.NDArray[np.int64]]) -> pa.Array:
+    """Build a list column of one row from the fields of its structs."""
+    arrays = [pa.array(values).cast(part.type) for values, part in zip(columns, item, strict=True)]
+    return pa.ListArray.from_arrays([0, len(arrays[0])], pa.StructArray.from_arrays(arrays, fields=list(item)))
+
+
+def _from_list(column: pa.Array) -> npt.NDArray[np.int64]:
+    return np.stack([part.to_numpy(zero_copy_only=False).astype(np.int64) for part in column.flatten().flatten()], 1)
+
+
+def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
+    """Read a fragment checkpoint; None if it is damaged, missing, or of a format without ``src_data_files``."""
+    try:
+        return StagedFragment.from_batch(store[key])
+    except (KeyError, ValueError, IndexError, TypeError):
+        return None
+
+
+def encode_runs(offsets: Offsets, ids: RowIds) -> RowRuns:
+    """Encode rows with ascending offsets as runs: within a run, offset and row id both increase by one."""
+    signed = ids.view(np.int64)
+    parted = (offsets[1:] - offsets[:-1] != 1) | (signed[1:] - signed[:-1] != 1)
+    starts = np.concatenate(([0], np.flatnonzero(parted) + 1)) if len(offsets) else np.empty(0, np.int64)
+    return np.stack([offsets[starts], signed[starts], np.diff(starts, append=len(offsets))], 1)
+
+
+def decode_runs(runs: RowRuns) -> tuple[Offsets, RowIds]:
+    """Decode runs to offsets and row ids."""
+    offsets, ids = (Ranges(runs[:, at], runs[:, at] + runs[:, 2]).offsets() for at in (0, 1))
+    return offsets, ids.view(np.uint64)
+
+
+def merge_runs(groups: Sequence[RowRuns]) -> RowRuns:
+    """Merge several groups of runs, sorted by offset; adjacent runs become one."""
+    if not groups:
+        return np.empty((0, 3), np.int64)
+    runs = np.concatenate(groups)
+    if len(runs) < 2:
+        return runs
+    if not (runs[1:, 0] > runs[:-1, 0]).all():
+        runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    parted = runs[1:, 0] != runs[:-1, 0] + runs[:-1, 2]
+    parted |= runs[1:, 1] != runs[:-1, 1] + runs[:-1, 2]
+    if parted.all():
+        # Nothing to merge, for example if every second row was computed.
+        return runs
+    starts = np.concatenate(([0], np.flatnonzero(parted) + 1))
+    joined = runs[starts].copy()
+    joined[:, 2] = np.add.reduceat(runs[:, 2], starts)
+    return joined
+
+
+def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
+    """Pack runs, of 16 bytes each, for storage: close ones become a few longer spans and a bitmap of their offsets."""
+    if len(runs) == 0:
+        return runs, b""
+    starts, ids, lengths = runs.T
+    ends, shift = starts + lengths, ids - starts
+    firsts = np.flatnonzero(np.diff(shift, prepend=shift[:1] - 1))
+    lasts = np.append(firsts[1:], len(runs)) - 1
+    stretches = runs[firsts]
+    stretches[:, 2] = ends[lasts] - starts[firsts]
+    places = int(stretches[:, 2].sum())
+    if places > _PLACES_A_RUN * (len(runs) - len(firsts)):
+        return runs, b""
+    before = np.repeat(stretches[:, 0] - _before(stretches), lasts - firsts + 1)
+    return stretches, np.packbits(Ranges.from_bounds(starts - before, ends - before).bitmap(0, places)).tobytes()
+
+
+def unpack_runs(stretches: RowRuns, bits: bytes) -> RowRuns:
+    """Restore the runs that :func:`pack_runs` packed."""
+    if not bits:
+        return stretches
+    before = _before(stretches)
+    count = int(stretches[:, 2].sum())
+    chosen = np.unpackbits(np.frombuffer(bits, np.uint8), count=count).view(np.bool_)
+    begins, ends = chosen.copy(), chosen.copy()
+    begins[1:] &= ~chosen[:-1]
+    ends[:-1] &= ~chosen[1:]
+    # A run never continues across the end of a span, because the row ids do not.
+    begins[before] = chosen[before]
+    ends[before[1:] - 1] = chosen[before[1:] - 1]
+    starts = np.flatnonzero(begins)
+    counts = np.diff(np.searchsorted(starts, before), append=len(starts))
+    offsets, ids = (starts + np.repeat(stretches[:, at] - before, counts) for at in (0, 1))
+    return np.stack([offsets, ids, np.flatnonzero(ends) + 1 - starts], 1)
+
+
+def _before(runs: RowRuns) -> Offsets:
+    return np.cumsum(runs[:, 2]) - runs[:, 2]

@@ -1,0 +1,148 @@
+"""Lists of files that may be removed beside a table, and the minimum age (TTL) for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.storage.files import FileEntry
+from airflow_geneva.errors import InvalidInput
+
+CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS, VALUES = (
+    "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots", "values",
+)  # fmt: skip
+
+KINDS = {
+    CHECKPOINTS: "range and fragment checkpoints",
+    STAGED: "staged data files that no version or checkpoint references",
+    JOBS: "plans, code, progress, errors and records of ended jobs",
+    TEMPORARY: "half-written files",
+    MARKS: "announcement marks of jobs without commits",
+    LEDGERS: "ledgers and folds that a newer fold includes",
+    SNAPSHOTS: "view snapshots that no version of the view references",
+    VALUES: "values that were kept for equal inputs",
+}
+
+DEFAULT_TTL = timedelta(days=7)
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_TTL = re.compile(r"(\d{1,9})([smhdw])")
+
+
+def parse_ttl(ttl: timedelta | str) -> timedelta:
+    """Parse a minimum age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is none, or not above zero."""
+    span = ttl
+    if isinstance(span, str):
+        match = _TTL.fullmatch(span.strip().lower())
+        span = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else timedelta(0)
+    if not isinstance(span, timedelta) or span <= timedelta(0):
+        raise InvalidInput(
+            f"ttl={ttl!r} is not an age. Give a number with a unit, such as 7d, 12h or 30m, or a timedelta above zero."
+        )
+    return span
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """Files of one of the :data:`KINDS`, named relative to the table's folder."""
+
+    kind: str
+    files: tuple[FileEntry, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def names(self) -> list[str]:
+        return [file.name for file in self.files]
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """The files beside a table that are not needed any more, or that were removed.
+
+    Args:
+        notes: which possible garbage was kept, and why.
+        jobs: ids of the jobs that had ended at the time of the search.
+        owners: by staged data file, the checkpoint folder that names it; "" if none does.
+        found: time of the search in seconds since the epoch, by the store's clock.
+    """
+
+    table: str
+    file_groups: tuple[FileGroup, ...]
+    notes: tuple[str, ...] = ()
+    jobs: frozenset[str] = frozenset()
+    version: int = 0
+    owners: tuple[tuple[str, str], ...] = ()
+    found: float = 0.0
+
+    def file_group(self, kind: str) -> FileGroup:
+        return next((file_group for file_group in self.file_groups if file_group.kind == kind), FileGroup(kind))
+
+    @property
+    def count(self) -> int:
+        return sum(file_group.count for file_group in self.file_groups)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file_group.size_bytes for file_group in self.file_groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return counts and bytes by kind."""
+        return {"table": self.table, **add_up([self])}
+
+    def __str__(self) -> str:
+        lines = [f"{self.table}: {counted(self.count, 'file')}, {readable_bytes(self.size_bytes)}"]
+        for kind, what in KINDS.items():
+            file_group = self.file_group(kind)
+            if file_group.count:
+                lines.append(f"  {file_group.count:,} {what}: {readable_bytes(file_group.size_bytes)}")
+        lines.extend(f"  Note: {note}" for note in self.notes)
+        return "\n".join(lines)
+
+
+def add_up(found: Iterable[Garbage]) -> dict[str, Any]:
+    """Add up counts, bytes and notes of several tables, as JSON values."""
+    tables = list(found)
+    kinds = {
+        kind: {
+            "files": sum(table.file_group(kind).count for table in tables),
+            "bytes": sum(table.file_group(kind).size_bytes for table in tables),
+        }
+        for kind in KINDS
+    }
+    return {
+        "files": sum(table.count for table in tables),
+        "bytes": sum(table.size_bytes for table in tables),
+        "kinds": kinds,
+        "notes": [f"{table.table}: {note}" for table in tables for note in table.notes],
+    }
+
+
+def group_files(files: dict[str, Iterable[FileEntry]]) -> tuple[FileGroup, ...]:
+    """Return one group of files per kind, in the order of the kinds, each sorted by name."""
+    return tuple(FileGroup(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in KINDS)
+
+
+def field_of(folder: str) -> int | None:
+    """Return the field id in the name of a column's folder ``field-{id}``; None for another folder."""
+    number = folder.removeprefix("field-")
+    return int(number) if number != folder and number.isdigit() else None
+
+
+def readable_bytes(size: float) -> str:
+    """Format a size for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

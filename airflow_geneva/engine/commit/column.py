@@ -1,0 +1,507 @@
+"""Commit a shard's staged data files, a group of fragments per Lance commit, if they still fit the newest version."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, looked_at
+from airflow_geneva.engine.checkpoint.keys import FragmentKey
+from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
+from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.result import ShardResult
+from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
+from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.lance_io.fragments import (
+    Columns,
+    FragmentFiles,
+    columns_in,
+    columns_of,
+    fields_present,
+    live_offsets,
+    read_fragments,
+)
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.staged_files import StagedFiles
+from airflow_geneva.engine.plan.computed_rows import column_state
+from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.moved_rows import MOVED, LostRows, find_moved_rows
+from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, staged_fits
+from airflow_geneva.engine.plan.saved_plan import SavedPlan
+from airflow_geneva.engine.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
+from airflow_geneva.engine.storage.files import in_threads
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.errors import StorageError
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.commit")
+
+# Other writers may move rows again while those that they moved before are committed.
+_MOST_ROUNDS = 8
+_MOST_WARNED = 5
+_DONE = "committed already"
+_REMOVED = "its committed data file was removed"
+_DROPPED = "the column was dropped"
+_OTHER_INPUTS = "an input column was dropped, or its nested fields are others now"
+_UPDATED = "updated meanwhile"
+_REPLACED = "another writer replaced its inputs during the commit"
+_NOT_HELD = "their computed values are gone from the checkpoints"
+SECONDS_A_COMMIT = 10.0
+"""Target time between two commits of a computed shard; longer if the shard would need too many commits."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A staged fragment on its way into the table.
+
+    Args:
+        source: the version that has the fragment, which is not always the planned one.
+        hidden: its computed rows that a commit of the file does not make visible, because they are there no longer.
+    """
+
+    work: FragmentWork
+    staged: StagedFragment
+    source: lance.LanceDataset = field(repr=False, compare=False)
+    hidden: Ranges = field(default_factory=Ranges.empty, compare=False)
+
+    @property
+    def rows(self) -> Ranges:
+        """The computed rows that were due and become visible."""
+        return (self.staged.computed & self.work.due) - self.hidden
+
+    def without_hidden(self) -> Candidate:
+        """Return the candidate without its hidden rows, which other candidates make visible."""
+        due = self.work.due - self.hidden
+        return replace(self, work=replace(self.work, due=due, rows=len(due & self.staged.computed)))
+
+    def lost(self, rows: Ranges, why: str) -> LostRows:
+        return LostRows(self.source, self.work, self.staged, rows, why)
+
+    def outcome(self, version: str) -> dict[Provenance, Ranges]:
+        """Return the provenance of the fragment's rows after its file, which a UDF version computed, is committed."""
+        staged = self.staged
+        found = {provenance: rows - staged.computed for provenance, rows in self.work.kept}
+        add_rows(found, [(Provenance(version, maker), rows) for maker, rows in staged.taken])
+        add_rows(found, [(Provenance(version, failures=runs), rows) for runs, rows in staged.failures.rows])
+        apart = Ranges.union([staged.failures.all, *(rows for _, rows in staged.taken)])
+        add_rows(found, [(Provenance(version), staged.computed - apart)])
+        return found
+
+    def only_failed_again(self, version: str) -> bool:
+        """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already."""
+        failed = Ranges.union(rows for _, rows in prior_failures_of(self.work.known, version))
+        computed = self.staged.computed
+        return (
+            bool(self.work.files.output and computed)
+            and computed == self.staged.failures.all
+            and failed.contains(computed)
+        )
+
+    @property
+    def failed(self) -> Ranges:
+        """The due rows on which the UDF failed."""
+        return (self.staged.failures.all & self.work.due) - self.hidden
+
+    def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
+        return ((field_id, -1, self.staged.file),)
+
+
+class Restage(Protocol):
+    def __call__(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
+        """Stage a fragment of a version: its due rows that checkpoints hold, and the values of its other rows."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Which candidates fit a version, which an earlier try has committed, and why others are left.
+
+    Args:
+        manifest: the candidates' fragments in that version.
+        output: field ids of the column in it; empty if it was dropped.
+        removed: committed candidates whose data file another process removed.
+    """
+
+    dataset: lance.LanceDataset
+    manifest: Mapping[int, FragmentFiles]
+    output: tuple[int, ...]
+    fitting: tuple[Candidate, ...]
+    done: tuple[Candidate, ...]
+    removed: tuple[Candidate, ...]
+    left: tuple[tuple[Candidate, str], ...]
+
+    @property
+    def lost(self) -> list[LostRows]:
+        """The computed rows that a commit of what fits does not make visible where they were planned."""
+        there = (*self.fitting, *self.done)
+        hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in there if c.hidden & c.work.due]
+        return [*hidden, *(candidate.lost(candidate.rows, why) for candidate, why in self.left)]
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [*self.done, *self.removed, *self.fitting, *(candidate for candidate, _ in self.left)]
+
+
+Check: TypeAlias = Callable[[Verification], bool]
+"""Checks the values that a commit of what fits makes visible, and stops it by raising. Returns whether there was
+anything to check that was not checked before."""
+
+
+def verify(
+    dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[Candidate], data: StagedFiles
+) -> Verification:
+    """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
+    output = fields_present(dataset, columns.output)
+    same_inputs = all(columns_in(dataset, columns.inputs_text, columns.output)[1])
+    manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
+
+    def judge(candidate: Candidate) -> tuple[Candidate, str]:
+        # Rows hidden at an earlier version are searched again if their fragment has been removed since.
+        candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.work.id)
+        reason = _reason(dataset, now, candidate, output, data) if same_inputs else _OTHER_INPUTS
+        if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
+            return candidate, reason
+        return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
+
+    judged = in_threads(judge, candidates)
+    fitting, done, removed = (tuple(c for c, found in judged if found == reason) for reason in ("", _DONE, _REMOVED))
+    left = tuple((c, reason) for c, reason in judged if reason not in ("", _DONE, _REMOVED))
+    return Verification(dataset, manifest, output, fitting, done, removed, left)
+
+
+def _reason(
+    dataset: lance.LanceDataset,
+    now: FragmentFiles | None,
+    candidate: Candidate,
+    output_fields: tuple[int, ...],
+    data: StagedFiles,
+) -> str:
+    planned, staged = candidate.work.files, candidate.staged
+    if not output_fields:
+        return _DROPPED
+    if now is None:
+        return "the fragment is gone (compacted, updated or deleted)"
+    if now.output == candidate.output(output_fields[0]) and now.inputs == planned.inputs:
+        return _DONE if is_staged_complete(dataset, staged, data) else _REMOVED
+    if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
+        return "its inputs were replaced"
+    if now.output != staged.output_files:
+        return "another writer wrote the column"
+    live = live_offsets(dataset, now)
+    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at, data):
+        return "its staged file no longer fits (rows were restored, the column was replaced, or the file is missing)"
+    return ""
+
+
+@dataclass
+class ShardCommitter:
+    """Commits the staged fragments of one shard, and those that replaced them since.
+
+    Args:
+        planned: the table in which its column has the planned name.
+        data: its staged files, with what is known of them already.
+        restage: stages what checkpoints hold of the due rows of a fragment of a version, with its other values.
+        opened: the newest version, if it was opened just now, for the first verification.
+        newest: the version of the last commit.
+    """
+
+    location: TableLocation
+    saved: SavedPlan
+    work: BackfillSpec
+    planned: lance.LanceDataset
+    data: StagedFiles
+    restage: Restage
+    opened: lance.LanceDataset | None = None
+    newest: lance.LanceDataset | None = None
+    _done: list[Candidate] = field(default_factory=list)
+    _lost: list[LostRows] = field(default_factory=list)
+    _removed: list[Candidate] = field(default_factory=list)
+    _left: list[tuple[int, int, str]] = field(default_factory=list)
+    _versions: list[int] = field(default_factory=list)
+    _earlier: int = 0
+    _by_others: int = 0
+    _failed: int = 0
+    _deleted: int = 0
+    _warned: int = 0
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The relevant columns by field id, as planned."""
+        filtered = where_columns(self.work.where, self.planned.schema.names)
+        return columns_of(self.planned, self.work.inputs, filtered, self.work.column)
+
+    def commit(
+        self,
+        shard: Shard,
+        candidates: Sequence[Candidate],
+        missing: Sequence[tuple[int, int, str]],
+        on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
+        check: Check | None = None,
+        at_once: bool = False,
+    ) -> ShardResult:
+        """Commit the candidates that fit; report the rows of the others, and of fragments without a staged file.
+
+        ``on_group`` is called after every Lance commit with the number of visible fragments, that of visible due rows
+        without those that failed, and the table versions written. With ``at_once`` there is one Lance commit.
+
+        Raises:
+            CommitConflict: other writers changed the table at every retry.
+            TableRemade: the table was dropped and created again; a commit to the new table is undone.
+        """
+        self._left.extend(missing)
+        self._commit_groups(candidates, shard, on_group, check, at_once)
+        for _ in range(_MOST_ROUNDS):
+            if not self._lost and not self._removed:
+                break
+            again = [*self._rebuild(), *self._follow(self.location.open())]
+            if at_once:
+                # All values are checked together, including those that are already visible.
+                again, self._done = [*self._done, *again], []
+            self._commit_groups(again, shard, on_group, check, at_once)
+        for lost in self._lost:
+            self._leave(lost.work.id, len(lost.rows), lost.why)
+        if self._warned > _MOST_WARNED:
+            logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
+        ours = sum(min(self._computed_by_this_job(done.staged), len(done.rows)) for done in self._done)
+        # An earlier job may have computed rows that were deleted before this one was planned.
+        everyone = sum(len(candidate.rows) for candidate in self._done)
+        failed = sum(len(candidate.failed) for candidate in self._done)
+        return ShardResult(
+            shard=shard.index,
+            fingerprint=self.saved.fingerprint,
+            rows_computed=ours - failed + self._earlier,
+            rows_reused=everyone - ours + self._by_others,
+            rows_failed=failed + self._failed,
+            rows_taken=sum(len(rows) for c in self._done for _, rows in c.staged.taken),
+            rows_left=sum(count for _, count, _ in self._left),
+            rows_deleted=self._deleted,
+            fragments=len(self._done),
+            versions=tuple(self._versions),
+            left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
+        )
+
+    def _computed_by_this_job(self, staged: StagedFragment) -> int:
+        return sum(rows for job, rows in staged.by_job if job == self.work.job_id)
+
+    def _commit_groups(
+        self,
+        candidates: Sequence[Candidate],
+        shard: Shard,
+        on_group: Callable[[int, int, tuple[int, ...]], None],
+        check: Check | None,
+        at_once: bool,
+    ) -> None:
+        left = self._without_repeated_failures(candidates)
+        asked = len(candidates) if at_once else self.work.sizing.commit_granularity
+        least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
+        while left:
+            group, left = left[:size], left[size:]
+            began = time.monotonic()
+            self._commit_group(group, check, at_once)
+            rows_done = sum(len(done.rows) - len(done.failed) for done in self._done)
+            on_group(len(self._done), rows_done, tuple(self._versions))
+            if asked is None:
+                spent = max(time.monotonic() - began, 1e-3)
+                size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
+
+    def _rebuild(self) -> list[Candidate]:
+        """Stage the fragments again whose committed data file was removed, with the values that checkpoints hold."""
+        removed, self._removed = self._removed, []
+        candidates: list[Candidate] = []
+        for candidate in removed:
+            logger.warning("Another process removed data file %s, which is written again.", candidate.staged.file)
+            again = self.restage(candidate.source, candidate.work)
+            staged = replace(again.staged, output_files=candidate.output(self.work.field_id))
+            self._leave(candidate.work.id, len(candidate.rows) - again.work.rows, _NOT_HELD)
+            candidates.append(replace(again, staged=staged))
+        return candidates
+
+    def _follow(self, dataset: lance.LanceDataset) -> list[Candidate]:
+        """Find the lost rows in the fragments of a version that hold them now, and stage these."""
+        lost, self._lost = self._lost, []
+        state = column_state(dataset, self.location.checkpoints, self.columns)
+        found = find_moved_rows(dataset, self.columns, self.work, state, lost)
+        for files, there, of in found.computed:
+            self._add_committed(files, there, of)
+        self._failed += found.failed
+        self._deleted += found.deleted
+        for fragment, rows, why in found.left:
+            self._leave(fragment, rows, why)
+        candidates: list[Candidate] = []
+        for work in found.works.values():
+            candidate = self.restage(dataset, work)
+            if candidate.work.rows:
+                candidates.append(candidate)
+            self._leave(work.id, work.rows - candidate.work.rows, _NOT_HELD)
+        return candidates
+
+    def _add_committed(self, files: FragmentFiles, rows: Ranges, of: LostRows) -> None:
+        """Count rows that are visible already: an earlier try has committed its file, or another job has.
+
+        Another shard may have written the fragment since, with their values in it.
+        """
+        key = FragmentKey(self.work.prefix, files.srcfiles, files.id)
+        staged = read_staged(CheckpointStore(self.location.checkpoints), str(key))
+        if staged is not None and files.output == ((self.work.field_id, -1, staged.file),):
+            work = FragmentWork(files, MOVED, rows, Ranges.empty(), len(rows))
+            self._done.append(Candidate(work, staged, self.planned))
+            rows = rows - staged.computed
+        ours = min(self._computed_by_this_job(of.staged), len(rows))
+        self._earlier += ours
+        self._by_others += len(rows) - ours
+
+    def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
+        repeated = [candidate for candidate in candidates if candidate.only_failed_again(self.work.udf_version)]
+        facts = [
+            self._fact(c.work.files, c.work.files.signature, p.what, rows, self.work.version)
+            for c in repeated
+            for p, rows in c.outcome(self.work.udf_version).items()
+            # Facts about a fragment replace facts about its ancestors.
+            if rows and (c.work.reason == MOVED or (p.failures and rows & c.staged.failures.all))
+        ]
+        self._learn(facts)
+        self._done.extend(repeated)
+        return [candidate for candidate in candidates if candidate not in repeated]
+
+    def _learn(self, facts: Sequence[Fact]) -> None:
+        append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
+
+    def _verify(self, group: Sequence[Candidate]) -> Verification:
+        opened, self.opened = self.opened, None
+        dataset = opened or self.location.open()
+        self.data.look_if_old(dataset, [candidate.staged.file for candidate in group])
+        verdict = verify(dataset, self.columns, group, self.data)
+        if verdict.left:
+            self.work.written.look(self.location.options)
+        return verdict
+
+    def _follow_before(self, verdict: Verification) -> Verification:
+        """Stage moved rows again before a commit that makes all values visible; those that still move are left."""
+        for _ in range(_MOST_ROUNDS):
+            if not verdict.lost:
+                break
+            self._lost = verdict.lost
+            there = [*verdict.removed, *(c.without_hidden() for c in (*verdict.done, *verdict.fitting))]
+            verdict = self._verify([*there, *self._follow(verdict.dataset)])
+        return verdict
+
+    def _commit_group(self, group: Sequence[Candidate], check: Check | None, at_once: bool = False) -> None:
+        for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
+            verdict = self._verify(group)
+            verdict = self._follow_before(verdict) if at_once else verdict
+            if check is not None and check(verdict):
+                # A check can take minutes, and Lance does not notice every change since the version it commits on.
+                verdict = self._verify(verdict.candidates)
+                verdict = self._follow_before(verdict) if at_once else verdict
+                check(verdict)
+            group = verdict.candidates
+            if not verdict.fitting or self._replace(verdict):
+                self._keep(replace(verdict, fitting=()))
+                return
+            if not at_once and self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
+                # A commit with fewer fragments conflicts less often.
+                half = -(-len(group) // 2)
+                self._commit_group(group[:half], check)
+                self._commit_group(group[half:], check)
+                return
+
+    def _replace(self, verdict: Verification) -> bool:
+        """Try to commit at the verified version; return False if it has to be verified again."""
+        import lance
+
+        operation, dataset = lance.LanceOperation, verdict.dataset
+        names = [candidate.staged.file for candidate in verdict.fitting]
+
+        def transaction() -> lance.Transaction:
+            named = zip(verdict.fitting, self.data.data_files(self.planned, names), strict=True)
+            groups = [operation.DataReplacementGroup(candidate.work.id, file) for candidate, file in named]
+            return lance.Transaction(
+                read_version=dataset.version,
+                operation=operation.DataReplacement(groups),
+                transaction_properties={"geneva.job_id": self.work.job_id},
+            )
+
+        try:
+            committed = self.work.written.commit_transaction(
+                self.location.options,
+                transaction,
+                before="commit.before",
+                after="commit.after",
+                # If the commit fails, the facts name files outside the table and match nothing.
+                first=partial(self._learn, self._facts(verdict)),
+                then=lambda committed: self.data.look_again(committed, names),
+            )
+        except OSError as error:
+            if is_undecided(error):
+                return False
+            raise StorageError(
+                f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
+                "then run again: nothing is lost."
+            ) from error
+        self.newest = committed
+        self._versions.append(committed.version)
+        self._verify_committed(committed, verdict)
+        return True
+
+    def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification) -> None:
+        """Check what Lance reports no conflict for: replaced inputs, deleted rows, and removed data files."""
+        found = verify(committed, self.columns, verdict.fitting, self.data)
+        others = (*found.fitting, *(candidate for candidate, _ in found.left))
+        found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
+        self._keep(found)
+
+    def _keep(self, verdict: Verification) -> None:
+        """Record the outcome of candidates that are no longer committed."""
+        self._done.extend(verdict.done)
+        self._removed.extend(verdict.removed)
+        self._lost.extend(verdict.lost)
+
+    def _leave(self, fragment: int, rows: int, why: str) -> None:
+        """Leave rows of a fragment for the next run."""
+        if rows:
+            self._warned += 1
+            if self._warned <= _MOST_WARNED:
+                logger.warning("Fragment %s is left for the next run: %s.", fragment, why)
+            self._left.append((fragment, rows, why))
+
+    def _fact(
+        self, files: FragmentFiles, signature: str, what: str, rows: Ranges, at: int, under: str | None = None
+    ) -> Fact:
+        every = None if len(rows) == files.physical_rows else rows
+        return Fact(signature, what, every, at, under, self.columns.inputs_text)
+
+    def _facts(self, verdict: Verification) -> list[Fact]:
+        facts: list[Fact] = []
+        version = int(verdict.dataset.version)
+        for candidate in verdict.fitting:
+            now = verdict.manifest[candidate.work.id]
+            output = candidate.output(self.work.field_id)
+            signature = now.signature_with(output)
+            for provenance, rows in candidate.outcome(self.work.udf_version).items():
+                if rows:
+                    under = _live_under(candidate, provenance, rows)
+                    facts.append(self._fact(now, signature, provenance.what, rows, version, under))
+            if self.work.where is not None:
+                what = looked_at(self.work.filter_hash, self.work.udf_version)
+                seen = candidate.staged.looked_at - candidate.staged.failures.all
+                # Use the planned files: another writer may have replaced the filter's columns since.
+                signature = candidate.work.files.where_signature(output)
+                facts.append(Fact(signature, what, None if len(seen) == now.physical_rows else seen, version))
+        return facts
+
+
+def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
+    """Return the deletion file under which the rows, and those that failed in all runs, are all live rows."""
+    if provenance.failures:
+        return None
+    given_up = Provenance(provenance.version, failures=MOST_RUNS)
+    settled = rows | candidate.outcome(provenance.version).get(given_up, Ranges.empty())
+    return candidate.staged.deletion if settled.contains(candidate.staged.live) else None

@@ -1,0 +1,45 @@
+"""Bring the indexes over changed columns up to date, after their values have become visible."""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.indexes import read_indexes
+from airflow_geneva.engine.storage.location import TableLocation
+
+logger = logging.getLogger("airflow_geneva.commit")
+
+
+def update_indexes(location: TableLocation, field_id: int | None) -> None:
+    """Let each index over a column, or each of a view, cover all rows; write nothing for an index that does.
+
+    It works from the newest version, so that a call after a kill, or after other writers' commits, does what is left.
+    Lance refuses the commit if the values of a covered row changed meanwhile; then it is done again.
+
+    Raises:
+        CommitConflict: other writers changed the table at every retry.
+        EngineError: Lance cannot update an index.
+    """
+    names = [index.name for index in read_indexes(location.open(), field_id) if index.unindexed_rows]
+    for name in names:
+        for _ in commit_tries(f"table {location.name!r}", f"update its index {name!r}"):
+            dataset = location.open()
+            left = [index for index in read_indexes(dataset, field_id) if index.name == name and index.unindexed_rows]
+            fault_point("index.before")
+            try:
+                with engine_errors():
+                    for index in left:
+                        dataset.optimize.optimize_indices(index_names=[name], **index.options_to_update())
+                        logger.info(
+                            "Index %r of %r covers %s.", name, location.name, counted(index.unindexed_rows, "more row")
+                        )
+            except EngineError as error:
+                if is_undecided(error):
+                    continue
+                raise
+            fault_point("index.after")
+            break

@@ -1,0 +1,315 @@
+"""Find out which refresh a view's rows come from, and whether other writers have changed them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot, snapshot_key
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.fragments import field_ids
+from airflow_geneva.engine.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import read_transaction, written_at
+from airflow_geneva.engine.storage.documents import well_typed
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+SOURCE_VERSION = "geneva.view.src_version"
+SNAPSHOT = "geneva.view.snapshot"
+PLAN = "geneva.view.plan"
+LOOKED_AT = "geneva.view.looked_at"
+"""Transaction property of a swap: the view version that the refresh prepared it for."""
+SWAP_KEY = "geneva::view::swap"
+"""Schema metadata that repeats job and snapshot of the newest swap, in case its transaction is cleaned up."""
+
+_STATE = "state/view"
+_NOTE, _INTENTS = f"{_STATE}/advanced.json", f"{_STATE}/swapping"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The swap that a view's rows come from; its job is "" if there was none.
+
+    Args:
+        snapshot: key of the swap's snapshot. It is unique per swap, because a job that plans again may swap again.
+        changed: what other writers did to the rows since; "" for nothing. Otherwise the view's content is unknown.
+        placeholders: whether the view may have rows that are not set.
+        restores: versions since the swap that restored an earlier one, with that one, newest first.
+    """
+
+    job_id: str = ""
+    source_version: int = 0
+    snapshot: str = ""
+    plan: str = ""
+    changed: str = ""
+    placeholders: bool = True
+    restores: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Identify the current rows: equal as long as no refresh and no other writer changed them."""
+        return f"{self.snapshot} {self.changed}" if self.changed else self.snapshot
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the schema metadata shall say of it."""
+        return {BASE_VERSION_KEY: str(self.source_version), SWAP_KEY: f"{self.job_id} {self.snapshot}"}
+
+    def is_mirrored(self, dataset: lance.LanceDataset) -> bool:
+        found = dataset.schema.metadata or {}
+        return all(found.get(key.encode(), b"").decode() == value for key, value in self.metadata.items())
+
+
+_UNKNOWN = Swap(changed="unknown")
+_A_SWAP_AND_ITS_METADATA = 2
+_FOUND: dict[tuple[str, int, int], Swap] = {}
+"""Swaps that versions show, by URI, version and its time: the history of a version does not change."""
+_MOST_FOUND = 64
+
+
+def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
+    """Find the swap whose rows a version of a view shows; follow restores. This process looks once for each version."""
+    import lance
+
+    key = (location.uri, int(dataset.version), written_at(dataset))
+    if key in _FOUND:
+        return _FOUND[key]
+    changed, placeholders, restores = "", False, list[tuple[int, int]]()
+    # Read back to the newest swap, however far: every commit since then may have changed rows.
+    for commit in commits_of_version(dataset, at_once=_A_SWAP_AND_ITS_METADATA):
+        swap = _swap_of(commit)
+        # Lance rebases a commit on those that came after its preparation, and records that it had read them.
+        since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
+        if isinstance(commit.operation, lance.LanceOperation.Restore):
+            restores.append((commit.version, int(commit.operation.version)))
+        others = reversed([*commits_newest_first(dataset, commit.version - 1, since)]) if swap else [commit]
+        for other in others:
+            did = _changes(dataset, other)
+            if did is None:
+                return replace(_noted(location, dataset, changed), restores=tuple(restores))
+            changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
+        if swap:
+            if len(_FOUND) >= _MOST_FOUND:
+                _FOUND.clear()
+            _FOUND[key] = replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
+            return _FOUND[key]
+    return Swap(changed=changed, restores=tuple(restores))
+
+
+def taken_back(dataset: lance.LanceDataset, restores: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Describe the expectations that restores removed from a view and that its definition still lacks."""
+    now = ViewDefinition.read(dataset.schema.metadata).expectations
+    for version, restored in restores:
+        try:
+            with engine_errors():
+                before = dataset.checkout_version(version - 1).schema.metadata
+            lost = [pair for pair in ViewDefinition.read(before).expectations if pair not in now]
+        except (EngineError, InvalidInput):  # cleaned up, or another system's definition
+            continue
+        if lost:
+            listed = ", ".join(f"{one} of column {column!r} ({one.level})" for column, one in lost)
+            yield (
+                f"a restore to version {restored} took back what view.expect had said: {listed}. Call "
+                "view.expect(...) again to check them."
+            )
+
+
+def _swap_of(commit: Commit) -> Swap | None:
+    """Read a commit as a swap; None for any other commit."""
+    said = commit.properties
+    if SOURCE_VERSION not in said:
+        return None
+    return Swap(said[JOB_PROPERTY], int(said[SOURCE_VERSION]), said[SNAPSHOT], said[PLAN])
+
+
+def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
+    """Say what a commit did to the rows: "" for nothing, "?" for rows that may not be set; None if it is gone."""
+    import lance
+
+    made, version, operation = lance.LanceOperation, commit.version, commit.operation
+    if commit.gone:
+        return None
+    if version == 1:
+        return ""
+    if isinstance(operation, made.Append):
+        set_rows = _appended_set_rows(dataset, version, operation)
+        return None if set_rows is None else f"append at version {version}" if set_rows else "?"
+    fields: set[int] = set()
+    if isinstance(operation, made.DataReplacement):
+        fields = {field for file in files_written(operation) for field in file.fields}
+    elif isinstance(operation, made.Update):
+        fields = set(operation.fields_modified)
+    elif not isinstance(operation, (made.Delete, made.Overwrite)):
+        return ""
+    # Columns that users added to the view do not count.
+    ours = set(own_columns(dataset.schema)).intersection(dataset.schema.names) if fields else ()
+    if fields and not any(fields.intersection(field_ids(dataset, name)) for name in ours):
+        return ""
+    return f"{type(operation).__name__.lower()} at version {version}"
+
+
+def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool | None:
+    """Whether an append added rows that are set; None if they can no longer be read."""
+    paths = {file.path for file in files_written(operation)}
+    try:
+        with engine_errors():
+            for fragment in dataset.checkout_version(version).get_fragments():
+                if paths & {file.path for file in fragment.metadata.files} and fragment.count_rows(filter=IS_SET):
+                    return True
+    except EngineError:
+        return None
+    return False
+
+
+def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
+    """Read the swap from the schema metadata; unknown if a later swap may have been committed."""
+    metadata = dataset.schema.metadata or {}
+    job_id, snapshot = _mirrored(dataset)
+    if not job_id or read_intents(location) - {snapshot}:
+        return _UNKNOWN
+    return Swap(job_id, int(metadata.get(BASE_VERSION_KEY.encode(), b"0")), snapshot, changed=changed)
+
+
+def _mirrored(dataset: lance.LanceDataset) -> tuple[str, str]:
+    job_id, _, snapshot = (dataset.schema.metadata or {}).get(SWAP_KEY.encode(), b"").decode().partition(" ")
+    return job_id, snapshot
+
+
+def snapshot_of_version(dataset: lance.LanceDataset, version: int) -> str:
+    """Return the snapshot that a version's transaction names; "" if it is not a swap."""
+    transaction = read_transaction(dataset, version)
+    return str(((transaction.transaction_properties if transaction else None) or {}).get(SNAPSHOT, ""))
+
+
+def snapshot_in_metadata(dataset: lance.LanceDataset) -> str:
+    """Return the snapshot that the schema metadata of a version names, or ""."""
+    return _mirrored(dataset)[1]
+
+
+def write_intent(location: TableLocation, snapshot: str) -> None:
+    """Record, by its snapshot, a swap that the job is about to commit."""
+    location.checkpoints.write_json(f"{_INTENTS}/{snapshot}.json", {})
+
+
+def read_intents(location: TableLocation) -> set[str]:
+    """Return the snapshots of swaps that jobs began: the newest swap, and others whose outcome is not recorded."""
+    return {name.removesuffix(".json") for name in location.checkpoints.list_folder(_INTENTS)[1]}
+
+
+def list_state(location: TableLocation) -> tuple[set[str], int]:
+    """Return what `read_intents` does, and the number of snapshots that are not packed, with one listing."""
+    names = location.checkpoints.list_files(_STATE)
+    intents = {name.rpartition("/")[2].removesuffix(".json") for name in names if name.startswith(f"{_INTENTS}/")}
+    return intents, sum(snapshot_key(name) is not None for name in names)
+
+
+def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
+    """Delete the records of swaps that another swap followed, or that can no longer be committed."""
+    location.checkpoints.delete_all(f"{_INTENTS}/{snapshot}.json" for snapshot in snapshots)
+
+
+@dataclass(frozen=True)
+class AdvanceNote:
+    """States that the swap with a snapshot also reflects a later source version, which changed no row of the view."""
+
+    swap: str
+    source_version: int
+    snapshot: str
+
+
+def write_advance_note(location: TableLocation, note: AdvanceNote) -> None:
+    """Record a later source version without writing a table version; remove the previous note's snapshot if unnamed."""
+    before = read_advance_note(location)
+    location.checkpoints.write_json(_NOTE, asdict(note))
+    fault_point("advance.written")
+    # A reader that has the old note but not yet its snapshot reads the note again, see `CommittedViewState.snapshot`.
+    if before is not None and before.snapshot not in {note.snapshot, note.swap, *read_intents(location)}:
+        remove_snapshot(location.checkpoints, before.snapshot)
+
+
+def read_advance_note(location: TableLocation) -> AdvanceNote | None:
+    """Read the note beside a view, if there is one."""
+    try:
+        return well_typed(AdvanceNote(**(location.checkpoints.read_document(_NOTE) or {})))
+    except TypeError:
+        return None
+
+
+class CommittedViewState:
+    """What a version of a view shows; parts are read on demand."""
+
+    def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
+        self.location = location
+        self.dataset = dataset
+        self.newest: Swap
+        self._note: AdvanceNote | None
+        look = partial(newest_swap, location, dataset), partial(read_advance_note, location)
+        self.newest, self._note = location.checkpoints.side_by_side(*look)
+        self.renamed: tuple[str, ...] = ()
+
+    @property
+    def source_version(self) -> int | None:
+        """The source version that the view reflects; None as for `snapshot`."""
+        if self.newest.changed or not self.newest.job_id:
+            return None
+        note = self._note
+        noted = note is not None and note.swap == self.newest.snapshot
+        return note.source_version if note is not None and noted else self.newest.source_version
+
+    @property
+    def settled(self) -> bool:
+        """Whether a refresh without new, changed or vanished rows would leave the view as it is."""
+        return not self.newest.placeholders and self.newest.is_mirrored(self.dataset)
+
+    @property
+    def taken_back(self) -> list[str]:
+        """Expectations that restores since the newest swap removed from the view."""
+        return list(taken_back(self.dataset, self.newest.restores))
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """The source as the view reflects it.
+
+        None before the first refresh, if the document is lost, and if other writers changed the rows.
+        """
+        if self.newest.changed:
+            return None
+        note = self._note
+        while note is not None and note.swap == self.newest.snapshot:
+            found = load_snapshot(self.location.checkpoints, note.snapshot)
+            if found is not None:
+                return found
+            missed, note = note, read_advance_note(self.location)
+            if note == missed:
+                break
+        return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
+
+    def rename_code(self, same: Mapping[tuple[str, str], str]) -> None:
+        """Treat versions of the columns' code as other versions with the same code.
+
+        Args:
+            same: the other version, by column and version; ``renamed`` names those that were found.
+        """
+        if self.snapshot is None or not (found := [made for made in self.snapshot.code if made in same]):
+            return
+        code = tuple((name, same.get((name, made), made)) for name, made in self.snapshot.code)
+        older = tuple(made for made in self.snapshot.older if made not in same)
+        self.snapshot, self.renamed = replace(self.snapshot, code=code, older=older), tuple(made for _, made in found)
+
+    @cached_property
+    def shown(self) -> Ranges:
+        """Source row ids of the rows that are set."""
+        scanner = self.dataset.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET)
+        parts = [batch.column(0).drop_null().to_numpy() for batch in scanner.to_batches() if batch.num_rows]
+        return Ranges.from_offsets(np.concatenate(parts)) if parts else Ranges.empty()

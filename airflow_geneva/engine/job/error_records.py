@@ -1,0 +1,200 @@
+"""Records of rows on which a UDF failed, stored in ``_checkpoints/jobs/{id}/errors/{name}.arrow``."""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.display import Listed, format_time
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.errors import StorageError
+
+logger = logging.getLogger("airflow_geneva.job")
+
+ERRORS = "errors"
+_SUFFIX = ".arrow"
+
+_SCHEMA = pa.schema(
+    [
+        ("job_id", pa.string()),
+        ("column", pa.string()),
+        ("udf", pa.string()),
+        ("udf_version", pa.string()),
+        ("row_address", pa.uint64()),
+        ("row_id", pa.uint64()),
+        ("exception", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("attempt", pa.int64()),
+        ("calls", pa.int64()),
+        ("time", pa.float64()),
+        ("rule", pa.int64()),
+        ("source", pa.string()),
+    ]
+)
+_LONG_SECONDS, _MOST_COUNTED = 0.05, 256
+_COUNTED: dict[str, tuple[float, int]] = {}
+"""Error counts of running jobs by folder, with their expiry times."""
+
+FATAL = -1
+"""In place of a rule: the failure ended the job."""
+
+_IDENTITY = ("job_id", "column", "row_id", "attempt")
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorRecord(Listed):
+    """One row on which a UDF failed.
+
+    Args:
+        job_id: the job that ran it.
+        column: the column that stays NULL there.
+        udf, udf_version: the code that failed.
+        row_address: fragment and physical offset at the planned version; for a view, in its source.
+        row_id: its stable row id; the row address in a table without stable row ids.
+        exception: name of the exception's class.
+        message: its text.
+        traceback: the UDF's own part of the traceback; "" if there is none, as after a crash.
+        attempt: 1-based number of runs with this input and this UDF version.
+        calls: number of UDF calls for the row in this run, retries included.
+        time: seconds since the epoch.
+        rule: position of the policy rule that skipped the row; -1 if the failure ended the job.
+        source: for a view, the source table that the row is in; else "".
+    """
+
+    job_id: str
+    column: str
+    udf: str
+    udf_version: str
+    row_address: int
+    row_id: int
+    exception: str
+    message: str
+    traceback: str
+    attempt: int
+    calls: int
+    time: float
+    rule: int = 0
+    source: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The exception's name as it is written in code."""
+        return self.exception.removeprefix("builtins.")
+
+    @property
+    def fragment(self) -> int:
+        return self.row_address >> 32
+
+    @property
+    def offset(self) -> int:
+        """Physical offset within the fragment."""
+        return self.row_address & 0xFFFFFFFF
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        source = f" of source {self.source}" if self.source else ""
+        times = f", {self.calls} calls" if self.calls > 1 else ""
+        lines = [
+            f"row address {self.row_address}{source} (fragment {self.fragment}, offset {self.offset}): "
+            f"{self.kind}: {self.message}",
+            f"  column {self.column}, UDF {self.udf} (version {self.udf_version}), attempt {self.attempt}{times}, "
+            f"{format_time(self.time)}, job {self.job_id}",
+        ]
+        if self.traceback:
+            lines.append(textwrap.indent(self.traceback.rstrip(), "  "))
+        return "\n".join(lines)
+
+
+def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> None:
+    """Write error records to one file, named by the range that was run: a second run of the range replaces it."""
+    if not records:
+        return
+    table = pa.Table.from_pylist([record.to_json() for record in records], schema=_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    job.write_bytes(f"{ERRORS}/{name}{_SUFFIX}", sink.getvalue().to_pybytes())
+
+
+def read_errors(
+    checkpoints: Storage, job_id: str | None = None, column: str | None = None, most: int | None = None
+) -> list[ErrorRecord]:
+    """Return the error records of a table's jobs, newest first; one per job, column, row id and attempt.
+
+    With more than `most` records, the first ones that are read. InvalidInput: ``job_id`` is not a job id.
+    """
+    newest: dict[tuple[Any, ...], ErrorRecord] = {}
+    for table in _tables(checkpoints, sorted(_error_files(checkpoints, job_id))):
+        if most is not None and len(newest) >= most:
+            break
+        for row in table.slice(0, most).to_pylist():
+            record = ErrorRecord(**row)
+            key = tuple(row[name] for name in _IDENTITY)
+            if column in (None, record.column) and (key not in newest or newest[key].time < record.time):
+                newest[key] = record
+    return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))[:most]
+
+
+def count_errors(job: Storage) -> int:
+    """Count the error records of one job, each once."""
+    chosen = [name for name in job.list_files(ERRORS) if _is_error_file(name)]
+    return len({key for table in _tables(job, chosen, _IDENTITY) for key in _identities(table)})
+
+
+def count_errors_so_far(job: Storage) -> int:
+    """Count the error records of a running job; a slow count is cached for ten times as long as it took.
+
+    File names do not show a change: a file that is written again replaces the earlier one.
+    """
+    began = time.monotonic()
+    kept_until, count = _COUNTED.get(job.root, (began, 0))
+    if began < kept_until:
+        return count
+    count = count_errors(job)
+    now = time.monotonic()
+    if now - began > _LONG_SECONDS:
+        if len(_COUNTED) >= _MOST_COUNTED:
+            _COUNTED.clear()
+        _COUNTED[job.root] = (now + 10 * (now - began), count)
+    return count
+
+
+def _identities(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table.column(name).to_pylist() for name in _IDENTITY), strict=True)
+
+
+def _error_files(checkpoints: Storage, job_id: str | None) -> list[str]:
+    if job_id is None:
+        return [name for name in checkpoints.list_files("jobs") if _is_error_file(name)]
+    job = JobFolder.of(checkpoints, job_id).storage
+    return [f"jobs/{job_id}/{name}" for name in job.list_files(ERRORS) if _is_error_file(name)]
+
+
+def _is_error_file(name: str) -> bool:
+    return name.endswith(_SUFFIX) and f"/{name}".rpartition("/")[0].endswith(f"/{ERRORS}")
+
+
+def _tables(folder: Storage, names: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    fields = None if columns is None else [_SCHEMA.get_field_index(name) for name in columns]
+    for name in names:
+        try:
+            data = folder.read_bytes(name)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            table = pa.ipc.open_file(data, options=options).read_all()
+            yield table.select([_SCHEMA.names[at] for at in fields] if fields else _SCHEMA.names)
+        except FileNotFoundError:
+            continue
+        except (pa.ArrowException, KeyError, OSError) as error:
+            if isinstance(error, StorageError):
+                raise
+            logger.warning("Cannot read the error records in %s; they are left out: %s", folder.path(name), error)

@@ -1,0 +1,268 @@
+"""The folder of a job's documents: ``_checkpoints/jobs/{id}/``."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.storage import behind
+from airflow_geneva.engine.storage.files import Storage, as_json
+from airflow_geneva.engine.storage.outages import asked_to_end
+from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
+
+RECORD = "job.json"
+SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"
+"""Processes that have a document each: those that submit a shard to Spark, compute it, commit it, and end the job."""
+_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
+
+STARTED, APPLYING, SUBMITTED, WAKES, SPENT, APPLIED = "started", "applying", "submitted", "wakes", "spent", "applied"
+COMMITTING, CHECKED, COMMITTED, FAILURE, ALIVE = "committing", "checked", "committed", "failure", "alive"
+"""Parts of a shard's status: when the last try began, progress of apply, rows that a service has by submission, how
+often the task was deferred, what all tries have spent of a cap, result of apply, progress of the commit, what its
+checks of values found, its result, why the last try failed, and the sign of life of the process."""
+
+_WRITER = {STARTED: SUBMIT, WAKES: SUBMIT, COMMITTING: COMMIT, CHECKED: COMMIT, COMMITTED: COMMIT}
+"""The process that writes a part, if it is not the one that computes."""
+
+
+_FOR_PEOPLE = {APPLYING, COMMITTING, ALIVE}
+"""Parts that no step of the job waits for."""
+
+
+_OWN: dict[str, dict[str, dict[str, Any]]] = {}
+"""What this process wrote of jobs that no other process writes meanwhile: by folder, the documents by name."""
+
+
+@dataclass
+class _Open:
+    """A document that this process writes alone for as long as it works on a shard."""
+
+    parts: dict[str, Any]
+    written: set[str] = field(default_factory=set)
+    over: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_OPEN: dict[tuple[str, str], _Open] = {}
+
+
+def new_job_id() -> str:
+    """Return a new job id; ids sort by time, to the microsecond."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
+
+
+def job_start_time(job_id: str) -> datetime | None:
+    """Return the time in a job id; None if it has none."""
+    try:
+        return datetime.strptime(job_id[:21], "%Y%m%dT%H%M%S%f").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text is a valid job id, which cannot lead outside its folder."""
+    return bool(_ID.fullmatch(text)) and ".." not in text
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """The documents of one job."""
+
+    storage: Storage
+    job_id: str
+
+    @staticmethod
+    def of(checkpoints: Storage, job_id: str) -> JobFolder:
+        """Return the folder of a job below a table's ``_checkpoints``; InvalidInput if the id is not valid."""
+        if not is_job_id(job_id):
+            raise InvalidInput(f"{job_id!r} is not a job id.")
+        return JobFolder(checkpoints.folder("jobs", job_id), job_id)
+
+    @property
+    def alone(self) -> bool:
+        """Whether `written_by_this_process` keeps its documents."""
+        return self.storage.root in _OWN
+
+    @contextmanager
+    def written_by_this_process(self, others_go_on: bool = False) -> Iterator[None]:
+        """Say that the job is new, and that no other process writes its documents until the end of the body.
+
+        What this process wrote is not read again, and what is only for people is written behind. On a local disk,
+        where no request has to be waited for, nothing changes.
+
+        Args:
+            others_go_on: other processes read the documents afterwards: StorageError if one is not written.
+        """
+        root = self.storage.root
+        if self.storage.local or root in _OWN:
+            yield
+            return
+        _OWN[root] = {}
+        try:
+            yield
+        finally:
+            try:
+                behind.BEHIND.flush(self.storage, others_go_on)
+            finally:
+                del _OWN[root]
+
+    def _write(self, name: str, document: dict[str, Any], waited_for: bool = True) -> None:
+        own = _OWN.get(self.storage.root)
+        if own is not None:
+            own[name] = document
+        if self.storage.local or (own is None and (self.storage.root, name) not in _OPEN):
+            self.storage.write_json(name, document)
+        else:
+            write = behind.BEHIND.write if waited_for else behind.BEHIND.put
+            write(self.storage, name, as_json(document))
+
+    def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
+        """Write the job's record, with the fingerprint of its plan if there is something to compute."""
+        self._write(RECORD, self._record(record, plan))
+
+    def keep_record(self, record: Mapping[str, Any]) -> None:
+        """Keep the record of a job that is `alone` until it ends."""
+        _OWN[self.storage.root][RECORD] = self._record(record, None)
+
+    def _record(self, record: Mapping[str, Any], plan: str | None) -> dict[str, Any]:
+        return {"started": time.time(), **record, "id": self.job_id, "plan": plan}
+
+    def update_record(self, **parts: Any) -> None:
+        """Change parts of the record, unless it is gone."""
+        record = self.read(RECORD)
+        if record is not None:
+            self._write(RECORD, {**record, **parts})
+
+    def write_result(
+        self,
+        state: str,
+        result: Mapping[str, Any],
+        error: str | None = None,
+        errors: int = 0,
+        about: Mapping[str, Any] | None = None,
+        plan: str | None = None,
+    ) -> None:
+        """Write into the record how the job ended, unless the record is gone, or names another plan by now."""
+        record = self.read(RECORD)
+        if record is None or (plan and record.get("plan") not in (None, plan)):
+            return
+        ended = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
+        ended["error"] = None if error is None else mask_secrets(error)
+        flush = [partial(behind.BEHIND.flush, self.storage)] if self.alone else []
+        self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
+        for (root, name), there in list(_OPEN.items()):
+            if root == self.storage.root and name.startswith(FINISH):
+                # The record says that the job has ended, so this process need not say that it is alive.
+                there.over = True
+                behind.BEHIND.discard(self.storage, name)
+
+    def reduce_to_record(self) -> None:
+        """Keep the record and the error records, and remove all other documents."""
+        names = [name for name in self.storage.list_files() if name != RECORD and not name.startswith("errors/")]
+        # Remove the plans first: a cleared task then reports that its plan is gone, even if other files still exist.
+        plans = [name for name in names if name.startswith("plan-")]
+        self.storage.delete_all(plans)
+        fault_point("plans.removed")
+        self.storage.delete_all(name for name in names if name not in plans)
+        for name in {name.partition("/")[0] for name in names if "/" in name}:
+            self.storage.remove_empty_folders(name)
+
+    @contextmanager
+    def working_on(self, name: str) -> Iterator[None]:
+        """Say that no other process writes a document until the end of the body: it is read once."""
+        key = (self.storage.root, name)
+        if key in _OPEN:
+            yield
+            return
+        # The process that ends the job says nothing but that it is alive.
+        _OPEN[key] = _Open({} if name.startswith(FINISH) else self.read(name) or {})
+        try:
+            yield
+        finally:
+            del _OPEN[key]
+            if self.storage.root not in _OWN:
+                behind.BEHIND.flush(self.storage)
+
+    def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
+        """Read what a process said of a shard; empty if none has worked on it."""
+        name = shard_name(by, fingerprint, shard)
+        there = _OPEN.get((self.storage.root, name))
+        return dict(there.parts) if there is not None else self.read(name) or {}
+
+    def update_shard(self, fingerprint: str, shard: int, by: str = "", **parts: Any) -> None:
+        """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it.
+
+        Args:
+            by: the process that writes; by default the one that each part belongs to.
+        """
+        for writer in dict.fromkeys(by or _WRITER.get(part, STATUS) for part in parts):
+            new = {part: value for part, value in parts.items() if writer == (by or _WRITER.get(part, STATUS))}
+            name = shard_name(writer, fingerprint, shard)
+            there = _OPEN.get((self.storage.root, name)) or _Open(self.read_shard(fingerprint, shard, writer))
+            with _held(there.lock):
+                if there.over:
+                    continue
+                there.parts.update(new)
+                if ALIVE in new and ALIVE in there.written and writer != FINISH:
+                    # The process of an earlier try may still run, and neither removes what the other one says.
+                    mine = {part: value for part, value in there.parts.items() if part in there.written}
+                    there.parts = {**(self.read(name) or {}), **mine, **new}
+                there.written.update(new)
+                waited_for = not (self.storage.root in _OWN or set(new) <= _FOR_PEOPLE)
+                self._write(name, dict(there.parts), waited_for)
+
+    @contextmanager
+    def recording_failure(self, fingerprint: str, shard: int, last: bool = False) -> Iterator[None]:
+        """Write why the work on a shard failed, for the job's record; a new try removes the reason first.
+
+        What a driver wrote meanwhile stays: it says more than the task that submitted it knows.
+
+        Args:
+            last: no other try follows, so the job fails too.
+        """
+        if self.read_shard(fingerprint, shard).get(FAILURE):
+            self.update_shard(fingerprint, shard, failure=None)
+        try:
+            yield
+        except Exception as error:
+            with suppress(StorageError):
+                failure = self.read_shard(fingerprint, shard).get(FAILURE)
+                if last or not failure:
+                    failure = failure or {"error": mask_secrets(str(error)), "at": time.time()}
+                    self.update_shard(fingerprint, shard, failure={**failure, **({"last": True} if last else {})})
+            raise
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Read a document; None if it does not exist or is damaged."""
+        own = _OWN.get(self.storage.root)
+        return self.storage.read_document(name) if own is None else own.get(name)
+
+
+@contextmanager
+def _held(lock: threading.RLock) -> Iterator[None]:
+    """Hold a lock; a task that was asked to end does not wait for a thread that writes to a store that is away."""
+    while not lock.acquire(timeout=1.0):
+        if asked_to_end(sys.exc_info()[1]):
+            raise StorageError("The last status is not written, because an earlier write still waits for the store.")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def plan_name(fingerprint: str) -> str:
+    return f"plan-{fingerprint[:16]}.json"
+
+
+def shard_name(stage: str, fingerprint: str, shard: int) -> str:
+    return f"{stage}-{fingerprint[:16]}-{shard:04}.json"

@@ -1,0 +1,123 @@
+"""Heartbeats: each process that works on a job writes one every few seconds, to tell a dead job from a slow one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_geneva.engine.job.folder import COMMIT, FINISH, STATUS, JobFolder, shard_name
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.storage.documents import check_time
+
+logger = logging.getLogger("airflow_geneva.job")
+
+EVERY_SECONDS = 15.0
+_SILENT_SECONDS = 4 * EVERY_SECONDS
+_BY = {"apply": STATUS, "commit": COMMIT, "finish": FINISH}
+
+# The files of a dead job may be removed, so both limits are generous. A working process writes a heartbeat every 15
+# seconds for as long as its stage runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
+# checks the store's own file times, because clocks may differ by more.
+RUNNING_TIMEOUT = 3600.0
+# Between two Airflow tasks no process writes heartbeats: the next task may wait for its retry delay, a pool slot or the
+# cluster, and a user may clear it the next morning. The same holds for a killed Airflow task that waits for its retry.
+WAITING_TIMEOUT = 24 * 3600.0
+APPROVAL = "approval"
+"""Field of a job's record: why a person is asked before it is computed; of the plan's summary: the question."""
+# A person who has to approve a plan may be on vacation.
+APPROVAL_TIMEOUT = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last heartbeat of a job, in seconds since the epoch; `over` if the stage had ended, successfully or not."""
+
+    at: float
+    stage: str
+    over: bool = False
+    host: str = ""
+    pid: int = 0
+
+    def silent_for(self, now: float) -> float:
+        """Return for how many seconds the next heartbeat of a working process is overdue; 0 if it is not."""
+        silent = now - self.at
+        return silent if not self.over and silent > _SILENT_SECONDS else 0.0
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any] | None) -> Heartbeat | None:
+        """Parse a heartbeat; None if there is none or it is damaged."""
+        if not document:
+            return None
+        try:
+            at, stage = check_time(document["at"]), str(document["stage"])
+            return Heartbeat(
+                at, stage, bool(document.get("over")), str(document.get("host", "")), int(document.get("pid", 0))
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = False) -> float:
+    """Return the seconds after which an unfinished job counts as dead.
+
+    Args:
+        retried: Airflow may try its tasks again.
+        asked: it waits for an approval.
+    """
+    if asked:
+        return APPROVAL_TIMEOUT
+    working = heartbeat is not None and not heartbeat.over and not retried
+    return RUNNING_TIMEOUT if working else WAITING_TIMEOUT
+
+
+@contextmanager
+def writing_heartbeats(
+    folder: JobFolder, stage: str, plan: str, shard: int = 0, by: str = "", every: float = EVERY_SECONDS
+) -> Iterator[None]:
+    """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job.
+
+    Args:
+        plan: fingerprint of the plan.
+        by: the process whose document has the heartbeats; by default the one that the stage needs.
+    """
+    from airflow_geneva.engine.job.meter import measured
+
+    warned, by = False, by or _BY[stage]
+    measured().enter(stage)
+
+    def beat(over: bool = False) -> None:
+        nonlocal warned
+        alive = {"at": time.time(), "stage": stage, "over": over, "host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            folder.update_shard(plan, shard, by, alive=alive)
+        except BaseException as error:
+            # Airflow stops a task, or times it out, with a BaseException.
+            if not is_failure(error):
+                raise
+            if not warned:
+                warned = True
+                logger.warning("Cannot write the heartbeat of this job; the job goes on: %s", error)
+
+    def beat_on() -> None:
+        while not ended.wait(every):
+            beat()
+
+    with folder.working_on(shard_name(by, plan, shard)):
+        beat()
+        ended = threading.Event()
+        thread = threading.Thread(target=beat_on, name="geneva-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            # A write that hangs because the store does not answer must not delay the job.
+            thread.join(timeout=5.0)
+            beat(over=True)

@@ -1,0 +1,111 @@
+"""What a job of this process does right now, for a bar that looks at it from another thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.progress import ProgressReporter, rows_per_second
+from airflow_geneva.engine.job.shard_status import STARTING, ShardStatus
+from airflow_geneva.engine.job.time_left import estimate_time_left
+
+STAGES_IN_WORDS = {
+    "plan": "planning",
+    "spark": "starting Spark…",
+    "apply": "computing",
+    "service": "waiting for a service",
+    "commit": "committing",
+    "finish": "finishing",
+}
+_SHARD_STAGES = {"spark": STARTING, "apply": "applying"}
+
+
+@dataclass
+class Meter:
+    """The stage of a job, its rows to compute, what earlier jobs let expect, and the reporters of its shards."""
+
+    target: str
+    stage: str = "plan"
+    rows: int = 0
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    reporters: dict[int, ProgressReporter] = field(default_factory=dict)
+    _began: float = field(default_factory=time.time)
+    _since: float = 0.0
+
+    def enter(self, stage: str) -> None:
+        self.stage, self._since = stage, time.time()
+
+    @property
+    def seconds(self) -> float:
+        return time.time() - self._began
+
+    @property
+    def rows_done(self) -> int:
+        return min(sum(reporter.rows_done for reporter in list(self.reporters.values())), self.rows)
+
+    def __str__(self) -> str:
+        told = [reporter.now() for reporter in list(self.reporters.values())]
+        parts = [STAGES_IN_WORDS.get(self.stage, self.stage), f"{self.seconds:,.0f} s"]
+        if told:
+            parts.append(f"{self.rows_done:,} of {counted(self.rows, 'row')}")
+            if failed := sum(progress.rows_failed for progress in told):
+                parts.append(f"{failed:,} failed")
+        samples = told[-1].samples if told else ()  # of the shard at work; the others begin where it ends
+        if self.stage == "apply" and (speed := rows_per_second(samples)):
+            parts.append(f"{speed:,.0f} rows/s")
+        if self.stage in _SHARD_STAGES and self.rows:
+            done: dict[str, Any] = {"rows_checkpointed": self.rows_done, "rows_computed": self.rows_done}
+            whole = ShardStatus(
+                0, _SHARD_STAGES[self.stage], self.rows, samples=samples, since=self._since, **done
+            )  # fmt: skip
+            parts.append(str(estimate_time_left([whole], self.expected, self.stage == "spark", time.time())))
+        return ", ".join(parts)
+
+
+_current: ContextVar[Meter | None] = ContextVar("geneva_meter", default=None)
+
+
+def measured() -> Meter:
+    """Return the meter of the job that the calling thread works on; one that nothing looks at if there is none."""
+    return _current.get() or Meter("")
+
+
+@contextmanager
+def measuring(meter: Meter) -> Iterator[None]:
+    """Give the job that the body runs a meter, which knows afterwards how that ended."""
+    token = _current.set(meter)
+    try:
+        yield
+    except BaseException:
+        meter.enter("failed")
+        raise
+    else:
+        meter.enter("done")
+    finally:
+        _current.reset(token)
+
+
+class Stopwatch:
+    """Measures seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    @contextmanager
+    def timing(self, stage: str) -> Iterator[None]:
+        """Take what the body takes for a stage, also if it fails."""
+        try:
+            yield
+        finally:
+            self.lap(stage)
+
+    def lap(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now

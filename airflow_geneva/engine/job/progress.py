@@ -1,0 +1,224 @@
+"""Progress of a shard, which its stages write as log lines and as a part of its status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.counts import Counts
+from airflow_geneva.engine.job.folder import APPLYING
+from airflow_geneva.errors import StorageError
+from airflow_geneva.services.limits.rate_limit import Usage
+
+logger = logging.getLogger("airflow_geneva.progress")
+
+NO_EXECUTOR = "no_executor"
+"""Field of a progress document: Spark has no executor that could compute."""
+
+EVERY_SECONDS = 5.0
+LONGEST_SECONDS = 600.0
+_GROWTH = 0.1
+_MOST_SAMPLES = 60
+_FIRST_PAUSE = 1.0
+
+
+class Sample(NamedTuple):
+    """How many rows were done when."""
+
+    seconds: float
+    rows: int
+
+
+def rows_per_second(samples: Sequence[tuple[float, int]]) -> float:
+    """Return the speed over the newer half of the rows; 0 while only the first rows are there.
+
+    How long the first rows took does not count, because they may have waited for a model.
+    """
+    timed = [sample for sample in samples if sample[1]]
+    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
+        return 0.0
+    import numpy as np  # the dag processor imports this module
+
+    seconds, rows = np.array(timed, dtype=float).T
+    middle = (rows[0] + rows[-1]) / 2
+    return float((rows[-1] - middle) / max(seconds[-1] - np.interp(middle, rows, seconds), 1e-9))
+
+
+@dataclass(frozen=True)
+class Progress(Counts):
+    """The progress of one shard, of `rows` that must run: `ready` fragments are staged, and `committed` ones visible.
+
+    Args:
+        samples: how many rows were done when, up to the newest.
+        busy: how busy the function was.
+    """
+
+    rows: int
+    fragments: int
+    ready: int = 0
+    committed: int = 0
+    seconds: float = 0.0
+    versions: tuple[int, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    busy: Busy = field(default_factory=Busy)
+
+    @property
+    def rows_done(self) -> int:
+        """Rows that were computed or failed."""
+        return self.rows_computed + self.rows_failed
+
+    @property
+    def rows_per_second(self) -> float:
+        return rows_per_second(self.samples)
+
+    def __str__(self) -> str:
+        speed, left = self.rows_per_second, max(self.rows - self.rows_done, 0)
+        share = 100 * self.rows_done / self.rows if self.rows else 100.0
+        failed = f"{self.rows_failed:,} of them failed, " if self.rows_failed else ""
+        known = speed or self.ready >= self.fragments
+        return (
+            f"{self.rows_done:,} of {counted(self.rows, 'row')} computed ({share:.0f} %), {failed}{self.ready} of "
+            f"{counted(self.fragments, 'fragment')} ready ({counted(self.rows_ready, 'row')}), {speed:,.0f} rows/s, "
+            + (f"about {left / (speed or 1.0):,.0f} s left" if known else "time left not known yet")
+            + f", {self.busy}".removesuffix(", ")
+        )
+
+
+@dataclass
+class ProgressReporter:
+    """Logs progress, and keeps the newest in a document every few seconds, if it can `write` one.
+
+    The pauses between two lines grow with the time that has passed, up to `longest` seconds, so that the log of a shard
+    of hours stays short. What calls use adds up with what those of earlier tries `used_before`.
+    """
+
+    rows: int
+    fragments: int
+    write: Callable[[Mapping[str, Any]], None] | None = None
+    emit: Callable[[str], Any] = logger.info
+    every: float = EVERY_SECONDS
+    longest: float = LONGEST_SECONDS
+    rows_held: int = 0
+    rows_done: int = 0
+    ready: int = 0
+    rows_ready: int = 0
+    committed: int = 0
+    rows_committed: int = 0
+    rows_failed: int = 0
+    versions: tuple[int, ...] = ()
+    skipped: Callable[[], Mapping[int, int]] = dict
+    failed: Callable[[], int] = int
+    usage: Callable[[], Usage] = Usage
+    busy: Callable[[], Busy] = Busy
+    used_before: Usage = field(default_factory=Usage)
+    spark_ui: str | None = None
+    has_executor: bool = True
+    _began: float = field(default_factory=time.monotonic)
+    _last: float = 0.0
+    _last_line: float = 0.0
+    _already_warned: bool = False
+    _samples: list[Sample] = field(default_factory=list)
+    _sample_pause: float = 1.0
+
+    def now(self) -> Progress:
+        failed = max(self.rows_failed, self.failed())
+        computed = max(self.rows_done - failed, 0)
+        return Progress(
+            rows=self.rows,
+            fragments=self.fragments,
+            ready=self.ready,
+            committed=self.committed,
+            seconds=time.monotonic() - self._began,
+            versions=self.versions,
+            samples=tuple(self._samples),
+            busy=self.busy(),
+            # What running tasks computed since their last checkpoint is counted before it is there.
+            rows_checkpointed=max(self.rows_held + computed, self.rows_ready, self.rows_committed),
+            rows_ready=self.rows_ready,
+            rows_committed=self.rows_committed,
+            rows_computed=computed,
+            rows_failed=failed,
+        )
+
+    def add_rows(self, rows: int) -> None:
+        self.rows_done += rows
+        self.tick()
+
+    def add_ready(self, rows: int) -> None:
+        """Count a fragment that was staged, with its due rows that did not fail."""
+        self.ready += 1
+        self.rows_ready += rows
+
+    def set_committed(self, fragments: int, rows: int, versions: tuple[int, ...]) -> None:
+        """Record what is visible now; writes the document at once, because commits are few."""
+        self.committed, self.rows_committed, self.versions = fragments, rows, versions
+        self.keep()
+
+    def tick(self, force: bool = False) -> None:
+        """Log and write the document if it is time; a young shard writes it more often."""
+        moment = time.monotonic()
+        passed = moment - self._began
+        if self._sample(passed):
+            self.keep()
+        line = moment - max(self._last_line, self._began) >= min(max(self.every, _GROWTH * passed), self.longest)
+        if force or line:
+            self._last_line = moment
+            self.emit(str(self.now()))
+        pause = min(max(_FIRST_PAUSE, _GROWTH * passed), self.every)
+        if force or line or moment - max(self._last, self._began) >= pause:
+            self._last = moment
+            self.keep()
+
+    def keep(self) -> None:
+        """Write the document; a failed write does not fail the work."""
+        if self.write is None:
+            return
+        try:
+            self.write(self.document())
+        except StorageError as error:
+            if not self._already_warned:
+                self._already_warned = True
+                logger.warning("Cannot write the progress; the work goes on: %s", error)
+
+    def document(self) -> dict[str, Any]:
+        self._sample(time.monotonic() - self._began)
+        kept = {"at": time.time(), "skipped": self.skipped(), "usage": asdict(self.used_before + self.usage())}
+        kept |= {} if self.has_executor else {NO_EXECUTOR: True}
+        kept |= {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
+        return {**asdict(self.now()), **kept}
+
+    def _sample(self, seconds: float) -> bool:
+        """Keep how many rows are done, in at most 60 samples over all of the time; whether they are the first."""
+        samples, sample = self._samples, Sample(round(seconds, 2), self.rows_done)
+        if not samples:
+            samples.append(sample)
+            return self.rows_done > 0
+        if self.rows_done <= samples[-1].rows:
+            return False
+        first = samples[-1].rows == 0
+        if len(samples) > 1 and samples[-2].rows and samples[-1].seconds - samples[-2].seconds < self._sample_pause:
+            samples.pop()
+        samples.append(sample)
+        if len(samples) == _MOST_SAMPLES:
+            del samples[::2]
+            self._sample_pause = seconds * 2 / _MOST_SAMPLES
+        return first
+
+
+def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
+    """Return what calls of each shard reported that they used, in all its tries, by the documents of its status."""
+    return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
+
+
+def read_progress(document: Mapping[str, Any]) -> Progress:
+    """Parse a progress document; KeyError, TypeError if it is none."""
+    document = {"busy": None, **document}
+    known = {part.name: document[part.name] for part in fields(Progress)}
+    samples = tuple(Sample(*sample) for sample in document["samples"])
+    versions, busy = tuple(document["versions"]), Busy.from_json(document["busy"])
+    return Progress(**{**known, "versions": versions, "samples": samples, "busy": busy})

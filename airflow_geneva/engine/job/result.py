@@ -1,0 +1,245 @@
+"""Results of a job and of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from airflow_geneva.engine.display import Described, Listed, counted, duration
+from airflow_geneva.engine.job.counts import Counts, Outcome
+from airflow_geneva.engine.job.folder import COMMIT, COMMITTED, JobFolder
+from airflow_geneva.engine.job.progress import usage_of
+from airflow_geneva.services.limits.rate_limit import Usage
+
+CARRIED = "carried"
+"""Field of a job's record: results of shards that plans of earlier tries committed."""
+ROWS_RUN = "rows_run"
+"""Field of a job's record: rows that functions were called on by plans of earlier tries."""
+MOST_EXAMPLES = 5
+"""Wrong rows that are kept of what was checked."""
+PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
+_STAGES = ("plan", "spark", "apply", "commit", "finish")
+
+
+def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the times of stages in the order in which the stages follow one another."""
+    return {**{stage: seconds[stage] for stage in _STAGES if stage in seconds}, **seconds}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What checking an expectation of a column found.
+
+    Args:
+        rows: rows that were checked.
+        wrong: those of them that are not as expected.
+        examples: row id and value, as text, of some of these.
+        why: what the function of the expectation said.
+    """
+
+    column: str
+    expectation: str
+    level: str
+    passed: bool
+    rows: int
+    wrong: int
+    examples: tuple[tuple[int, str], ...] = ()
+    why: str = ""
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Checked:
+        fields = dict(document)
+        fields["examples"] = tuple((int(row), str(value)) for row, value in fields["examples"])
+        return Checked(**fields)
+
+    def __add__(self, other: Checked) -> Checked:
+        """Add what was found in other values."""
+        return replace(
+            self,
+            passed=self.passed and other.passed,
+            rows=self.rows + other.rows,
+            wrong=self.wrong + other.wrong,
+            examples=(*self.examples, *other.examples)[:MOST_EXAMPLES],
+            why=self.why or other.why,
+        )
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"row {row}: {value}" for row, value in self.examples)
+        part = f"{self.wrong:,} of {counted(self.rows, 'row')}" + (f", for example {shown}" if shown else "")
+        found = "met" if self.passed else "not met"
+        about = f": {part}{f'; {self.why}' if self.why else ''}" if self.wrong or not self.passed else ""
+        return f"expectation {self.expectation} of column {self.column!r} ({self.level}) {found}{about}"
+
+    def without_values(self) -> Checked:
+        """Return it without what the rows hold."""
+        return replace(self, examples=(), why="")
+
+
+@dataclass(frozen=True)
+class ShardResult(Outcome):
+    """The result of committing one shard.
+
+    Args:
+        rows_taken: rows among the reused ones whose value another UDF version computed.
+        rows_deleted: due rows that other writers deleted meanwhile; the job's result counts them as skipped.
+        left_reasons: why rows were left, by fragment.
+        visible: whether the rows are visible; a view's become visible in its swap at the end.
+    """
+
+    shard: int
+    fingerprint: str
+    rows_taken: int = 0
+    rows_deleted: int = 0
+    fragments: int = 0
+    versions: tuple[int, ...] = ()
+    left_reasons: tuple[tuple[int, str], ...] = ()
+    seconds: float = 0.0
+    visible: bool = True
+
+    @property
+    def shown(self) -> bool:
+        return self.visible
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ShardResult:
+        fields = dict(document)
+        fields["versions"] = tuple(fields["versions"])
+        fields["left_reasons"] = tuple((int(a), str(b)) for a, b in fields["left_reasons"])
+        return ShardResult(**fields)
+
+    def write(self, folder: JobFolder) -> None:
+        """Record that the shard is committed."""
+        folder.update_shard(self.fingerprint, self.shard, committed=self.to_json())
+
+    @staticmethod
+    def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:
+        """Read the commit result of a shard; None if there is none or it is damaged."""
+        try:
+            return ShardResult.from_json(folder.read_shard(fingerprint, shard, COMMIT).get(COMMITTED) or {})
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def carried_counts(folder: JobFolder, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the unannounced work of a job's earlier plans, as fields of the next plan's record.
+
+    Args:
+        record: the job's record before that plan; empty for a first one.
+    """
+    if (record.get("ended") or {}).get("state") in (DONE, PARTIAL):
+        return {CARRIED: [], ROWS_RUN: 0}
+    plan = record.get("plan")
+    shards = range(int(record.get("shards", 0)) if plan else 0)
+    found = [ShardResult.read(folder, str(plan), index) for index in shards]
+    used = usage_of(folder.read_shard(str(plan), index) for index in shards)
+    visible = [shard.to_json() for shard in found if shard is not None and shard.visible]
+    return {CARRIED: [*record.get(CARRIED, ()), *visible], ROWS_RUN: int(record.get(ROWS_RUN, 0)) + used.rows}
+
+
+@dataclass(frozen=True, repr=False)
+class BackfillResult(Listed, Outcome):
+    """The result of a backfill or refresh, with :class:`~airflow_geneva.engine.job.counts.Counts` of its rows.
+
+    Args:
+        job_id: the job.
+        state: DONE, PARTIAL (rows were left: other writers changed them meanwhile, or the job reached a cap) or FAILED.
+        version: the newest table version that the job knows.
+        from_version: the planned version.
+        commits: table versions that this job wrote.
+        seconds: time by stage; ``spark`` is the time to get a session.
+        notes: notes for the user.
+        checked: what checking the expectations of the columns found.
+        usage: calls, tokens and cost that calls of a service reported, but for the last seconds before a kill.
+        unindexed_rows: rows that an index over what changed does not cover, at most; 0 also without an index.
+        rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
+        rows_cached: rows that took the value that another task or job had computed for equal inputs.
+        rows_raced: rows that were called although another task called equal inputs at the same time.
+        rows_run: rows that functions were called on in this job, whether or not their values became visible. A row
+            counts once for each call, also in tries that failed, but for the last seconds before a kill.
+    """
+
+    job_id: str
+    state: str
+    version: int = 0
+    from_version: int = 0
+    commits: tuple[int, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    checked: tuple[Checked, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    unindexed_rows: int = 0
+    rows_deduplicated: int = 0
+    rows_cached: int = 0
+    rows_raced: int = 0
+    rows_run: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether a table version was written."""
+        return bool(self.commits)
+
+    def with_carried(self, record: Mapping[str, Any]) -> BackfillResult:
+        """Add what earlier plans of the job committed; rows that failed then were due again, and are counted."""
+        carried = [ShardResult.from_json(document) for document in record.get(CARRIED, ())]
+        before = sum(carried, Counts())
+        return replace(
+            self,
+            rows_computed=self.rows_computed + before.rows_computed,
+            rows_reused=self.rows_reused + before.rows_reused,
+            rows_run=self.rows_run + int(record.get(ROWS_RUN, 0)),
+            rows_skipped=max(self.rows_skipped - before.rows_visible, 0),
+            commits=tuple(sorted({*self.commits, *(version for one in carried for version in one.versions)})),
+        )
+
+    def with_failures(self, rows: int) -> BackfillResult:
+        """Count so many rows as failed, if they are more than those of the committed shards."""
+        more = min(max(rows - self.rows_failed, 0), self.rows_left)
+        return replace(self, rows_failed=self.rows_failed + more, rows_left=self.rows_left - more)
+
+    def with_seconds(self, **seconds: float) -> BackfillResult:
+        return replace(self, seconds=in_order({**self.seconds, **{k: round(v, 3) for k, v in seconds.items()}}))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> BackfillResult:
+        fields = dict(document)
+        fields["commits"] = tuple(fields["commits"])
+        fields["notes"] = tuple(fields["notes"])
+        fields["checked"] = tuple(map(Checked.from_json, fields["checked"]))
+        fields["usage"] = Usage.from_json(fields["usage"])
+        return BackfillResult(**fields)
+
+    def __str__(self) -> str:
+        took = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items())
+        lines = [
+            f"{self.state}: {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} taken from "
+            f"checkpoints, {self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.rows_left:,} left",
+            f"  {counted(self.rows_run, 'row')} run, table version {self.from_version} -> {self.version}, "
+            f"{counted(len(self.commits), 'commit')}, "
+            f"job {self.job_id}" + (f" ({took})" if took else ""),
+        ]
+        if self.usage:
+            lines.append(f"  {self.usage}")
+        lines.extend(f"  {checked}" for checked in self.checked)
+        if self.unindexed_rows:
+            lines.append(f"  not in an index yet: {counted(self.unindexed_rows, 'row')}")
+        lines.extend(f"  Note: {note}" for note in self.notes)
+        return "\n".join(lines)
+
+
+class BackfillResults(Described, list[BackfillResult]):
+    """The results of the backfills of several columns, in the order of these."""
+
+    def __init__(self, results: Mapping[str, BackfillResult]) -> None:
+        super().__init__(results.values())
+        self.columns = tuple(results)
+
+    def __str__(self) -> str:
+        parts = (f"{column}: {result}" for column, result in zip(self.columns, self, strict=True))
+        return "\n".join([f"Backfills of {counted(len(self), 'column')}", *parts])

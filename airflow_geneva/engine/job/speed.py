@@ -1,0 +1,234 @@
+"""How fast UDFs were in a job, to estimate how long the next one takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from itertools import islice
+from typing import Any, TypeAlias
+
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.folder import RECORD, JobFolder
+from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.services.limits.rate_limit import Usage
+
+MOST_JOBS = 5
+"""Most earlier jobs that an estimate is made of."""
+
+_MOST_JOBS_READ = 100
+_FRAGMENT_SECONDS = 0.004
+_SAME = ("kind", "column", "udf", "udf_version")
+
+
+@dataclass(frozen=True)
+class SavedCalls:
+    """Rows whose value came from a call on equal inputs.
+
+    Args:
+        deduplicated: whose call the same task had made.
+        cached: whose call another task, or another job of the same code version, had made.
+        raced: rows that were called although another task made the same call at the same time.
+    """
+
+    deduplicated: int = 0
+    cached: int = 0
+    raced: int = 0
+
+    def __add__(self, other: SavedCalls) -> SavedCalls:
+        return SavedCalls(self.deduplicated + other.deduplicated, self.cached + other.cached, self.raced + other.raced)
+
+    def added_to(self, result: BackfillResult) -> BackfillResult:
+        """Say it in the result of a job, and in a note of it."""
+        note = (
+            f"{counted(self.deduplicated + self.cached, 'row')} needed no call: {self.deduplicated:,} with inputs of "
+            f"other rows of their task, and {self.cached:,} with those of other tasks and jobs."
+        )
+        if self.raced:
+            note += f" Another task called the same at the same time for {counted(self.raced, 'row')}."
+        return replace(
+            result,
+            rows_deduplicated=self.deduplicated,
+            rows_cached=self.cached,
+            rows_raced=self.raced,
+            notes=(*result.notes, note) if self != SavedCalls() else result.notes,
+        )
+
+    @staticmethod
+    def from_json(document: object) -> SavedCalls:
+        """Read what a document says; nothing if it is damaged."""
+        if not isinstance(document, Mapping):
+            return SavedCalls()
+        return SavedCalls(**{name: int(document.get(name, 0)) for name in asdict(SavedCalls())})
+
+
+@dataclass(frozen=True)
+class UdfSpeed:
+    """What the UDFs of a job took.
+
+    Args:
+        rows: rows that they ran on.
+        seconds: time to read, compute and stage these rows, summed over the threads and tasks that did it.
+        first_seconds, first_rows: time and rows of the slowest first call of a fragment, which may load a model.
+        bytes: size of the computed values in memory.
+        fragments: fragments that were staged.
+        called: seconds of `seconds` that the UDF itself took.
+        saved: rows without a call of their own.
+        busy: how much of the time between its first and its last call the UDF ran.
+        fitting: the largest calls that fit into the device's memory, where one did not, by UDF and unit.
+    """
+
+    rows: int = 0
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+    first_rows: int = 0
+    bytes: int = 0
+    fragments: int = 0
+    called: float = 0.0
+    saved: SavedCalls = field(default_factory=SavedCalls)
+    busy: Busy = field(default_factory=Busy)
+    fitting: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: UdfSpeed) -> UdfSpeed:
+        first = max(self, other, key=lambda speed: speed.first_seconds)
+        return replace(
+            first,
+            rows=self.rows + other.rows,
+            seconds=self.seconds + other.seconds,
+            bytes=self.bytes + other.bytes,
+            fragments=self.fragments + other.fragments,
+            called=self.called + other.called,
+            saved=self.saved + other.saved,
+            busy=self.busy + other.busy,
+            fitting={
+                name: min(part.fitting[name] for part in (self, other) if name in part.fitting)
+                for name in (*self.fitting, *other.fitting)
+            },
+        )
+
+    def seconds_for(self, rows: int, fragments: int = 0) -> float:
+        """Estimate the seconds of one thread for so many rows, with the time to load a model."""
+        return sum(self.parts_for(rows, fragments))
+
+    def parts_for(self, rows: int, fragments: int = 0) -> tuple[float, float]:
+        """Estimate the seconds to load a model, and those of the rows; the latter are at most so many."""
+        apart = max(self.seconds - self.called, 0.0) if self.fragments else 0.0  # to read and stage
+        each = min(apart / max(self.fragments, 1), _FRAGMENT_SECONDS)
+        beside = each * fragments + (apart - each * self.fragments) * rows / max(self.rows, 1)
+        if self.rows <= self.first_rows:  # one call: it cannot be known what of it was the loading
+            part = rows / max(self.first_rows, 1)
+            return self.first_seconds * max(1.0 - part, 0.0), self.first_seconds * part + beside
+        per_row = max(self.seconds - apart - self.first_seconds, 0.0) / (self.rows - self.first_rows)
+        loading = max(self.first_seconds - self.first_rows * per_row, 0.0)
+        return loading, rows * per_row + beside
+
+    def bytes_for(self, rows: int) -> float:
+        """Estimate the size of so many computed values."""
+        return rows * self.bytes / max(self.rows, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: object) -> UdfSpeed:
+        """Read what a document says; without rows if it says nothing, or if it is damaged."""
+        if not isinstance(document, Mapping):
+            return UdfSpeed()
+        try:
+            rows, first_rows, size = (int(document[name]) for name in ("rows", "first_rows", "bytes"))
+            seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
+            fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
+            saved = SavedCalls.from_json(document.get("saved"))
+            busy = Busy.from_json(document.get("busy"))
+            fitting = {str(name): float(most) for name, most in dict(document.get("fitting") or {}).items()}
+            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, busy, fitting)
+        except (LookupError, TypeError, ValueError):
+            return UdfSpeed()
+
+
+@dataclass(frozen=True)
+class PastJob:
+    """What a job took.
+
+    Args:
+        seconds: from its plan to its end, without waiting.
+        start_seconds: from the begin of a shard's task to that of its computation, mostly the start of Spark; None if
+            it is not known.
+        reported: money that its calls said that they cost.
+        shards: how many it had.
+        slots: how many threads or Spark tasks ran at once; 0 if it is not known.
+    """
+
+    speed: UdfSpeed
+    seconds: float
+    runner: str | None = None
+    start_seconds: float | None = None
+    reported: float = 0.0
+    shards: int = 1
+    slots: int = 0
+
+    @property
+    def seconds_beside(self) -> float:
+        """The seconds for each shard in which no slot computed, mostly the start of Spark."""
+        return max(self.seconds - self.speed.seconds / min(self.slots, self.speed.rows), 0.0) / self.shards
+
+    def cost_per_row(self, declared: float | None) -> float | None:
+        """Return what a row cost: by what calls reported, or as the UDFs declare of rows that were called."""
+        if self.reported:
+            return self.reported / self.speed.rows
+        saved = self.speed.saved.deduplicated + self.speed.saved.cached
+        return None if declared is None else declared * (1 - min(saved / self.speed.rows, 1.0))
+
+
+History: TypeAlias = Callable[[], list[PastJob]]
+
+
+def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> History:
+    """Return what reads the earlier jobs when it is called first."""
+    return cache(partial(read_history, checkpoints, described))
+
+
+def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> list[PastJob]:
+    """Return the newest jobs of the same column or view and UDF versions that computed rows, the newest first.
+
+    Args:
+        described: what the record of such a job says of it.
+    """
+    found: list[PastJob] = []
+    for record in _records(checkpoints, most):
+        if all(record.get(part) == described.get(part) for part in _SAME):
+            ended = record.get("ended") or {}
+            speed = UdfSpeed.from_json(ended.get("speed"))
+            if speed.rows:
+                result = ended.get("result")
+                stages = _stages_of(result)
+                start = ended.get("start_seconds", stages.get("spark"))
+                started = float(start) if isinstance(start, (int, float)) else None
+                paid = Usage.from_json(result.get("usage") if isinstance(result, Mapping) else None).cost
+                runner, shards = ended.get("runner"), max(int(record.get("shards", 1)), 1)
+                slots = int(ended.get("slots", 0))
+                found.append(PastJob(speed, sum(stages.values()), runner, started, paid, shards, slots))
+            if len(found) == most:
+                break
+    return found
+
+
+def _records(checkpoints: Storage, at_once: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of the newest jobs, read some at once."""
+    folders = [JobFolder.of(checkpoints, name) for name in islice(job_ids(checkpoints), _MOST_JOBS_READ)]
+    for begin in range(0, len(folders), at_once):
+        part = folders[begin : begin + at_once]
+        found = checkpoints.side_by_side(*(partial(folder.read, RECORD) for folder in part))
+        yield from (record or {} for record in found)
+
+
+def _stages_of(result: object) -> dict[str, float]:
+    """Return the seconds by stage of a job's result; nothing if it is damaged."""
+    stages = result.get("seconds") if isinstance(result, Mapping) else None
+    try:
+        return {stage: float(seconds) for stage, seconds in stages.items()} if isinstance(stages, Mapping) else {}
+    except (TypeError, ValueError):
+        return {}

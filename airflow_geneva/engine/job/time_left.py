@@ -1,0 +1,101 @@
+"""How long a job that runs will still take, by its rows and how fast they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.shard_status import AT_WORK, FAILED, QUEUED, WAITING, ShardStatus
+
+SPARK_START = 10.0
+"""Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more."""
+
+_EXPECTED_SHARE = 0.5
+"""What earlier jobs took counts as much as this share of a shard's rows would."""
+
+_LATE = 0.2
+
+
+@dataclass(frozen=True)
+class TimeLeft:
+    """An estimate of the seconds until a job ends.
+
+    Args:
+        seconds: with all that is known; at least so many if something is `unknown`.
+        unknown: what is not known, as the end of a sentence; "" if nothing.
+        waits: whether nothing computes until a person approves it, or a service answers.
+    """
+
+    seconds: float
+    unknown: str = ""
+    waits: bool = False
+
+    def __str__(self) -> str:
+        if not self.unknown:
+            return "almost done" if self.seconds < 0.5 else f"about {format_duration(self.seconds)} left"
+        begin = f"at least {format_duration(self.seconds)} left, then " if self.seconds >= 1 else ""
+        return f"{begin}{self.unknown}"
+
+
+def estimate_time_left(
+    shards: Sequence[ShardStatus], expected: Mapping[str, Any], on_spark: bool, now: float
+) -> TimeLeft:
+    """Add up what each shard still takes: its rows by their speed, and if it has not begun, the start of Spark.
+
+    A shard that runs goes on as its rows did, and in part as those of earlier jobs. For the others, the start and the
+    speed are the mean of the shards that have one, or of earlier jobs. As many shards run at once as do now.
+
+    Args:
+        expected: of earlier jobs with the same code: ``start_seconds`` of a shard, and ``rows_per_second`` of one; they
+            may be missing.
+        now: seconds since the epoch.
+    """
+    before = float(expected.get("rows_per_second", 0.0))
+    default = float(expected.get("start_seconds", SPARK_START if on_spark else 0.0))
+    start = _mean([shard.start_seconds for shard in shards if shard.start_seconds is not None], default)
+    speeds = (shard.rows_per_second or shard.applied_per_second for shard in shards)
+    speed = _mean([speed for speed in speeds if speed > 0], before)
+    at_work, queued, unmeasured = [0.0], 0.0, 0
+    for shard in shards:
+        if shard.stage not in (WAITING, FAILED, *AT_WORK):
+            continue
+        rows, done, own = shard.rows_to_compute, shard.rows_computed + shard.rows_failed, shard.rows_per_second
+        seconds = rows / speed if speed else 0.0
+        if own:
+            share = _EXPECTED_SHARE * shard.rows if before else 0.0
+            seconds = rows * (done / own + share / (before or 1.0)) / (done + share)
+        elif not speed:
+            unmeasured += rows
+        if shard.stage in (WAITING, FAILED):
+            queued += seconds + start
+        elif not done:
+            at_work.append(seconds + (0.0 if shard.since is None else _rest(start, now - shard.since)))
+        else:
+            at_work.append(_rest(seconds, now - (shard.seen or now)) if seconds else 0.0)
+    works = [shard for shard in shards if shard.stage in (*AT_WORK, "committing")]
+    unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
+    if any(shard.stage == QUEUED for shard in shards):
+        unknown = "an unknown wait for a Spark executor"
+    if submitted := sum(shard.rows_submitted for shard in shards):
+        unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
+    waits = bool(submitted) and all(shard.rows_submitted for shard in works)
+    return TimeLeft(max(*at_work, (sum(at_work) + queued) / max(len(at_work) - 1, 1)), unknown, waits)
+
+
+def _rest(expected: float, passed: float) -> float:
+    """Return what is left of an expected time; what takes longer is not expected to end at once."""
+    return max(expected - max(passed, 0.0), _LATE * passed)
+
+
+def _mean(values: Sequence[float], default: float) -> float:
+    return sum(values) / len(values) if values else default
+
+
+def format_duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:,.0f} min"
+    return f"{seconds / 3600:,.1f} h"

@@ -1,0 +1,72 @@
+"""Retry a Lance commit that lost against another writer's commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from airflow_geneva.engine.lance_io.engine_errors import is_outage
+from airflow_geneva.errors import CommitConflict, InvalidInput
+
+VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"
+
+logger = logging.getLogger(__name__)
+
+_SIGNS = ("commit conflict", "Incompatible transaction", "Commit conflict")
+_retries = ContextVar("version_conflict_max_retries", default=10)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether a commit failed because another writer committed first."""
+    return any(sign in str(error) for sign in _SIGNS)
+
+
+def is_undecided(error: Exception) -> bool:
+    """Whether to read the newest version and commit again the changes that it lacks.
+
+    Either another writer committed first, or the store was lost during the commit, which may be visible nevertheless.
+    """
+    return is_conflict(error) or is_outage(error)
+
+
+def commit_tries(changed: str, commit: str) -> Iterator[int]:
+    """Yield the 0-based number of each try to `commit` what other writers `changed`, and wait between two tries.
+
+    Raises:
+        CommitConflict: the last try met another writer, too.
+    """
+    tries = max_retries() + 1
+    for number in range(tries):
+        if number:
+            logger.info("Commit conflict with another writer, try %s of %s.", number, tries)
+            time.sleep(min(0.05 * 2 ** (number - 1), 5.0) * random.uniform(0.5, 1.5))
+        yield number
+    raise CommitConflict(
+        f"Other writers changed {changed} at every one of {tries} tries to {commit}. Nothing is lost: run the task "
+        f"again at a quieter time, or raise {VARIABLE} (in Airflow: [geneva] version_conflict_max_retries)."
+    )
+
+
+def max_retries() -> int:
+    """Return how often to retry a commit: ``GENEVA_VERSION_CONFLICT_MAX_RETRIES``, or else `conflict_retries`."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return _retries.get()
+    if not text.isdecimal():
+        raise InvalidInput(f"{VARIABLE}={text!r} is not valid: set it to a whole number of 0 or more, or unset it.")
+    return int(text)
+
+
+@contextmanager
+def conflict_retries(most: int) -> Iterator[None]:
+    """Set how often commits in this block are retried; the environment variable wins."""
+    token = _retries.set(most)
+    try:
+        yield
+    finally:
+        _retries.reset(token)

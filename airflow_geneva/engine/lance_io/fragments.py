@@ -1,0 +1,383 @@
+"""Read from a table's manifest what matters for one column: fragments, their data files and deletion files."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from airflow_geneva.engine.lance_io.arrays import find_field
+from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.messages import packed_numbers
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+OFFSET_BITS = 0xFFFFFFFF
+_REPLACED = -2
+"""What Lance's manifest says of a column of a file in place of its field id, if another file has the column."""
+_MOST_BYTES_OF_A_RANGE = 26
+FileRef = tuple[int, int, str]
+"""(id of the column's field, base id or -1, path) of one data file that holds part of a column."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that matter for one job, each as its field id and those nested in it; a rename changes nothing.
+
+    `output` is empty for a view's source. `names` are hashes of the names nested in the inputs and then in the columns
+    of `where`, "" for a column without a struct: functions and filters find nested fields by their names.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    where: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+    names: tuple[str, ...] = ()
+
+    @property
+    def inputs_text(self) -> str:
+        """The inputs' field ids, as facts name them; those of a struct with its nested fields and their names."""
+        return ",".join(self._texts[: len(self.inputs)])
+
+    @property
+    def inputs_text_without_nested(self) -> str:
+        """The inputs' field ids, as facts named them before they named nested fields."""
+        return ",".join(str(fields[0]) for fields in self.inputs)
+
+    @property
+    def nested(self) -> str:
+        """The nested fields of all structs that are read, as keys name them; "" if there is no struct."""
+        return ",".join(text for text, named in zip(self._texts, self.names, strict=False) if named)
+
+    @property
+    def _texts(self) -> list[str]:
+        columns = (*self.inputs, *self.where)
+        names = self.names or ("",) * len(columns)
+        return [
+            ".".join([*map(str, fields), named]) if named else str(fields[0])
+            for fields, named in zip(columns, names, strict=True)
+        ]
+
+    @cached_property
+    def roles(self) -> dict[int, list[tuple[str, int]]]:
+        found: dict[int, list[tuple[str, int]]] = {}
+        groups = [("i", self.inputs), ("w", self.where), ("o", (self.output,))]
+        for role, columns in groups:
+            for position, fields in enumerate(columns):
+                for field_id in fields:
+                    found.setdefault(field_id, []).append((role, position))
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, ...], tuple[tuple[str, int], ...]]:
+        return {}
+
+    def parts(self, fields: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        """Return the columns that a data file with these field ids holds; cached, most files have the same fields."""
+        key = tuple(fields)
+        found = self._parts.get(key)
+        if found is None:
+            found = tuple(sorted({part for field_id in key for part in self.roles.get(field_id, ())}))
+            self._parts[key] = found
+        return found
+
+
+@dataclass(frozen=True)
+class FragmentFiles:
+    """One fragment with the data files of the columns that matter, in their order; an all-NULL column has none.
+
+    Args:
+        deletion: identity of its deletion file; "" if no row is deleted.
+        inputs: for a view's source, if none of the columns has a file, identifies the rows instead.
+        bytes: size of the files that hold the inputs.
+    """
+
+    id: int
+    physical_rows: int
+    deletion: str
+    deleted: int
+    inputs: tuple[FileRef, ...]
+    where: tuple[FileRef, ...]
+    output: tuple[FileRef, ...]
+    bytes: int
+
+    @property
+    def live_rows(self) -> int:
+        return self.physical_rows - self.deleted
+
+    @cached_property
+    def srcfiles(self) -> str:
+        """Hash of the files that the result is computed from: inputs and filter columns, in order."""
+        return md5(repr((self.inputs, self.where)))
+
+    @cached_property
+    def signature(self) -> str:
+        """Hash of the input files and the output files."""
+        return self.signature_with(self.output)
+
+    def signature_with(self, output: Sequence[FileRef]) -> str:
+        return md5(repr((self.inputs, tuple(output))))
+
+    def where_signature(self, output: Sequence[FileRef] | None = None) -> str:
+        """Hash of all files that the filter's result and the value depend on."""
+        return md5(repr((self.inputs, self.where, self.output if output is None else tuple(output))))
+
+    def source_paths(self) -> list[str]:
+        return sorted({path for _, _, path in (*self.inputs, *self.where)})
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.id, self.physical_rows, self.deletion, self.deleted, self.inputs, self.where, self.output, self.bytes,
+        ]  # fmt: skip
+
+    @staticmethod
+    def from_json(document: Sequence[Any]) -> FragmentFiles:
+        fid, rows, deletion, deleted, inputs, where, output, size = document
+        return FragmentFiles(fid, rows, deletion, deleted, _refs(inputs), _refs(where), _refs(output), size)
+
+
+def _refs(items: Sequence[Sequence[Any]]) -> tuple[FileRef, ...]:
+    return tuple((int(a), int(b), str(c)) for a, b, c in items)
+
+
+def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
+    """Return the ids of a column and all fields nested in it: data files name the leaves, the schema the column."""
+    return tuple(field.id() for field in _fields_of(dataset, column))
+
+
+def field_ids_present(dataset: lance.LanceDataset) -> set[int]:
+    """Return the ids of all columns and all fields nested in them."""
+    return {field.id() for field in _with_nested(dataset.lance_schema.fields())}
+
+
+def _fields_of(dataset: lance.LanceDataset, column: str) -> list[Any]:
+    wanted = dataset.lance_schema.field(column)
+    if wanted is None:
+        raise InvalidInput(f"There is no column {column!r}. Columns: {', '.join(dataset.schema.names)}.")
+    return _with_nested([wanted])
+
+
+def _with_nested(fields: list[Any]) -> list[Any]:
+    """Return fields and all those nested in them, parents first."""
+    found = list(fields)
+    for field in found:
+        found.extend(field.children())
+    return found
+
+
+def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
+    """Return what `field_ids` does for each column of a dataset, and by path for each field of its structs."""
+    schema = dataset.schema  # pylance makes it anew each time
+    found = [(field.name(), field, schema.field(field.name())) for field in dataset.lance_schema.fields()]
+    for path, field, known in found:
+        if pt.is_struct(known.type):
+            found += [(f"{path}.{one.name()}", one, known.type.field(one.name())) for one in field.children()]
+    return {path: tuple(nested.id() for nested in _with_nested([field])) for path, field, _ in found}
+
+
+def columns_of(
+    dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str | None
+) -> Columns:  # fmt: skip
+    """Look up the columns at one version of the table; a view's source has no output."""
+    return Columns(
+        tuple(field_ids(dataset, name) for name in inputs),
+        tuple(field_ids(dataset, name) for name in sorted(where)),
+        () if output is None else field_ids(dataset, output),
+        tuple(_nested_names(dataset, name) for name in (*inputs, *sorted(where))),
+    )
+
+
+def columns_in(
+    dataset: lance.LanceDataset,
+    inputs: str,
+    output: tuple[int, ...],
+    ids_now: Mapping[str, tuple[int, ...]] | None = None,
+) -> tuple[Columns, tuple[str, ...]]:
+    """Look up inputs that facts name, which may have been dropped.
+
+    Args:
+        ids_now: `ids_by_name` of the dataset, if it is known.
+
+    Returns:
+        The columns, as they were, and their names; "" for an input that a version does not have, or not with the same
+        nested fields.
+    """
+    ids_now = ids_now or ids_by_name(dataset)
+    by_id = {found[0]: name for name, found in ids_now.items()}
+    fields, hashes, names = list[tuple[int, ...]](), list[str](), list[str]()
+    for text in inputs.split(","):
+        *ids, named = text.split(".") if "." in text else (text, "")
+        # Data files still name the fields of a dropped column.
+        then, name = tuple(map(int, ids)), by_id.get(int(ids[0]), "")
+        if name and not named:
+            then = ids_now[name]
+        elif name and columns_of(dataset, (name,), (), None).inputs_text != text:
+            name = ""
+        fields.append(then)
+        hashes.append(named)
+        names.append(name)
+    return Columns(tuple(fields), (), output, tuple(hashes)), tuple(names)
+
+
+def _nested_names(dataset: lance.LanceDataset, column: str) -> str:
+    """Hash the names of the fields nested in a column; "" if there is no struct in it, or only that of a blob."""
+    field = find_field({field.name: field for field in dataset.schema}, column)
+    if field is None or is_blob(field) or not _has_struct(field.type):
+        return ""
+    return md5(repr([nested.name() for nested in _fields_of(dataset, column)[1:]]))[:8]
+
+
+def _has_struct(kind: pa.DataType) -> bool:
+    if pt.is_map(kind):
+        return _has_struct(kind.key_type) or _has_struct(kind.item_type)
+    return pt.is_struct(kind) or any(_has_struct(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the field ids of a column if a version still has it, under any name; else ()."""
+    by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+    return field_ids(dataset, by_id[fields[0]]) if fields[0] in by_id else ()
+
+
+def read_fragments(dataset: lance.LanceDataset, columns: Columns, ids: set[int]) -> dict[int, FragmentFiles]:
+    """Return some fragments of a version, by id, without reading data; all of them: `lance_io.manifest`."""
+    with garbage_collector_off():
+        fragments = map(dataset.get_fragment, sorted(ids))
+        found = (fragment_files(f.metadata, columns) for f in fragments if f is not None)
+        return {files.id: files for files in found}
+
+
+def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
+    """Extract what matters from one fragment's metadata."""
+    files: dict[str, list[tuple[int, int, str]]] = {"i": [], "w": [], "o": []}
+    size = 0
+    for data_file in metadata.files:
+        parts = columns.parts(data_file.fields)
+        if not parts:
+            continue
+        base, path = -1 if data_file.base_id is None else data_file.base_id, data_file._path
+        for role, position in parts:
+            files[role].append((position, base, path))
+        if parts[0][0] == "i":
+            size += data_file.file_size_bytes or 0
+    deletion = metadata.deletion_file
+    identity, deleted = "", 0
+    if deletion is not None:
+        named = deletion.asdict()
+        identity = f"{named['read_version']}-{named['id']}-{named['num_deleted_rows']}"
+        deleted = named["num_deleted_rows"] or 0
+    inputs = _in_order(files["i"], columns.inputs)
+    if not inputs and not columns.output:
+        # All columns that the view reads are NULL or constant here, so its content depends only on which rows exist.
+        inputs = ((-1, -1, _rows_identity(metadata)),)
+    return FragmentFiles(
+        metadata.id,
+        metadata.physical_rows,
+        identity,
+        deleted,
+        inputs,
+        _in_order(files["w"], columns.where),
+        # The same input files can return in a new fragment with other row ids, for example after a view was restored
+        # and refreshed. An output file identifies the rows; without one, the fragment id does.
+        _in_order(files["o"], (columns.output,)) if columns.output else ((-1, -1, str(metadata.id)),),
+        size,
+    )
+
+
+def _rows_identity(metadata: Any) -> str:
+    """Identify the rows of a fragment by their ids, including deleted rows."""
+    ids = metadata.row_id_meta
+    return f"rows-{md5(repr((metadata.physical_rows, None if ids is None else ids.asdict())))}"
+
+
+def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...], ...]) -> tuple[FileRef, ...]:
+    if len(files) > 1:
+        files.sort()
+    return tuple([(columns[position][0], base, path) for position, base, path in files])
+
+
+def with_data_file(fragment: Any, file: Any) -> Any:
+    """Return a fragment's metadata with another data file, whose columns take the place of those in earlier files."""
+    columns, files = set(file.fields), []
+    for before in fragment.files:
+        fields = [_REPLACED if field in columns else field for field in before.fields]
+        if any(field != _REPLACED for field in fields):
+            kept = copy.copy(before)
+            kept.fields = fields
+            files.append(kept)
+    return replace(fragment, files=[*files, file])
+
+
+def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:
+    found = dataset.get_fragment(fragment_id)
+    if found is None:
+        raise InvalidInput(f"Version {dataset.version} of {dataset.uri} has no fragment {fragment_id}.")
+    return found
+
+
+def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges:
+    """Return the physical offsets of the rows that are not deleted; reads only the deletion file."""
+    if not fragment.deletion:
+        return Ranges.of(0, fragment.physical_rows)
+    batches = open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_batches()
+    return Ranges.union(Ranges.from_offsets(offsets_of(batch)) for batch in batches)
+
+
+def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
+    """Return the ids of a fragment's physical rows if they ascend one by one; reads the manifest only."""
+    from lance.fragment import RowIdSequence
+
+    metadata: Any = fragment.metadata
+    stored = None if metadata.row_id_meta is None else metadata.row_id_meta.asdict()
+    inline = stored.get("Inline", []) if stored else []
+    # One segment of one kind, a range, is two tags with lengths, and then its start, if that is not 0, and its end.
+    size = len(inline)
+    if not 4 < size <= _MOST_BYTES_OF_A_RANGE or inline[:4] != [10, size - 2, 10, size - 4]:
+        return None
+    numbers = packed_numbers(bytes(inline[4:]))
+    start = numbers[1] if len(numbers) == 4 else 0
+    ids = range(start, start + metadata.physical_rows)
+    one_range: Any = RowIdSequence(ids).to_inline_metadata()
+    return ids if one_range.asdict() == stored else None
+
+
+def row_ids(
+    dataset: lance.LanceDataset, fragment_id: int, created_by: int | None = None
+) -> tuple[Offsets, RowIds]:  # fmt: skip
+    """Return offsets and row ids, in physical order, of a fragment's live rows or of those created by a version."""
+    fragment = open_fragment(dataset, fragment_id)
+    ids = None if created_by is not None or fragment.metadata.deletion_file else consecutive_row_ids(fragment)
+    if ids is not None:
+        return np.arange(len(ids), dtype=np.int64), np.arange(ids.start, ids.stop, dtype=np.uint64)
+    existed = None if created_by is None else f"_row_created_at_version <= {created_by}"
+    table = fragment.scanner(columns=[], filter=existed, with_row_address=True, with_row_id=True).to_table()
+    return offsets_of(table), table.column("_rowid").to_numpy()
+
+
+def offsets_of(rows: pa.Table | pa.RecordBatch) -> Offsets:
+    """Return the physical offsets of rows that were read with their addresses: the low half of an address."""
+    offsets: Offsets = rows.column("_rowaddr").to_numpy().astype(np.int64) & OFFSET_BITS
+    return offsets
+
+
+@contextmanager
+def garbage_collector_off() -> Iterator[None]:
+    """Turn the garbage collector off: reading a manifest makes millions of objects, collections triple the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,108 @@
+"""Read a table into memory, batch by batch, or only its first rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.display import Rows
+from airflow_geneva.engine.lance_io.filters import check_where
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from lance import LanceDataset
+    from lance.dataset import LanceScanner
+
+_SHOWN_ROWS, _SHOWN_COLUMNS = 5, 20
+
+
+class Readable(ABC):
+    """A table or a view, as it is read."""
+
+    @property
+    @abstractmethod
+    def lance(self) -> LanceDataset:
+        """The dataset at its newest version."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name in its database."""
+
+    def _visible(self, schema: pa.Schema) -> tuple[list[str], str | None]:
+        """Return the columns that reading returns, and the filter on the rows."""
+        return schema.names, None
+
+    def count_rows(self, where: str | None = None) -> int:
+        """Count the rows, or the rows for which an SQL condition holds; of a view, those of the last refresh.
+
+        Raises:
+            InvalidInput: the condition is not valid for the columns.
+        """
+        dataset = self.lance
+        check_where(dataset, where)
+        always = self._visible(dataset.schema)[1]
+        both = f"{always} AND ({where})" if where is not None and always is not None else where or always
+        return int(dataset.count_rows(both))
+
+    def __len__(self) -> int:
+        return self.count_rows()
+
+    def __bool__(self) -> bool:
+        return True  # also without rows, and without looking
+
+    def to_arrow(self, columns: Sequence[str] | None = None, limit: int | None = None) -> pa.Table:
+        """Read rows into memory.
+
+        Args:
+            columns: names of columns; by default all.
+            limit: the most rows to read; by default all.
+
+        Raises:
+            InvalidInput: there is no such column.
+        """
+        return self._scan(columns, limit=limit).to_table()
+
+    def to_pandas(self, columns: Sequence[str] | None = None, limit: int | None = None) -> pd.DataFrame:
+        """Read rows into a data frame of pandas, which must be installed; the arguments are as in :meth:`to_arrow`."""
+        return self.to_arrow(columns, limit).to_pandas()
+
+    def to_batches(
+        self, columns: Sequence[str] | None = None, batch_size: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Read rows batch by batch, for a table that does not fit into memory.
+
+        Args:
+            columns: names of columns; by default all.
+            batch_size: the most rows in a batch.
+
+        Raises:
+            InvalidInput: there is no such column.
+        """
+        more = {} if batch_size is None else {"batch_size": batch_size}
+        yield from self._scan(columns, **more).to_batches()
+
+    def head(self, n: int = 5) -> Rows:
+        """Read the first rows: a `pyarrow.Table` that prints as a grid, with long and nested values cut."""
+        return Rows(self.to_arrow(limit=n))
+
+    def preview(self) -> pa.Table:
+        """Read the first rows with as many columns as a page shows."""
+        return self.to_arrow(self._visible(self.lance.schema)[0][:_SHOWN_COLUMNS], _SHOWN_ROWS)
+
+    def _scan(self, columns: Sequence[str] | None, **options: Any) -> LanceScanner:
+        dataset = self.lance
+        visible, where = self._visible(dataset.schema)
+        chosen = visible if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        check_columns(self.name, visible, chosen)
+        return dataset.scanner(columns=chosen, filter=where, **options)
+
+
+def check_columns(table: str, existing: Sequence[str], wanted: Sequence[str]) -> None:
+    """Reject columns that a table does not have."""
+    if unknown := [name for name in wanted if name not in existing]:
+        raise InvalidInput(f"Table {table!r} has no columns {unknown}. It has: {', '.join(existing)}.")

@@ -1,0 +1,195 @@
+"""Take the rows that a user gives, and make of them what pylance can write."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from airflow_geneva.engine.lance_io.arrays import convert_array, copy_sliced_columns
+from airflow_geneva.errors import InvalidInput
+
+_ROWS_PER_FILE = 1 << 20
+_ABOUT_ROWS = ("LanceError(Schema)", "LanceError(Arrow)", "Append with different schema")
+_RUST = re.compile(r",?( location:)? [\w./-]*/rust/\S+$")
+
+
+class ArrowStream(Protocol):
+    """What Arrow libraries read from each other, such as a data frame of pandas or polars."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+RowData: TypeAlias = "pa.Table | pa.RecordBatch | ArrowStream | Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+
+
+def as_rows(
+    data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None
+) -> pa.Table | pa.RecordBatchReader:
+    """Return rows as pylance can write them; a stream stays one.
+
+    Args:
+        schema: types of columns; the rows may have others, and may lack some.
+
+    Raises:
+        InvalidInput: the data are no rows, or do not fit the types.
+    """
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise InvalidInput(
+            f"schema={schema!r:.200} is no Arrow schema. Give one, such as pa.schema({{'n': pa.int64()}})."
+        )
+    try:
+        rows = _rows_of(data, schema)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidInput(
+            f"The rows cannot be converted to Arrow: {error}. Give a schema, or correct them."
+        ) from error
+    stream = rows if isinstance(rows, pa.RecordBatchReader) else rows.to_reader()
+    cut = _cut_for_files(stream, rows_per_file)
+    return cut if stream is rows else cut.read_all()
+
+
+def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.Table | pa.RecordBatchReader:
+    """Give rows exactly the columns of a schema; columns that they lack are NULL.
+
+    Raises:
+        InvalidInput: a column is not in the schema, or its values do not fit; of a stream, once that is read.
+    """
+    if unknown := [name for name in rows.schema.names if name not in schema.names]:
+        raise InvalidInput(f"The data have the columns {unknown}, which the schema lacks. Add them to the schema.")
+    if rows.schema.equals(schema, check_metadata=True):
+        return rows
+
+    def fitted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = []
+        for field in schema:
+            found = field.name in batch.schema.names
+            values = batch.column(field.name) if found else pa.nulls(batch.num_rows, field.type)
+            try:
+                columns.append(convert_array(values, field.type))
+            except (pa.ArrowException, TypeError) as error:
+                raise InvalidInput(
+                    f"Column {field.name!r} of type {values.type} does not fit {field.type} of the schema: {error}"
+                ) from error
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    if isinstance(rows, pa.RecordBatchReader):
+        return pa.RecordBatchReader.from_batches(schema, map(fitted, rows))
+    return pa.Table.from_batches(map(fitted, rows.to_batches()), schema)
+
+
+def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **options: Any) -> None:
+    """Write rows to a table with pylance.
+
+    Raises:
+        InvalidInput: the rows do not fit the table; pylance names places in its source instead.
+    """
+    import lance
+
+    raised: list[Exception] = []
+
+    def batches(stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from stream
+        except Exception as error:
+            # pylance would make text of it.
+            raised.append(error)
+            raise
+
+    if isinstance(rows, pa.RecordBatchReader):
+        rows = pa.RecordBatchReader.from_batches(rows.schema, batches(rows))
+    try:
+        lance.write_dataset(rows, uri, **options)
+    except OSError as error:
+        if raised:
+            raise raised[0] from None
+        if not str(error).startswith(_ABOUT_ROWS):
+            raise
+        why = _RUST.sub("", str(error))
+        raise InvalidInput(f"The rows do not fit table {name!r}: {why}") from error
+
+
+def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:
+    """Say which columns a table lacks, or has with another type."""
+    return [
+        f"{field.name}: no such column" if field.name not in found.names
+        else f"{field.name}: {found.field(field.name).type}, not {field.type}"
+        for field in wanted
+        if field.name not in found.names or found.field(field.name).type != field.type
+    ]  # fmt: skip
+
+
+def _rows_of(data: Any, schema: pa.Schema | None) -> pa.Table | pa.RecordBatchReader:
+    if isinstance(data, (pa.Table, pa.RecordBatchReader)):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.table(data)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        # An index without a name only counts rows.
+        made = pa.Table.from_pandas(data, preserve_index=any(name is not None for name in data.index.names))
+        return _named_columns(dict(zip(made.column_names, made.columns, strict=True)), schema)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(data)
+    if isinstance(data, Mapping):
+        return _named_columns(data, schema)
+    rows = list(data) if isinstance(data, Iterable) and not isinstance(data, (str, bytes)) else [data]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidInput(
+            f"Data of type {type(data).__name__} are no rows. Give an Arrow table or a stream of batches, a data frame "
+            "of pandas or polars, a dict of columns, or a list of dicts."
+        )
+    names = dict.fromkeys([*(schema.names if schema else ()), *(name for row in rows for name in row)])
+    return _named_columns({name: [row.get(name) for row in rows] for name in names}, schema)
+
+
+def _named_columns(columns: Mapping[str, Any], schema: pa.Schema | None) -> pa.Table:
+    """Make a table of columns, with the fields of a schema where it has them."""
+    known = {} if schema is None else {field.name: field for field in schema}
+    arrays = {str(name): _column(values, known.get(name)) for name, values in columns.items()}
+    fields = [known.get(name, pa.field(name, array.type)) for name, array in arrays.items()]
+    return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(fields, schema and schema.metadata))
+
+
+def _column(values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return _converted(values, field.type) if field is not None else pa.array(values)
+    return values if field is None or values.type == field.type else values.cast(field.type)
+
+
+def _converted(values: Any, kind: pa.DataType) -> pa.Array:
+    """Convert Python values to a type; refuse to cut off a fraction or a time, as Arrow does in its own arrays."""
+    is_cut = pt.is_floating if pt.is_integer(kind) else pt.is_timestamp
+    if pt.is_integer(kind) or pt.is_date(kind) or (pt.is_timestamp(kind) and kind.unit in ("s", "ms")):
+        found = None
+        with suppress(pa.ArrowException, TypeError, OverflowError):
+            found = pa.array(values)
+        if found is not None and is_cut(found.type):
+            made = found.cast(kind)
+            if pt.is_date(kind) and made.cast(found.type) != found:
+                raise pa.ArrowInvalid(f"A date and time was given where {kind} has no time")
+            return made
+    return pa.array(values, kind)
+
+
+def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
+    """Split batches where pylance starts a new file: it cannot write a batch that it has to slice itself."""
+    size = _ROWS_PER_FILE if rows_per_file is None else rows_per_file
+    if not isinstance(size, int) or size < 1:
+        raise InvalidInput(f"max_rows_per_file={size!r} is not valid: give a number of rows, at least 1.")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        room = size
+        for batch in rows:
+            while batch.num_rows > room:
+                yield copy_sliced_columns(batch.slice(0, room))
+                batch, room = batch.slice(room), size
+            room -= batch.num_rows
+            yield copy_sliced_columns(batch)
+
+    return pa.RecordBatchReader.from_batches(rows.schema, batches())

@@ -1,0 +1,153 @@
+"""Staged data files on their way into a table.
+
+This process wrote them, or opens each once; they are looked for again when that was a while ago.
+"""
+
+from __future__ import annotations
+
+import copy
+import struct
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.engine.lance_io.data_file import FOOTER_BYTES, DataFileWriter, LanceFile
+from airflow_geneva.engine.storage.files import in_threads
+from airflow_geneva.engine.storage.timeouts import StoreThreads
+from airflow_geneva.engine.storage.uri import is_local
+
+if TYPE_CHECKING:
+    import lance
+    from lance.fragment import DataFile
+
+_FRESH_SECONDS = 10.0
+# A listing costs a request per 1,000 files, one after another.
+_LISTED_FROM, _LISTED_FACTOR = 64, 10
+_BUFFER = 16
+_AHEAD = StoreThreads("geneva-ahead")
+_COUNTS = struct.Struct("<IIHH4s")
+"""The end of a footer: numbers of global buffers and of columns, the version of the format, and `LANC`."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a finished file, and when it was last seen.
+
+    Args:
+        layout: equal for files whose columns are stored in the same places.
+    """
+
+    rows: int
+    size: int
+    layout: tuple[Any, ...]
+    seen: float
+
+    @staticmethod
+    def of(metadata: Any) -> _Known:
+        buffers = len(metadata.global_buffers)
+        parts = metadata.num_data_bytes + metadata.num_column_metadata_bytes + metadata.num_global_buffer_bytes
+        layout = metadata.schema, len(metadata.columns), buffers, metadata.major_version, metadata.minor_version
+        return _Known(metadata.num_rows, parts + buffers * _BUFFER + FOOTER_BYTES, layout, time.monotonic())
+
+    @staticmethod
+    def by_footer(footer: bytes, rows: int, size: int) -> _Known:
+        """Return what is known of a file whose rows and size were recorded."""
+        return _Known(rows, size, _COUNTS.unpack(footer[-_COUNTS.size :]), time.monotonic())
+
+
+class StagedFiles:
+    """Data files that no version of the table names yet. They never change, but a cleanup may remove them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known | None] = {}
+        self._described: dict[str, Future[DataFile]] = {}
+
+    def add(self, writer: DataFileWriter) -> None:
+        """Remember a file that this process has just written to an object store, which stores all of it or nothing."""
+        if writer.size_bytes and not is_local(writer.path):
+            layout = writer.schema, writer.dataset.data_storage_version
+            self._known[writer.file] = _Known(writer.rows, writer.size_bytes, layout, time.monotonic())
+
+    def count_rows(self, dataset: lance.LanceDataset, name: str, rows: int = 0, size: int = 0) -> int | None:
+        """Return the rows of a file; None if it is missing or damaged. It is opened at the first call only.
+
+        Args:
+            rows, size: what its checkpoint says of it; a size of 0 is unknown.
+        """
+        found = self._known.get(name)
+        if found is not None and time.monotonic() - found.seen > _FRESH_SECONDS:
+            there = LanceFile.of_table(dataset, name).exists()
+            found = replace(found, seen=time.monotonic()) if there else None
+        elif found is None:
+            file = LanceFile.of_table(dataset, name)
+            if size > FOOTER_BYTES and not file.folder.local:
+                footer = file.footer(size)
+                found = None if footer is None else _Known.by_footer(footer, rows, size)
+            else:
+                metadata = file.metadata()
+                found = None if metadata is None else _Known.of(metadata)
+        self._known[name] = found
+        return None if found is None else found.rows
+
+    def look_if_old(self, dataset: lance.LanceDataset, names: Sequence[str]) -> None:
+        """Look for many files in one listing, where `count_rows` would look for each because that was a while ago."""
+        now = time.monotonic()
+        old = [name for name in names if (known := self._known.get(name)) and now - known.seen > _FRESH_SECONDS]
+        if len(old) >= _LISTED_FROM:
+            self.look_again(dataset, old)
+
+    def look_again(self, dataset: lance.LanceDataset, names: Sequence[str]) -> None:
+        """Forget the files that are not there any more; many are looked for in one listing."""
+        folder = LanceFile.of_table(dataset, "").folder
+        listed = len(names) >= _LISTED_FROM and not folder.local
+        if listed and dataset.stats.dataset_stats()["num_fragments"] < _LISTED_FACTOR * len(names):
+            there = set(folder.list_files())
+            gone = [name for name in names if name not in there]
+        else:
+            found = in_threads(lambda name: LanceFile(folder, name).exists(), names)
+            gone = [name for name, there in zip(names, found, strict=True) if not there]
+        for name in names:
+            if (known := self._known.get(name)) is not None:
+                self._known[name] = None if name in gone else replace(known, seen=time.monotonic())
+
+    def describe(self, dataset: lance.LanceDataset, name: str) -> DataFile:
+        """Describe a file for a commit; pylance opens it for that."""
+        from lance.fragment import DataFile
+
+        begun = self._described.pop(name, None)
+        if begun is not None:
+            with suppress(Exception):  # said again below
+                return begun.result()
+        return DataFile.create(copy.copy(dataset), name)  # a copy, which a thread has for itself
+
+    def describe_ahead(self, dataset: lance.LanceDataset, name: str) -> None:
+        """Begin to describe a file that will probably be the first of a commit."""
+        if name not in self._described:
+            from lance.fragment import DataFile
+
+            self._described[name] = _AHEAD.submit(dataset.uri, partial(DataFile.create, copy.copy(dataset), name))
+
+    def data_files(self, dataset: lance.LanceDataset, names: Sequence[str]) -> list[DataFile]:
+        """Describe files for a commit. pylance opens the first one for that, and files that are not like it."""
+        from lance.fragment import DataFile
+
+        if not names:
+            return []
+        first = self.describe(dataset, names[0])
+        model = self._known.get(names[0])
+        known = model is not None and model.size == first.file_size_bytes
+
+        def like_first(name: str) -> DataFile:
+            if self.count_rows(dataset, name) is None:
+                return self.describe(dataset, name)  # which says what is wrong with it
+            found = self._known[name]
+            if not known or found is None or model is None or found.layout != model.layout:
+                return self.describe(dataset, name)
+            versions = first.file_major_version, first.file_minor_version
+            return DataFile(name, first.fields, first.column_indices, *versions, found.size)
+
+        return [first, *in_threads(like_first, names[1:])]

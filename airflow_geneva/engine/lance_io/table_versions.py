@@ -1,0 +1,296 @@
+"""Which table and which version a job reads: open it, and recognize a table that was dropped and created again.
+
+Such a table starts at version 1, and Lance commits to any table that it finds at the URI.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, cast
+
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.engine_errors import (
+    EngineError,
+    engine_errors,
+    is_engine_error,
+    is_failure,
+    is_unavailable,
+)
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options
+from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
+
+if TYPE_CHECKING:
+    import lance
+
+_CLEANED_UP = "cleaned up"
+_MANIFEST = re.compile(r"(\d+)\.manifest")
+_LAST = 2**64 - 1
+"""Lance names manifests by this number minus the version, so that the newest sorts first; older tables count up."""
+_KEPT: dict[tuple[str, str], bool] = {}
+"""Whether this process keeps the newest manifest of a table on an object store, by database and name."""
+_MOST_KEPT_FRAGMENTS = 20_000
+_START = 64
+"""Bytes to read: a manifest begins with its transaction, which begins with a unique id."""
+
+
+@dataclass(frozen=True)
+class VersionStamp:
+    """Identifies one version of one table.
+
+    Args:
+        commit: hash of the commit; it differs from that of the same version of a table that was created again.
+        files: ends of the names of some data files, if the table was opened: while one of these files exists, it is
+            still the same table, even if the version was cleaned up. None if the table was not opened.
+        highest_fragment_id: its highest fragment id, -1 for none; a table that is created again starts from 0.
+    """
+
+    version: int
+    commit: str
+    files: tuple[str, ...] | None = field(default=None, compare=False)
+    highest_fragment_id: int = field(default=-1, compare=False)
+
+
+def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
+    """Return the newest version of a table, or None.
+
+    On an object store it costs a listing as long as there is no new version, because pylance compares the ETag in it
+    with that of the manifest that this process has. Very large manifests are not kept: of them, 64 bytes are read.
+    """
+    place = database.root, table
+    location = TableLocation(database.path(f"{table}.lance"), table, database.options)
+    with suppress(FileNotFoundError, InvalidInput):  # dropped, or it cannot be opened, which is told apart below
+        if not database.local and _KEPT.get(place) is not False and (place in _KEPT or location.exists()):
+            newest = location.open()
+            _KEPT[place] = newest.stats.dataset_stats()["num_fragments"] <= _MOST_KEPT_FRAGMENTS
+            return _stamp_of(database, table, int(newest.version), written_at(newest))
+    if _KEPT.get(place):
+        del _KEPT[place]
+    versions: dict[int, str] = {}
+    for name in database.list_folder(_folder(table))[1]:
+        if number := _MANIFEST.fullmatch(name):
+            version = int(number[1])
+            versions[_LAST - version if len(number[1]) == 20 else version] = name
+    with suppress(FileNotFoundError):  # dropped meanwhile
+        if versions:
+            last = max(versions)
+            return VersionStamp(last, _commit(database, f"{_folder(table)}/{versions[last]}"))
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _stamp_of(database: Storage, table: str, version: int, _written: int) -> VersionStamp:
+    """Return the stamp of a version that was written at a time; FileNotFoundError if it is gone."""
+    if (found := stamp_of(database, table, version)) is None:
+        raise FileNotFoundError(database.path(_folder(table)))
+    return found
+
+
+def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
+    """Return a version of a table; None if it does not exist or was cleaned up."""
+    for name in (f"{_LAST - version:020}.manifest", f"{version}.manifest"):
+        with suppress(FileNotFoundError):
+            return VersionStamp(version, _commit(database, f"{_folder(table)}/{name}"))
+    return None
+
+
+def _folder(table: str) -> str:
+    return f"{table}.lance/_versions"
+
+
+def _commit(database: Storage, name: str) -> str:
+    return sha256(database.read_part(name, 0, _START)).hexdigest()[:16]
+
+
+def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
+    def gone(error: BaseException) -> InvalidInput:
+        return InvalidInput(
+            f"Version {version} of the table does not exist; it has versions up to {dataset.latest_version}, and "
+            "cleaned-up ones are gone. Choose another version, or leave it out to read the newest."
+        )
+
+    with engine_errors(gone):
+        return dataset.checkout_version(version)
+
+
+def open_version_or_none(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
+    """Check a version out; None if it was cleaned up."""
+    try:
+        with engine_errors():
+            return dataset.checkout_version(version)
+    except EngineError as error:
+        if is_unavailable(error):
+            raise
+        return None
+
+
+def written_at(dataset: lance.LanceDataset) -> int:
+    """Return when the open version was written, in nanoseconds, from its manifest; `versions()` opens every version."""
+    return cast(int, dataset._ds.current_version()["timestamp"])
+
+
+def read_transaction(dataset: lance.LanceDataset, version: int) -> lance.Transaction | None:
+    """Read the transaction of a version, also that of a compaction of a table with an index."""
+    import lance
+
+    # pylance 14.0.2 fills two of the five fields of a `RewrittenIndex` that it reads, and raises a TypeError.
+    if not lance.LanceOperation.RewrittenIndex.__init__.__defaults__:
+        lance.LanceOperation.RewrittenIndex.__init__.__defaults__ = ("", b"", 0)
+    return dataset.read_transaction(version)
+
+
+def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether a version still exists; lists the table's versions."""
+    return any(int(reference["version"]) == version for reference in dataset.version_refs())
+
+
+@contextmanager
+def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
+    """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so."""
+    try:
+        yield
+    except BaseException as error:  # a panic of pylance is no Exception
+        if not isinstance(error, (InvalidInput, EngineError)) and not is_engine_error(error):
+            raise
+        if version_exists(location.open(), dataset.version):
+            raise
+        raise StorageError(
+            f"Version {dataset.version} of table {location.name!r} was cleaned up while it was being read. Nothing was "
+            "started: run again, and the newest version is read."
+        ) from error
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """The table version that a job was planned on; the job recognizes the table by it.
+
+    `written` is when the version was written, in nanoseconds: another table has another time. `commit` is its version
+    stamp, "" if the job commits nothing to the table.
+    """
+
+    uri: str
+    name: str
+    version: int
+    written: int
+    commit: str = ""
+
+    @staticmethod
+    def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
+        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset))
+
+    def stamped(self, options: StorageOptions) -> PlannedTable:
+        """Add the version's stamp when a job begins; later checks compare with it."""
+        stamp = stamp_of(*self._place(options), self.version)
+        return replace(self, commit=_CLEANED_UP if stamp is None else stamp.commit)
+
+    def check(self, dataset: lance.LanceDataset) -> None:
+        """Compare the reopened table with the planned one, without a request."""
+        same = dataset.version > self.version
+        if not same and (dataset.version < self.version or written_at(dataset) != self.written):
+            raise self._remade()
+
+    def look(self, options: StorageOptions) -> None:
+        """Check that the table is still the planned one; reads 64 bytes."""
+        if not self._is_current(options):
+            raise self._remade()
+
+    def commit_transaction(
+        self,
+        options: StorageOptions,
+        transaction: Callable[[], lance.Transaction],
+        before: str,
+        after: str,
+        first: Callable[[], object] = lambda: None,
+        then: Callable[[lance.LanceDataset], object] = lambda committed: None,
+    ) -> lance.LanceDataset:
+        """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table.
+
+        Args:
+            transaction: makes it.
+            first: what has to be done before the commit.
+            then: what is looked at after it.
+        """
+        import lance
+
+        place = self._place(options)[0]
+        _, made, _ = place.side_by_side(first, transaction, partial(self.look, options))
+        fault_point(before)
+        # On an older version, Lance would put that back in place of a table that was created again.
+        newest = TableLocation(self.uri, self.name, options).open()
+        committed = lance.LanceDataset.commit(newest, made, storage_options=newest._storage_options)
+        fault_point(after)
+        current, _ = place.side_by_side(partial(self._is_current, options), partial(then, committed))
+        if not current:
+            self._take_back(options, int(committed.version), made)
+            raise self._remade()
+        return committed
+
+    def _place(self, options: StorageOptions) -> tuple[Storage, str]:
+        folder, _, name = self.uri.rpartition("/")
+        return Storage(folder, options), name.removesuffix(".lance")
+
+    def _is_current(self, options: StorageOptions) -> bool:
+        now = stamp_of(*self._place(options), self.version)
+        if now is not None:
+            return self.commit in ("", now.commit)
+        # The version was cleaned up, or a new table has not reached it.
+        newest = newest_stamp(*self._place(options))
+        return newest is not None and newest.version > self.version
+
+    def _take_back(self, options: StorageOptions, version: int, transaction: lance.Transaction) -> None:
+        try:
+            with engine_errors():
+                now = TableLocation(self.uri, self.name, options).open()
+                found = read_transaction(now, version) if now.version >= version else None
+        except (InvalidInput, EngineError):  # dropped again
+            return
+        if found is None or found.uuid != transaction.uuid:
+            return
+        if now.version == version:
+            others = (int(reference["version"]) for reference in now.version_refs())
+            undone = self._restore(options, version, max((other for other in others if other < version), default=0))
+            if undone == version + 1:
+                return
+            # Lance reported no conflict, but our restore also undid another writer's commit: undo the restore.
+            self._restore(options, undone, undone - 1)
+        raise TableRemade(
+            f"{self._remade()} But its version {version} is a commit of this job, and others have committed since: "
+            f"restore version {version - 1} and repeat their commits, or compute the column or the view again."
+        )
+
+    def _restore(self, options: StorageOptions, newest: int, version: int) -> int:
+        import lance
+
+        restore = lance.Transaction(newest, lance.LanceOperation.Restore(version))
+        return int(lance.LanceDataset.commit(self.uri, restore, storage_options=pylance_options(options)).version)
+
+    def _remade(self) -> TableRemade:
+        return TableRemade(
+            f"Table {self.name!r} at {self.uri} was dropped and made again after the job was planned on version "
+            f"{self.version} of it; the new table is left as it is. Plan again: clear the plan task with its "
+            "downstream tasks; outside of Airflow, run the backfill or the refresh again."
+        )
+
+
+@contextmanager
+def reporting_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> Iterator[None]:
+    """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors."""
+    try:
+        yield
+    except BaseException as error:  # a panic of pylance is no Exception
+        if isinstance(error, TableRemade) or not is_failure(error):
+            raise
+        for table in tables:
+            with suppress(OSError):
+                try:
+                    table.look(options)
+                except TableRemade as remade:
+                    raise remade from error
+        raise

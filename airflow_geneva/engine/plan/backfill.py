@@ -1,0 +1,331 @@
+"""Plan a backfill: compare the table with the state of the column."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.compute as pc
+
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, looked_at
+from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
+from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.speed import history_once
+from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets, where_columns
+from airflow_geneva.engine.lance_io.fragments import (
+    Columns,
+    FragmentFiles,
+    columns_of,
+    garbage_collector_off,
+    ids_by_name,
+    live_offsets,
+    row_ids,
+)
+from airflow_geneva.engine.lance_io.manifest import Manifest
+from airflow_geneva.engine.lance_io.messages import Numbers
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import open_version
+from airflow_geneva.engine.plan.computed_rows import ComputedRows, column_state
+from airflow_geneva.engine.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows, renamed_code
+from airflow_geneva.engine.plan.model import BackfillSpec, Plan, ReasonCount
+from airflow_geneva.engine.plan.reusable_checkpoints import (
+    ReusableColumn,
+    check_continue_from,
+    continue_from_savings,
+    find_mismatches,
+    look_beside,
+    other_versions,
+)
+from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.udf.definition import columns_before, stored_definition
+
+if TYPE_CHECKING:
+    import lance
+
+FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
+CHANGED, CODE, EMPTY = "new, or changed since they were computed", "computed by another UDF version", "no live rows"
+FAILED, GIVEN_UP = "failed before", f"failed in {MOST_RUNS} runs"
+NOT_ASKED = "not asked for"
+
+
+@dataclass(frozen=True)
+class _Due:
+    """The work for a fragment before the planner looks for checkpoints."""
+
+    work: FragmentWork
+    live: Ranges
+    given_up: int = 0
+
+
+def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
+    check_continue_from(checkpoints, work)
+    check_where(dataset, work.where)
+    columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
+    work = replace(work, nested=columns.nested)
+    with garbage_collector_off():
+        state, renamed = column_state(dataset, checkpoints, columns).renamed(work.same_code, work.udf_version)
+        planner = _Planner(dataset, work, columns, state, wanted)
+        if renamed:
+            planner.say_renamed(renamed)
+        return planner.plan(CheckpointStore(checkpoints))
+
+
+class _Planner:
+    def __init__(
+        self, dataset: lance.LanceDataset, work: BackfillSpec, columns: Columns, state: ColumnState, wanted: DueRules
+    ) -> None:
+        self.dataset = dataset
+        self.work = work
+        self.state = state.about(columns.inputs_text)
+        self.wanted = wanted
+        self.fragments: Counter[str] = Counter()
+        self.rows: Counter[str] = Counter()
+        self.computed = ComputedRows.of_column(dataset, columns, (*work.inputs, work.column), state)
+        self.read_version = dataset.version if work.read_version is None else work.read_version
+        self.given_up = 0
+        self.mixed: Counter[str] = Counter()
+        self.rows_by_other_version: Counter[str] = Counter()
+        self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
+        # Values computed from an input that a promotion replaced. Its plan has reported them as due.
+        self.of_replaced = {
+            Provenance(f"{work.udf_version}/{inputs}")
+            for inputs in state.other_inputs(columns.inputs_text)
+            if _are_replaced(dataset, work.inputs, columns, inputs)
+        }
+
+    def say_renamed(self, facts: Facts) -> None:
+        """Say that a version has another hash now, and keep its facts under that for later plans."""
+        self.computed.learned += [fact for signature in facts for fact in facts[signature]]
+        self.computed.notes.append(renamed_code(self.work.same_code, (self.work.udf_version,)))
+
+    def plan(self, store: CheckpointStore) -> Plan:
+        manifest = self.computed.manifest
+        whole, rest = self._sort_out(manifest)
+        dues = [due for files in manifest.at(rest) if (due := self._due(files)) is not None]
+        selected = self._selected(dues)
+        if self.work.where is not None and not selected:
+            all_looked_at = sum(due.work.rows for due in dues) == int(manifest.live_rows.sum())
+            of_what = "of the table" if all_looked_at else "that is due"
+            self.computed.notes.append(f"where {self.work.where} selects no row {of_what}.")
+        given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
+        if not self.wanted.errors_only:
+            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change, own)
+        if selected or not self.wanted.errors_only:
+            for files, provenance, rows in self.accepted:
+                self.computed.learn(files, provenance, rows, all_live=False)
+        works = Works((), manifest, whole, NEW)
+        index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
+        earlier, others = history_once(store.storage, self.work.describe()), list[str]()
+        if index is not None:
+            looks = partial(other_versions, store, self.work), index.places, earlier
+            (others, *_), self.work = look_beside(store.storage, self.work, *looks)
+        works = self._with_checkpoints(selected, works, index)
+        if self.given_up:
+            self.computed.notes.append(
+                f"given up after {MOST_RUNS} runs: {counted(self.given_up, 'row')}. "
+                f"table.get_errors(column_name={self.work.column!r}) says why; errors_only=True tries again."
+            )
+        if self.wanted.errors_only and own and (given.import_path, given.name) != (own.import_path, own.name):
+            self.computed.notes.append(
+                f"later runs use {own.call}, until table.alter_columns({{{self.work.column!r}: {given.name}}})."
+            )
+        if not self.dataset.has_stable_row_ids:
+            self.computed.notes.append(
+                "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
+                "Copy the table with db.create_table(...), which enables them."
+            )
+        return Plan(
+            work=replace(self.work, rows=works.rows, makers=tuple(sorted(self.mixed))),
+            shards=cut_shards(works, self.work.sizing.shard_size),
+            rows_total=int(manifest.live_rows.sum()),
+            reason_counts=tuple(ReasonCount(reason, n, self.rows[reason]) for reason, n in self.fragments.items()),
+            rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
+            learned=tuple(self.computed.learned),
+            notes=tuple(self.computed.notes),
+            savings=tuple(continue_from_savings(self.dataset, store, self.work, works, others)),
+            mismatches=find_mismatches(index, works),
+            ledgers=len(self.state.ledgers),
+            opened=(self.dataset,),
+            index=index,
+            earlier=earlier,
+        )
+
+    def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
+        """Return the fragments of which all rows are due, because nothing is known of them, and those to look at."""
+        rest, version = manifest.live_rows > 0, self.work.udf_version
+        if empty := int((~rest).sum()):
+            self._add(EMPTY, empty, 0)
+        if self.state.facts and not self.wanted.errors_only:
+            fresh = rest & self.state.facts.cover(Provenance(version).what, manifest.signatures, manifest.deletion)
+            failed = self.state.failed_too_often(version)
+            if len(failed):
+                some = pc.is_in(manifest.signatures, failed).to_numpy(zero_copy_only=False)
+                for files in manifest.at(np.flatnonzero(fresh & some)):
+                    self._leave(FRESH, files.live_rows, self.computed.given_up(files, version))
+                rest, fresh = rest & ~(fresh & some), fresh & ~some
+            if fresh.any():
+                self._add(FRESH, int(fresh.sum()), int(manifest.live_rows[fresh].sum()))
+            rest = rest & ~fresh
+        whole = np.zeros(len(manifest), np.bool_)
+        asked_for_all = self.work.where is None and self.work.read_version is None
+        if asked_for_all and self.wanted == DueRules(self.wanted.on_code_change):
+            whole = rest & ~manifest.has_deletion
+            if self.state.facts or self.computed.previous:
+                whole &= ~manifest.has_output
+        return np.flatnonzero(whole), np.flatnonzero(rest & ~whole)
+
+    def _due(self, files: FragmentFiles) -> _Due | None:
+        """Compare one fragment with the facts; None if nothing is due."""
+        version, rows = self.work.udf_version, files.live_rows
+        live = live_offsets(self.dataset, files)
+        looked_at = Ranges.empty()
+        if self.work.where is not None:
+            # An earlier job evaluated this filter for these rows.
+            looked_at = self.state.looked_at(
+                files.where_signature(), self.work.filter_hash, version, files.physical_rows
+            )
+        known = self.computed.resolve(files, live, settled=looked_at)
+        known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
+        found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
+        due, given_up = found.due, len(found.given_up)
+        taken = by_code_version({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
+        for maker, stays in taken.items():
+            self.mixed[maker] += len(stays)
+        own = known.get(Provenance(version), Ranges.empty())
+        if (own | found.given_up).contains(live) and files.signature in self.state.facts:
+            self.computed.learn(files, Provenance(version), own, all_live=True)
+        for maker, accepted in found.accepted.items():
+            self.rows_by_other_version[maker] += len(accepted - taken.get(maker, Ranges.empty()))
+            self.mixed[maker] += 0
+            if self.work.where is None and self.work.read_version is None:
+                self.accepted.append((files, Provenance(version, maker), accepted))
+                # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
+                add_rows(known, [(Provenance(version, maker), accepted)])
+        # A job evaluated the filter for failed rows too, but they run again.
+        due = due - (looked_at - failed_rows(known))
+        existed = self._existed(files, due) if due else due
+        if not existed:
+            self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
+            return None
+        reason, kept = self._why(files, found, existed, known), tuple(known.items())
+        return _Due(FragmentWork(files, reason, existed, existed, len(existed), kept=kept), live, given_up)
+
+    def _why(
+        self, files: FragmentFiles, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]
+    ) -> str:  # fmt: skip
+        if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
+            return CODE
+        if not due - failed_rows(known):
+            return FAILED
+        # Of rows beside computed ones, and of a fragment without the column, there was never a value.
+        known_files = not files.output or files.signature in self.state.facts
+        return NEW if known_files or not self.state.facts else CHANGED
+
+    def _why_not(self) -> str:
+        if self.wanted.errors_only or self.wanted.recompute_mixed:
+            return f"{FRESH} or {NOT_ASKED}"
+        return FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}"
+
+    def _count(self, reason: str, rows: int) -> None:
+        self._add(reason, 1, rows)
+
+    def _add(self, reason: str, fragments: int, rows: int) -> None:
+        self.fragments[reason] += fragments
+        self.rows[reason] += rows
+
+    def _leave(self, reason: str, rows: int, given_up: int) -> None:
+        self._add_given_up(given_up)
+        self._count(reason, rows - given_up)
+
+    def _add_given_up(self, rows: int) -> None:
+        if rows:
+            self.given_up += rows
+            self._count(GIVEN_UP, rows)
+
+    def _existed(self, files: FragmentFiles, rows: Ranges) -> Ranges:
+        """Return those of a fragment's rows that existed at the version that the user requested."""
+        if self.read_version >= self.dataset.version:
+            return rows
+        if self._physical_rows_then.get(files.id) == files.physical_rows:
+            return rows
+        if not self.dataset.has_stable_row_ids:
+            return Ranges.empty()
+        return rows & Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=self.read_version)[0])
+
+    @cached_property
+    def _physical_rows_then(self) -> dict[int, int]:
+        then = open_version(self.dataset, self.read_version)
+        return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}
+
+    def _selected(self, dues: list[_Due]) -> list[_Due]:
+        """Evaluate the filter on the candidates, and drop fragments in which it selects none."""
+        selected = None
+        if self.work.where is not None:
+            selected = selected_offsets(self.dataset, [due.work.id for due in dues], self.work.where)
+        kept: list[_Due] = []
+        for due in dues:
+            work = due.work
+            chosen = work.due if selected is None else work.due & selected.get(work.id, Ranges.empty())
+            if not self.wanted.recompute_mixed:
+                for maker, rows in by_code_version(work.known, chosen).items():
+                    self.rows_by_other_version[maker] += len(rows)
+            if chosen:
+                whole = len(chosen) == work.rows
+                kept.append(due if whole else replace(due, work=replace(work, rows=len(chosen), selected=chosen)))
+                continue
+            self._leave(NOT_SELECTED, work.files.live_rows, due.given_up)
+            if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
+                what = looked_at(self.work.filter_hash, self.work.udf_version)
+                self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
+        return kept
+
+    def _with_checkpoints(self, dues: list[_Due], whole: Works, index: CheckpointIndex | None) -> Works:
+        if index is None:
+            return whole
+        reusable = ReusableColumn(self.dataset, self.work)
+        if whole:
+            self._add(whole.reason, len(whole), whole.rows)
+        ancestors, there = {}, index.places()
+        near = whole.with_ids(fragment for _, fragment in there)
+        manifest = self.computed.manifest
+        alive = {(files.srcfiles, files.id) for files in manifest.at(manifest.positions(at for _, at in there))}
+        if there - alive:
+            files = [*(due.work.files for due in dues), *self.computed.manifest.at(whole.whole)]
+            ancestors = self.computed.ancestors(files, index, self.work.udf_version)
+            near = whole.with_ids({*(work.id for work in near), *ancestors})
+        asked = [(replace(work, ancestors=ancestors.get(work.id, ())), work.due) for work in near]
+        for due in dues:
+            work = due.work
+            self._count(work.reason, work.rows)
+            self._add_given_up(due.given_up)
+            if rest := work.files.live_rows - work.rows - due.given_up:
+                self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
+            if work.id in ancestors:
+                work = replace(work, ancestors=ancestors[work.id])
+            asked.append((work, due.live))
+        return whole.replaced(reusable.look_up_all(asked, index))
+
+
+def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:
+    """Whether inputs, as facts name them, are the current ones, or columns in whose place these were promoted."""
+    now, then, ids = columns.inputs_text.split(","), inputs.split(","), ids_by_name(dataset)
+    called = {found[0]: name for name, found in ids.items() if "." not in name}
+
+    def replaced(path: str) -> set[int]:
+        root, _, rest = path.partition(".")
+        before = columns_before(dataset.schema.field(root))
+        if not rest:
+            return set(before)
+        return {ids[there][0] for one in before if (there := f"{called.get(one)}.{rest}") in ids}
+
+    return len(now) == len(then) and all(
+        text == before or int(before.partition(".")[0]) in replaced(path)
+        for path, text, before in zip(names, now, then, strict=False)
+    )

@@ -1,0 +1,355 @@
+"""Find the rows of a fragment that hold a computed value, from facts, the table's history, and the values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, load_state, seen
+from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
+from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
+from airflow_geneva.engine.job.outbox import find_commits
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, ids_by_name, live_offsets
+from airflow_geneva.engine.lance_io.history import (
+    NO_LINEAGE,
+    Compaction,
+    FragmentFilter,
+    History,
+    Lineage,
+    Origin,
+    Tracer,
+    among,
+    commits_of_version,
+)
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, version_exists
+from airflow_geneva.engine.plan.value_diff import ReferenceVersion, computed_by_value
+from airflow_geneva.engine.storage.files import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+HISTORY_CLEANED_UP = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
+_MOST_REFERENCES = 4
+_MOST_VERSIONS = 1_000
+
+
+def column_state(dataset: lance.LanceDataset, checkpoints: Storage, columns: Columns) -> ColumnState:
+    """Read the facts about a column.
+
+    Facts of an older package version name no nested fields. They count as facts about the nested fields of `columns`
+    if the table version at which they were recorded had the same ones.
+    """
+    state = load_state(checkpoints, columns.output[0])
+    now, before = columns.inputs_text, columns.inputs_text_without_nested
+    if now == before or before not in state.other_inputs(now):
+        return state
+    facts = state.facts.table
+    unnamed = pc.equal(facts["inputs"], before)
+    alike = [
+        version
+        for version in facts["at"].filter(unnamed).unique().to_pylist()
+        if (then := open_version_or_none(dataset, version)) is not None
+        and all(columns_in(then, now, columns.output)[1])
+    ]
+    meant = pc.and_(unnamed, pc.is_in(facts["at"], pa.array(alike, pa.int64())))
+    at = facts.schema.get_field_index("inputs")
+    return replace(state, facts=Facts(facts.set_column(at, "inputs", pc.if_else(meant, now, facts["inputs"]))))
+
+
+class ComputedRows:
+    """Finds the computed rows of one column at one table version, by facts about these inputs or `previous` ones.
+
+    What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan. `names` are
+    those of the inputs and, last, the output; "" for a column that was dropped, or whose nested fields are others now:
+    its values cannot be compared.
+    """
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        columns: Columns,
+        names: tuple[str, ...],
+        state: ColumnState,
+        previous: Sequence[ComputedRows] = (),
+    ) -> None:
+        self.dataset = dataset
+        self.columns = columns
+        self.names = names
+        self.manifest = read_manifest(dataset, columns)
+        self.state = state
+        self.previous = previous
+        self.learned: list[Fact] = []
+        self.notes: list[str] = []
+        self._history = History(dataset)
+        self._tracer = Tracer(self._history, columns)
+        self._stable = bool(dataset.has_stable_row_ids)
+        self._opened: dict[int, ReferenceVersion | None] = {}
+        if state.facts and dataset.version not in state.seen:
+            self.learned.append(seen(dataset.version))
+
+    @staticmethod
+    def of_column(
+        dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], state: ColumnState
+    ) -> ComputedRows:
+        """Find the rows of a column by all that is known of it: also values that were computed from other inputs."""
+        others = sorted(state.other_inputs(columns.inputs_text))
+        previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
+        return ComputedRows(dataset, columns, names, state.about(columns.inputs_text), previous)
+
+    @staticmethod
+    def from_inputs(
+        dataset: lance.LanceDataset,
+        output: tuple[int, ...],
+        state: ColumnState,
+        inputs: str,
+        ids_now: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> ComputedRows:
+        """Find the rows of a column that were computed from inputs, as facts name them, which may have been dropped."""
+        ids_now = ids_now or ids_by_name(dataset)
+        columns, names = columns_in(dataset, inputs, output, ids_now)
+        own = next(name for name, ids in ids_now.items() if ids[0] == output[0])
+        return ComputedRows(dataset, columns, (*names, own), state.about(inputs))
+
+    def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
+        """Return the rows that the UDF ran on, by provenance; those that are `settled` need none."""
+        if not files.output:
+            # A column without a file holds no values. Facts may be about a dropped column whose field id Lance gave to
+            # this one after compaction had removed the last file with the dropped column.
+            return {}
+        known = self.of(files)
+        for find in (self.by_value, *(earlier.as_previous for earlier in self.previous)):
+            if unknown := live - Ranges.union(known.values()) - (settled or Ranges.empty()):
+                add_rows(known, find(files, unknown).items())
+        return known
+
+    def as_previous(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
+        """Return the rows that hold a value, by a provenance that names the inputs, for a column with other inputs."""
+        found = by_code_version(self.resolve(self.manifest[files.id], unknown), unknown)
+        return {Provenance(f"{maker}/{self.columns.inputs_text}"): rows for maker, rows in found.items()}
+
+    def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
+        return self._history.rows(files.id, self.dataset.version)
+
+    def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
+        """Return the rows that the UDF ran on, by provenance, from facts about the fragment or about its ancestors."""
+        if files.signature in self.state.facts:
+            return self.state.known(files.signature, files.physical_rows)
+        compaction = self.compaction_of(files)
+        return {} if compaction is None else self._before_compaction(files, compaction)
+
+    def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
+        """Return rows without facts whose inputs and output are as they were at an earlier version, by provenance."""
+        found: dict[Provenance, Ranges] = {}
+        if not self._stable or not all(self.names):
+            return found
+        newest, still_there = self._complete_versions[:_MOST_REFERENCES], Ranges.empty()
+        for version in newest:
+            unknown, there = self._compare(version, files, unknown, found)
+            still_there = still_there | there
+        if unknown & still_there and len(self._complete_versions) > len(newest):
+            # A run that goes on while rows move knows them at the versions before.
+            for version in self._complete_before_move(files):
+                unknown, _ = self._compare(version, files, unknown, found)
+        # A restore undid no move of a row into a fragment that is still there, so it is as it was before the restore.
+        unknown = unknown - still_there
+        if unknown and len(self._complete_versions) > len(newest):
+            for version in self._complete_in_line:
+                if version not in newest:
+                    unknown, _ = self._compare(version, files, unknown, found)
+        for provenance, rows in found.items():
+            self.learn(files, provenance, rows, all_live=False)
+        return found
+
+    def _compare(
+        self, version: int, files: FragmentFiles, unknown: Ranges, found: dict[Provenance, Ranges]
+    ) -> tuple[Ranges, Ranges]:
+        """Add the rows that are as they were at a version to `found`.
+
+        Return those that stay unknown and were created by then, and those whose fragment of then is still there.
+        """
+        if not unknown or (reference := self._reference(version)) is None:
+            return unknown, Ranges.empty()
+        try:
+            with engine_errors():
+                known, existed, there = computed_by_value(
+                    reference, self.state, self.dataset, files, self.names, unknown, self.manifest
+                )
+        except EngineError:
+            if version_exists(self.dataset, version):
+                raise
+            self._note_gap()
+            return unknown, Ranges.empty()
+        add_rows(found, known.items())
+        return (unknown & existed) - Ranges.union(known.values()), there
+
+    def given_up(self, files: FragmentFiles, version: str) -> int:
+        """Count the live rows of a fragment that failed in the maximum number of runs."""
+        rows = self.state.given_up(files.signature, version)
+        return len(rows & live_offsets(self.dataset, files)) if rows else 0
+
+    def learn(self, files: FragmentFiles, provenance: Provenance, rows: Ranges, all_live: bool) -> None:
+        """Record a fact for the next plan; `all_live` says that the rows are all live rows."""
+        whole = None if len(rows) == files.physical_rows else rows
+        under = files.deletion if all_live else None
+        inputs = self.columns.inputs_text
+        self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
+
+    def ancestors(
+        self, fragments: Sequence[FragmentFiles], index: CheckpointIndex, version: str
+    ) -> dict[int, tuple[Ancestor, ...]]:
+        """Find the fragments with checkpoints that fragments were compacted from; skip those that are complete."""
+
+        def computed(parent: FragmentFiles) -> bool:
+            return Provenance(version) in self.state.of_all_rows(parent.signature, parent.deletion)
+
+        found: dict[int, tuple[Ancestor, ...]] = {}
+        stray = index.places() - {(files.srcfiles, files.id) for files in fragments}
+        if not stray or not self._stable:
+            return found
+        lineage = self._tracer.trace(fragments, computed)
+        for files in fragments:
+            if any((a.srcfiles, a.id) in stray for a in lineage.ancestors(files, computed)):
+                offsets, ids = self.rows(files)
+                found[files.id] = tuple(
+                    Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
+                    for o in self._origins(lineage, files, computed)
+                    if (o.fragment.srcfiles, o.fragment.id) in stray
+                )
+        return found
+
+    def compaction_of(self, files: FragmentFiles) -> Compaction | None:
+        """Return the compaction that made a fragment, if its inputs and output are unchanged since."""
+        return self._lineage.made_by(files, same_output=True)
+
+    @cached_property
+    def _lineage(self) -> Lineage:
+        if not self._stable or not self.state.facts:
+            return NO_LINEAGE
+        facts = self.state.facts
+        oldest = facts.oldest_apart_from(self.manifest.signatures)
+        if oldest is None:
+            return NO_LINEAGE
+
+        def settled(files: FragmentFiles) -> bool:
+            return files.signature in facts or not files.output
+
+        unknown = (self.manifest.live_rows > 0) & self.manifest.has_output
+        unknown &= ~facts.know(self.manifest.signatures)
+        lineage = self._tracer.trace(self.manifest.at(np.flatnonzero(unknown)), settled, oldest, same_output=True)
+        if not lineage.complete:
+            self._note_gap()
+        return lineage
+
+    def _complete_before_move(self, files: FragmentFiles) -> list[int]:
+        """Return the newest complete version before the fragment's rows were written, unless it was looked at."""
+        written = max(self._history.written_at(files, int(self.dataset.version)), default=0)
+        before = [version for version in self._complete_versions if version < written][:1]
+        return [version for version in before if version not in self._complete_versions[:_MOST_REFERENCES]]
+
+    @cached_property
+    def _complete_in_line(self) -> list[int]:
+        """The newest complete versions that no restore undid, as far back as commits can be read."""
+        oldest = max(self._complete_versions[-1], self.dataset.version - _MOST_VERSIONS)
+        line = takewhile(lambda commit: not commit.gone, commits_of_version(self.dataset, oldest))
+        complete = (commit.version for commit in line if commit.version in self._complete_versions)
+        return list(islice(complete, _MOST_REFERENCES))
+
+    @cached_property
+    def _complete_versions(self) -> list[int]:
+        """Table versions at which the facts were complete, newest first."""
+        if not self.state.facts:
+            return []
+        versions = set(self.state.seen)
+        # A job that died before finish marked no version, but its commits carry its id.
+        since = max(versions, default=self.dataset.version - _MOST_VERSIONS)
+        since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
+        if self.state.open_jobs:
+            versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
+        return sorted((version for version in versions if version <= self.dataset.version), reverse=True)
+
+    def _reference(self, version: int) -> ReferenceVersion | None:
+        """Open a version for comparison, once; None if it is gone, or cannot be compared."""
+        if version not in self._opened:
+            then = open_version_or_none(self.dataset, version)
+            self._opened[version] = None if then is None else ReferenceVersion.at(then, self.columns)
+            if then is None:
+                self._note_gap()
+        return self._opened[version]
+
+    def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
+        """Derive the provenance of a compacted fragment's rows from the fragments that it was made of.
+
+        If all rows of a parent share one provenance, no row ids are needed for it; row ids are read for the others.
+        """
+        parents = [parent for parent in compaction.replaced if parent.live_rows]
+        shared_provenance = {parent: self._shared_provenance(parent) for parent in parents}
+        alike = next((known for known in shared_provenance.values() if known), frozenset[Provenance]())
+        partly = {parent for parent in parents if not alike or shared_provenance[parent] != alike}
+        if partly:
+            found = self._by_row_id(files, partly, set(compaction.replaced) - partly, alike)
+        else:
+            found = {provenance: Ranges.of(0, files.physical_rows) for provenance in alike}
+        for provenance, rows in found.items():
+            self.learn(files, provenance, rows, len(rows) >= files.live_rows)
+        return found
+
+    def _shared_provenance(self, files: FragmentFiles) -> frozenset[Provenance]:
+        """Return the provenance that all live rows of a fragment share; empty if they differ."""
+        if files.signature in self.state.facts:
+            return self.state.shared_provenance(files.signature, files.deletion, files.physical_rows)
+        compaction = self.compaction_of(files)
+        if compaction is None:
+            return frozenset()
+        found = {self._shared_provenance(parent) for parent in compaction.replaced if parent.live_rows}
+        return found.pop() if len(found) == 1 else frozenset()
+
+    def _by_row_id(
+        self,
+        files: FragmentFiles,
+        parents: Collection[FragmentFiles],
+        passed_over: Collection[FragmentFiles],
+        others: Iterable[Provenance],
+    ) -> dict[Provenance, Ranges]:
+        """Find the provenance of rows by row id; rows of the parents that are passed over have that of `others`."""
+        offsets, ids = self.rows(files)
+        missing, theirs = set(parents), np.ones(len(ids), np.bool_)
+        ids_by_provenance: dict[Provenance, list[RowIds]] = {}
+        for origin in self._origins(self._lineage, files, lambda parent: parent in passed_over, same_output=True):
+            if origin.fragment in parents:
+                missing.discard(origin.fragment)
+                theirs &= ~among(ids, origin.row_ids)
+            known = self.state.known(origin.fragment.signature, origin.fragment.physical_rows)
+            for provenance, rows in known.items():
+                ids_by_provenance.setdefault(provenance, []).append(origin.row_ids[rows.mask(origin.offsets)])
+        found: dict[Provenance, Ranges] = {}
+        if not missing:
+            add_rows(found, [(provenance, Ranges.from_offsets(offsets[theirs])) for provenance in others])
+        for provenance, groups in ids_by_provenance.items():
+            add_rows(found, [(provenance, Ranges.from_offsets(offsets[among(ids, np.concatenate(groups))]))])
+        return {provenance: rows for provenance, rows in found.items() if rows}
+
+    def _origins(
+        self, lineage: Lineage, files: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
+    ) -> list[Origin]:
+        """Return the origins of a compacted fragment's rows, as far back as versions can be read."""
+        found: list[Origin] = []
+        try:
+            for origin in self._history.origins(lineage, files, passed_over, same_output):
+                found.append(origin)
+        except EngineError:
+            self._note_gap()
+        return found
+
+    def _note_gap(self) -> None:
+        if HISTORY_CLEANED_UP not in self.notes:
+            self.notes.append(HISTORY_CLEANED_UP)

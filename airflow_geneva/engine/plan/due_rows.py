@@ -1,0 +1,138 @@
+"""Decide which rows are due, given their provenance, and stop a plan that would recompute rows of other code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.engine.checkpoint.provenance import (
+    MOST_RUNS,
+    Provenance,
+    by_code_version,
+    failed_rows,
+    rows_that,
+    version_label,
+)
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.errors import CodeChanged
+
+if TYPE_CHECKING:
+    from airflow_geneva.engine.commit.view_state import CommittedViewState
+    from airflow_geneva.engine.udf.settings import UdfDefinition
+
+ON_CODE_CHANGE = ("error", "recompute", "new_rows")
+OLD_CODE = "old_code"
+"""Of a refresh only: go on with the code that the view was computed with."""
+
+
+@dataclass(frozen=True)
+class DueRules:
+    """Which rows the user asks a backfill to run, apart from the filter and the read version.
+
+    `errors_only`: rows that failed, in any number of runs and under any version; it leaves other code's values as they
+    are. `recompute_mixed`: rows whose value
+    another version computed but that count as this version's.
+    """
+
+    on_code_change: str = "error"
+    errors_only: bool = False
+    recompute_mixed: bool = False
+
+
+@dataclass(frozen=True)
+class RowStatus:
+    """The live rows of one fragment, classified.
+
+    `others` hold another version's value, by that version; the `accepted` among them keep it. Rows that failed in the
+    maximum number of runs are given up.
+    """
+
+    due: Ranges
+    others: Mapping[str, Ranges]
+    accepted: Mapping[str, Ranges]
+    given_up: Ranges
+
+
+def classify_rows(
+    known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: DueRules
+) -> RowStatus:
+    strict = wanted.on_code_change == "recompute"
+    done = rows_that(known, lambda p: _is_done(p, version, continue_from, strict)) & live
+    failed = failed_rows(known) & (live - done)
+    given_up = rows_that(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
+    others = by_code_version(known, live - done)
+    left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
+    if wanted.on_code_change == "new_rows" or (wanted.errors_only and not strict):
+        left_alone = others
+    if wanted.errors_only:
+        return RowStatus(failed, others, left_alone, Ranges.empty())
+    if wanted.recompute_mixed:
+        mixed = rows_that(known, lambda p: p.version == version and bool(p.made_by)) & live
+        return RowStatus(mixed, others, {}, given_up)
+    due = live - done - given_up - Ranges.union(left_alone.values())
+    return RowStatus(due, others, left_alone, given_up)
+
+
+def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
+    """Whether rows are done; ``recompute`` also recomputes rows that keep another version's value."""
+    if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
+        return False
+    return provenance.is_value_of(version)
+
+
+def check_code_change(
+    work: BackfillSpec, rows_by_other_version: Mapping[str, int], on_code_change: str, own: UdfDefinition | None
+) -> None:
+    """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
+
+    Args:
+        own: the column's definition.
+    """
+    at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
+    if at_stake and on_code_change == "error":
+        rows = sum(at_stake.values())
+        versions = ", ".join(f"{counted(n, 'row')} of version {version_label(v)}" for v, n in sorted(at_stake.items()))
+        is_own = own is not None and own.version == work.udf_version
+        other = (
+            f"Version {work.udf_version} is the column's own code; the other was passed as udf=, or was its code for a "
+            f"time. To go on with the other, make it the column's: table.alter_columns({{{work.column!r}: udf}}). "
+        )
+        raise CodeChanged(
+            f"The code of UDF {work.udf_name!r} changed behind column {work.column!r} of "
+            f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
+            f"{versions}. {other if is_own else ''}"
+            f'Recompute {counted(rows, "row")} with on_code_change="recompute", or leave the old values and compute '
+            'only new rows with on_code_change="new_rows". '
+            f"table.compare({work.column!r}, udf) shows values of both on a sample of rows."
+        )
+
+
+def renamed_code(before: tuple[str, ...], now: tuple[str, ...]) -> str:
+    return (
+        f"UDF version {', '.join(before)} is {', '.join(now)} now: the code is the same, and relative imports are "
+        "hashed by the full name of what they import. The values stay, and nothing is computed again for it."
+    )
+
+
+def check_view_code_change(
+    view_state: CommittedViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
+) -> tuple[tuple[str, int], ...]:
+    """Count the rows of a view that hold values of other code, by version; stop the plan as for a backfill."""
+    then = dict(view_state.snapshot.code if view_state.snapshot else ())
+    changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
+    if not changed:
+        return ()
+    rows = len(view_state.shown)
+    if on_code_change == "error":
+        changes = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
+        raise CodeChanged(
+            f"The code of UDFs changed behind view {view!r}: {changes}. Values of the old code: {counted(rows, 'row')} "
+            'of the view. Recompute with on_code_change="recompute", or leave the old values and compute only new and '
+            'changed rows with on_code_change="new_rows". '
+            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows. Until you decide, "
+            'on_code_change="old_code" goes on with the old code.'
+        )
+    return tuple((old, rows) for _, old, _ in changed)

@@ -1,0 +1,79 @@
+"""What a plan says when it is printed."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from airflow_geneva.engine.checkpoint.provenance import version_label
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+
+_LISTED = 8
+
+
+def explain(plan: Plan) -> str:
+    """Say what would run, what would not, and why; a few lines for a table of any size."""
+    work = plan.work
+    where = f" where {work.where}" if work.where else ""
+    lines = [
+        f"Refresh of view {work.target} to version {work.version} of its source"
+        if isinstance(work, RefreshSpec)
+        else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
+        f"table version {work.version}",
+        f"  {counted(plan.rows_total, 'row')}: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
+    ]
+    for tally in plan.reason_counts:
+        rows, fragments = _aligned(tally.rows, "row"), _aligned(tally.fragments, "fragment")
+        lines.append(f"    {rows:>19}  {fragments:>18}  {tally.reason}")
+    if not plan.shards and plan.swap is not None and plan.swap.gone:
+        lines.append("  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view.")
+    elif not plan.shards:
+        lines.append("  Nothing to do: no Spark, no new version.")
+    else:
+        held = plan.rows_pending - plan.rows_to_run - work.rows_beyond
+        kept = f" ({counted(held, 'row')} from checkpoints)" if held else ""
+        count = sum(len(shard.fragments) for shard in plan.shards)
+        lines.append(f"  {counted(count, 'fragment')} in {counted(len(plan.shards), 'shard')}{kept}")
+        shown = (work for shard in plan.shards for work in shard.fragments[:_LISTED])
+        for fragment in islice(shown, _LISTED):
+            gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing_selected)[:4])
+            more = " ..." if len(fragment.missing_selected.starts) > 4 else ""
+            what = f"{fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
+            lines.append(f"    fragment {fragment.id}: {what}")
+        if count > _LISTED:
+            lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
+    lines += _deduplicated(work) if plan.shards else []
+    if work.rows_beyond:
+        cap = f"max_rows={work.sizing.max_rows}" if work.most_rows == work.sizing.max_rows else "max_cost"
+        lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
+    for version, count in plan.rows_by_other_version:
+        lines.append(f"  values of UDF version {version_label(version)}: {counted(count, 'row')}")
+    if plan.shards and plan.estimator is not None:
+        expected = plan.estimate()
+        where = "in this process" if expected.runner == "inline" else "on Spark"
+        lines.append(f'  runner="auto" computes it {where}: {expected.why}')
+        if expected.slot_seconds is not None or expected.cost is not None:
+            lines.append(f"  Estimate: {expected}")
+        elif work.reports_cost:
+            lines.append("  Cost: as calls will report it; plan.estimate(sample=20) calls the service for 20 rows.")
+        if expected.runner == "spark" and expected.start_seconds != 0 and expected.rows < FEW_ROWS:
+            lines.append(f"  Note: {starting_spark(expected.rows)}")
+    lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))
+    return "\n".join(lines)
+
+
+def _deduplicated(work: JobSpec) -> list[str]:
+    cache = "" if work.ignore_checkpoints else ", also those that earlier jobs computed: _checkpoints/values"
+    udfs = ((column, udf.name) for column, udf in work.udfs.items() if udf.dedup)
+    return [f"  {column}: equal inputs of {name} are called once (dedup){cache}" for column, name in udfs]
+
+
+def _aligned(count: int, noun: str) -> str:
+    """Return a count whose digits stand below those of other counts, flush right."""
+    return counted(count, noun) + (" " if count == 1 else "")
+
+
+def _span(start: int, end: int) -> str:
+    """Format offsets ``[start, end)`` with an inclusive end."""
+    return f"{start} to {end - 1}" if end - start > 1 else f"{start}"

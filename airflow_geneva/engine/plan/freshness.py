@@ -1,0 +1,210 @@
+"""Count how many rows of a column or a view are up to date, and list the failed rows, without loading its code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from airflow_geneva.engine.checkpoint.facts import load_state
+from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, by_code_version, failed_rows, rows_that
+from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
+from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
+from airflow_geneva.engine.lance_io.fragments import (
+    FragmentFiles,
+    columns_of,
+    garbage_collector_off,
+    ids_by_name,
+    live_offsets,
+    row_ids,
+)
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.computed_rows import ComputedRows, column_state
+from airflow_geneva.engine.plan.refresh import VIEW_VERSION, choose_rows, compare_source
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.udf.definition import definition_in, former_names
+from airflow_geneva.engine.views.definition import ViewDefinition
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+    from airflow_geneva.engine.commit.view_state import CommittedViewState
+
+UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """How fresh a column or a view is; values of every code version count as computed.
+
+    `pending` rows are new or changed, or failed and run again. `failed` rows hold no value, and the `given_up` among
+    them failed in the maximum number of runs. `versions`: a column's rows with a value, by code version.
+    """
+
+    rows: int
+    pending: int
+    gone: int = 0
+    failed: int = 0
+    given_up: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+    computed: bool = True
+
+    @property
+    def state(self) -> str:
+        """``up to date``, ``stale`` or ``never computed``."""
+        if self.pending or self.gone:
+            return STALE if self.computed else NEVER
+        return UP_TO_DATE
+
+
+def column_freshness(
+    dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
+) -> Freshness:  # fmt: skip
+    """Count a column's rows; values of every code version count as computed."""
+    with garbage_collector_off():
+        columns = columns_of(dataset, inputs, (), column)
+        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
+        computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
+        counts, versions = Counter(rows=0, pending=0, failed=0, given_up=0), Counter[str]()
+        for files in computed_rows.manifest.values():
+            found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
+            counts.update({name: getattr(found, name) for name in counts})
+            versions.update(found.versions)
+    return Freshness(**counts, versions=dict(versions), computed=bool(versions or counts["failed"]))
+
+
+def _whole(files: FragmentFiles, computed_rows: ComputedRows) -> Freshness | None:
+    """Count a fragment that one code version completed, from facts alone; None if there is no such fact."""
+    if not files.live_rows or not files.output:
+        return Freshness(files.live_rows, files.live_rows)
+    for made in computed_rows.state.of_all_rows(files.signature, files.deletion):
+        if not made.failures:
+            given_up = computed_rows.given_up(files, made.version)
+            done = files.live_rows - given_up
+            return Freshness(files.live_rows, 0, 0, given_up, given_up, {made.maker: done} if done else {})
+    return None
+
+
+def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: ComputedRows) -> Freshness:
+    live = live_offsets(dataset, files)
+    known = computed_rows.resolve(files, live)
+    made = by_code_version(known, live)
+    failed = (failed_rows(known) & live) - Ranges.union(made.values())
+    given_up = failed & rows_that(known, lambda provenance: provenance.failures >= MOST_RUNS)
+    pending = live - Ranges.union(made.values()) - given_up
+    return Freshness(
+        len(live), len(pending), 0, len(failed), len(given_up), {maker: len(rows) for maker, rows in made.items()}
+    )
+
+
+def computed_offsets(
+    dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
+) -> Iterator[tuple[FragmentFiles, Ranges]]:
+    """Yield the fragments of a column with the live rows that hold a computed value."""
+    columns = columns_of(dataset, inputs, (), column)
+    state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
+    computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
+    for files in computed_rows.manifest.values():
+        live = live_offsets(dataset, files)
+        yield files, Ranges.union(by_code_version(computed_rows.resolve(files, live), live).values())
+
+
+def view_freshness(
+    dataset: lance.LanceDataset,
+    definition: ViewDefinition,
+    view_state: CommittedViewState,
+    instead: Mapping[str, str] | None = None,
+) -> Freshness:
+    """Count a view's rows.
+
+    Args:
+        instead: columns of the source that take the places of others; by default each has its own.
+    """
+    definition.check_source(dataset)
+    snapshot = view_state.snapshot
+    computed = bool(view_state.newest.identity)
+    rows = dataset.count_rows()
+    names = tuple((instead or {}).get(column.name, column.name) for column in definition.reads)
+    with garbage_collector_off():
+        changes = compare_source(dataset, names, snapshot)
+        chosen, gone, _ = choose_rows(dataset, definition, changes, snapshot, view_state)
+    leaving = Ranges.empty()
+    if snapshot is not None and gone:
+        # Only rows that the view shows can leave it; the query did not select the others before.
+        leaving = gone & view_state.shown - Ranges.union(item.ids_of(item.rows) for item in chosen)
+    again = sum(len(offsets & fragment.rows) for fragment in changes.changed for _, offsets in fragment.tried)
+    return Freshness(
+        rows=rows,
+        pending=sum(len(item.rows) for item in chosen),
+        gone=len(leaving),
+        failed=changes.given_up + again,
+        given_up=changes.given_up,
+        computed=computed,
+    )
+
+
+FailedRows: TypeAlias = Iterator[tuple[int, Ranges]]
+"""Fragments with rows whose last UDF call failed, and the physical offsets of these rows."""
+
+
+def addresses_of_rows(failed: FailedRows) -> Iterator[int]:
+    return (fragment << 32 | offset for fragment, rows in failed for offset in rows.offsets().tolist())
+
+
+def ids_of_rows(dataset: lance.LanceDataset, failed: FailedRows) -> set[int]:
+    found: set[int] = set()
+    for fragment, rows in failed:
+        offsets, ids = row_ids(dataset, fragment)
+        found.update(ids[rows.mask(offsets)].tolist())
+    return found
+
+
+def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, columns: Sequence[str]) -> FailedRows:
+    """Yield the rows of a table version on which the UDF of one of these columns failed last."""
+    ids = ids_by_name(dataset)
+    for column in columns:
+        state = load_state(checkpoints, ids[column][0])
+        for inputs in sorted(state.other_inputs("")):
+            yield from _failed(dataset, ComputedRows.from_inputs(dataset, ids[column], state, inputs, ids))
+
+
+def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:
+    """Yield the rows of a version of a view's source on which a UDF of the view failed last."""
+    columns = columns_of(dataset, reads, (), None)
+    state = snapshot.state(VIEW_VERSION, columns.inputs_text)
+    yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))
+
+
+def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> FailedRows:
+    for files in computed_rows.manifest.values():
+        live = live_offsets(dataset, files)
+        # The facts about a fragment name all rows in it that failed.
+        facts = files.signature in computed_rows.state.facts
+        known = computed_rows.of(files) if facts else computed_rows.resolve(files, live)
+        if failed := failed_rows(known) & live:
+            yield files.id, failed
+
+
+def errors_of_columns(
+    checkpoints: Storage, schema: pa.Schema, job_id: str | None, column: str | None
+) -> list[ErrorRecord]:
+    """Read the error records of a job and a column, newest first, also those under the column's former names.
+
+    If several columns have had a name, the record's function tells which of them it is about.
+    """
+    of = {field.name: udf for field in schema if (udf := definition_in(field)) is not None}
+    owners: dict[str, list[str]] = {}
+    for name in of:
+        for called in (name, *former_names(schema, name)):
+            owners.setdefault(called, []).append(name)
+
+    def now(record: ErrorRecord) -> str:
+        there = owners.get(record.column, [])
+        alike = [name for name in there if of[name].name == record.udf] if len(there) > 1 else there
+        return (alike or [record.column])[0]
+
+    found = read_errors(checkpoints, job_id, None if column in of else column)
+    named = [replace(record, column=now(record)) for record in found]
+    return [record for record in named if column in (None, record.column)]

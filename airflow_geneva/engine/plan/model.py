@@ -1,0 +1,448 @@
+"""The plan of a job: what all tasks have in common, the shards, and the reasons."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from airflow_geneva.engine.checkpoint.facts import Fact
+from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
+from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_failures_of
+from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
+from airflow_geneva.engine.display import Described, counted
+from airflow_geneva.engine.job.outbox import OUTBOX_OF_VIEW
+from airflow_geneva.engine.job.speed import History
+from airflow_geneva.engine.lance_io.table_versions import PlannedTable
+from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.definition import ViewDefinition
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.job.estimate import Estimate
+    from airflow_geneva.engine.plan.saved_plan import SwapPlan
+
+
+@dataclass(frozen=True)
+class CodeArchive:
+    """The module or package of a UDF, zipped beside the plan: name and digest of the archive, and where it comes from.
+
+    Args:
+        root: the folder on the planning process's Python path; "" if not known.
+    """
+
+    zip: str
+    sha256: str
+    root: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JobSpec(ABC):
+    """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
+
+    Args:
+        inputs: names of the input columns at the planned version.
+        where: frozen filter that the tasks evaluate, or None; a view's filter is evaluated by its plan.
+        nested: the nested fields of structs that a backfill reads, see `Columns.nested`.
+        version: the version to read; `read_version` is what the user requested.
+        tables: the table that is read and the table that is committed to, as planned on; one entry for a column.
+        udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
+        agreement: hash of what must be equal for versions whose values may be mixed.
+        rows: number of due rows of the job.
+        max_failed: most rows that may fail, or the largest part of the due rows; None: any.
+        indexes: "update" if `finish` brings the indexes over what changed up to date; None: it leaves them.
+        rows_beyond: due rows that the job leaves, because it has a cap of rows.
+        fitting: the largest calls that fit into the device's memory, as earlier jobs found out, by UDF and unit.
+        slot_seconds: seconds of all slots together that the job will take, by earlier jobs; None: not known.
+    """
+
+    kind: ClassVar[str]
+    _after_too_many: ClassVar[tuple[str, str]]
+
+    job_id: str
+    table: str
+    table_name: str
+    inputs: tuple[str, ...]
+    where: str | None = None
+    nested: str = ""
+    version: int
+    tables: tuple[PlannedTable, ...]
+    read_version: int | None
+    udf_version: str
+    sizing: Sizing = field(default_factory=Sizing)
+    ignore_checkpoints: bool = False
+    agreement: str = ""
+    rows: int = 0
+    max_failed: int | float | None = None
+    indexes: str | None = None
+    rows_beyond: int = 0
+    fitting: Mapping[str, float] = field(default_factory=dict)
+    slot_seconds: float | None = None
+    codes: tuple[CodeArchive, ...] = ()
+
+    @property
+    @abstractmethod
+    def udfs(self) -> dict[str, UdfDefinition]:
+        """The UDFs that the job runs, by column."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> WorkIdentity:
+        """What the keys of the job's checkpoints begin with."""
+
+    @property
+    def _tag(self) -> str | None:
+        """The filter as it stands in keys. A job that ignores checkpoints adds its id, so it finds only its own."""
+        tag = self._filter
+        return f"{tag or ''}\0only:{self.job_id}" if self.ignore_checkpoints else tag
+
+    @property
+    def _filter(self) -> str | None:
+        return f"{self.where or ''}\0nested:{self.nested}" if self.nested else self.where
+
+    @property
+    def filter_hash(self) -> str:
+        """Hash of the filter and the nested fields that are read, for facts about rows that it was evaluated for."""
+        return md5(self._filter or "")
+
+    @cached_property
+    def reuse_rules(self) -> ReuseRules:
+        """Which checkpoints the job reuses."""
+        return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
+
+    @cached_property
+    def prefix(self) -> str:
+        return self.identity.prefix
+
+    @property
+    def read(self) -> PlannedTable:
+        return self.tables[0]
+
+    @property
+    def written(self) -> PlannedTable:
+        return self.tables[-1]
+
+    @property
+    def at_once(self) -> bool:
+        """Whether values are judged all together, so that the rows of a column become visible in `finish` only."""
+        return self.kind == BackfillSpec.kind and any(e.whole for udf in self.udfs.values() for e in udf.expectations)
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """The view or the column that the job computes, for messages."""
+
+    @property
+    def cap_note(self) -> str:
+        """Say what is left beyond the cap of rows, after the job."""
+        sizing, most = self.sizing, self.most_rows or 0
+        rows = counted(most, "row")
+        cap = f"{rows} (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {rows}"
+        return f"stopped at its cap of {cap}: {counted(self.rows_beyond, 'more row')} left for the next run"
+
+    @property
+    def cost_per_row(self) -> float:
+        """What the UDFs themselves cost for a row."""
+        return sum(udf.cost or 0.0 for udf in self.udfs.values())
+
+    @property
+    def connections(self) -> list[str]:
+        """The connections of services that the UDFs name."""
+        return [udf.connection for udf in self.udfs.values() if udf.connection]
+
+    @property
+    def reports_cost(self) -> bool:
+        """Whether calls will say what they cost, which counts for `max_cost` in place of `cost_per_row`."""
+        return any(udf.reports_cost for udf in self.udfs.values())
+
+    @property
+    def most_rows(self) -> int | None:
+        """Most rows that the UDF may run on, by `max_rows` and by what `max_cost` pays for; None: any number."""
+        paid = self.sizing.max_cost is not None and self.cost_per_row > 0 and not self.reports_cost
+        by_cost = [int((self.sizing.max_cost or 0.0) / self.cost_per_row + 1e-9)] if paid else []
+        return min([*by_cost, *([self.sizing.max_rows] if self.sizing.max_rows is not None else [])], default=None)
+
+    def with_source_paths(self, text: str) -> str:
+        """Replace the places of the code archives on executors with those of the source, as in a traceback."""
+        for code in self.codes:
+            if code.root:
+                text = re.sub(rf"[^\s\"']*/{re.escape(code.zip)}(?=/)", code.root.replace("\\", r"\\"), text)
+        return text
+
+    def too_many(self, failed: int) -> str | None:
+        """Say that more rows failed than the job allows, and what to do; None if not."""
+        limit = self.max_failed
+        most = limit * self.rows if isinstance(limit, float) else limit
+        if most is None or failed <= most:
+            return None
+        what = f"{limit:g} of them" if isinstance(limit, float) else f"{limit:,}"
+        unchanged = ("The column is unchanged; computed rows are kept.", "")
+        visible, again = unchanged if self.at_once else self._after_too_many
+        return (
+            f"{failed:,} of {counted(self.rows, 'due row')} failed, and max_failed allows {what}. {visible} "
+            "get_errors() and `airflow-geneva errors` say why rows failed. Repair the function or its inputs and run "
+            f"it again{again}, or allow more."
+        )
+
+    def tried(self, work: FragmentWork) -> PriorFailures:
+        """Return the rows of a fragment on which the UDF failed in earlier runs."""
+        return prior_failures_of(work.known, self.udf_version)
+
+    def key(self, work: FragmentWork) -> FragmentKey:
+        return FragmentKey(self.prefix, *work.place)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self)}
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the job's record says of it."""
+        udfs = {udf.name: udf.version for udf in self.udfs.values()}
+        return {
+            "kind": self.kind,
+            "table": self.table_name,
+            "udf": ", ".join(udfs),
+            "udf_version": ", ".join(udfs.values()),
+            "version": self.version,
+            "read_version": self.read_version,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillSpec(_JobSpec):
+    """The specification of a job that computes a column.
+
+    Args:
+        makers: versions whose values count as this version's.
+        same_code: what the version of this same code was under an earlier hash.
+        former_names: names under which earlier jobs of the column left their checkpoints.
+    """
+
+    kind: ClassVar[str] = "backfill"
+    _after_too_many = ("What was computed is visible.", " with errors_only=True")
+
+    column: str
+    field_id: int
+    udf: str
+    continue_from: tuple[str, ...] = ()
+    makers: tuple[str, ...] = ()
+    same_code: tuple[str, ...] = ()
+    former_names: tuple[str, ...] = ()
+
+    @cached_property
+    def definition(self) -> UdfDefinition:
+        return UdfDefinition.from_json(self.udf)
+
+    @property
+    def udfs(self) -> dict[str, UdfDefinition]:
+        return {self.column: self.definition}
+
+    @property
+    def udf_name(self) -> str:
+        return self.definition.name
+
+    @property
+    def identity(self) -> WorkIdentity:
+        return WorkIdentity(self.udf_name, self.udf_version, self.column, self._tag, self.table)
+
+    @cached_property
+    def reuse_rules(self) -> ReuseRules:
+        identity = self.identity
+        counts_as = [*((before, self.udf_version) for before in self.same_code), *((v, v) for v in self.continue_from)]
+        others = [(replace(identity, version=made).prefix, version) for made, version in counts_as]
+        others += [(replace(identity, column=name).prefix, self.udf_version) for name in self.former_names]
+        return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)
+
+    @property
+    def target(self) -> str:
+        return f"{self.table_name}.{self.column}"
+
+    @property
+    def outbox(self) -> str:
+        return f"field-{self.field_id}"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "column": self.column,
+            "inputs": list(self.inputs),
+            "agreement": self.agreement,
+            "continue_from": list(self.continue_from),
+            "where": self.where,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshSpec(_JobSpec):
+    """The specification of a job that refreshes a view.
+
+    Args:
+        query: the view's definition with the planned code versions, as JSON text.
+        plain_blobs: whether staged files hold blobs as plain bytes, so that they can be read back.
+    """
+
+    kind: ClassVar[str] = "refresh"
+    _after_too_many = ("The view is unchanged; computed rows are kept.", "")
+
+    query: str
+    plain_blobs: bool = False
+
+    @cached_property
+    def definition(self) -> ViewDefinition:
+        return ViewDefinition.from_json(self.query)
+
+    @property
+    def udfs(self) -> dict[str, UdfDefinition]:
+        return {column.name: column.udf for column in self.definition.columns if column.udf}
+
+    @property
+    def identity(self) -> WorkIdentity:
+        tag = f"{self._tag or ''}\0plain blobs" if self.plain_blobs else self._tag
+        return WorkIdentity("view", self.udf_version, self.table_name, tag, self.table)
+
+    @property
+    def target(self) -> str:
+        return self.table_name
+
+    @property
+    def outbox(self) -> str:
+        return OUTBOX_OF_VIEW
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "view": self.table_name, "source": self.definition.source_table}
+
+
+JobSpec: TypeAlias = BackfillSpec | RefreshSpec
+_KINDS: dict[str, type[JobSpec]] = {BackfillSpec.kind: BackfillSpec, RefreshSpec.kind: RefreshSpec}
+
+
+def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
+    """Read a specification; KeyError or TypeError if it is another document, or of another version of this package."""
+    fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in document.items()}
+    kind = _KINDS[fields.pop("kind")]
+    fields["sizing"] = Sizing(**fields["sizing"])
+    fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
+    fields["codes"] = tuple(CodeArchive(**code) for code in fields["codes"])
+    return kind(**fields)
+
+
+@dataclass(frozen=True)
+class ReasonCount:
+    """Rows and fragments that share a reason."""
+
+    reason: str
+    fragments: int
+    rows: int
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Described):
+    """What a backfill or a refresh would run, and why.
+
+    Args:
+        work: what all tasks have in common.
+        shards: the fragments with due rows, grouped into shards.
+        rows_total: live rows of the table at the planned version.
+        reason_counts: number of fragments and rows for every reason, including those with nothing to do.
+        rows_by_other_version: number of rows that hold the value of another UDF version, by version.
+        learned: facts that the planner found out, for the next plan.
+        notes: sentences for the user, for example why whole fragments are recomputed; the job's result repeats them.
+        savings: what `continue_from` would save, before the job has run.
+        swap: refresh only: the swap at the end.
+        archives: refresh only: zips of the old code that it is planned with, by name.
+        mismatches: fragments with a checkpoint that was computed from other data files than they have now.
+        ledgers: number of the column's ledgers that no fold covers.
+        opened: the version that is read, and of a refresh the view, for the process that goes on with the plan.
+        index: the checkpoints that were there.
+        earlier: reads the earlier jobs of the column or view, once.
+        estimator: makes the estimate, if so many rows as given, from a sample of these.
+    """
+
+    work: JobSpec
+    shards: tuple[Shard, ...]
+    rows_total: int
+    reason_counts: tuple[ReasonCount, ...]
+    rows_by_other_version: tuple[tuple[str, int], ...] = ()
+    learned: tuple[Fact, ...] = ()
+    notes: tuple[str, ...] = ()
+    savings: tuple[str, ...] = ()
+    swap: SwapPlan | None = None
+    archives: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    mismatches: Mismatches = field(default_factory=Mismatches)
+    ledgers: int = 0
+    opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)
+    index: CheckpointIndex | None = field(default=None, repr=False, compare=False)
+    earlier: History = field(default=list, repr=False, compare=False)
+    estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def fragments(self) -> Sequence[FragmentWork]:
+        """The fragments with due rows."""
+        return [work for shard in self.shards for work in shard.fragments]
+
+    @property
+    def rows_pending(self) -> int:
+        """Number of rows that are selected and due, including rows in checkpoints."""
+        return sum(shard.rows for shard in self.shards) + self.work.rows_beyond
+
+    @property
+    def rows_skipped(self) -> int:
+        """Number of live rows that are not due."""
+        return self.rows_total - self.rows_pending
+
+    @property
+    def rows_to_run(self) -> int:
+        """Most rows that the UDF will run on: due rows that no checkpoint holds."""
+        return sum(shard.rows_to_run for shard in self.shards)
+
+    @property
+    def fragments_to_run(self) -> int:
+        """Number of fragments of which rows must be computed or staged."""
+        return sum(len(shard.to_apply) for shard in self.shards)
+
+    @property
+    def rows_held(self) -> tuple[int, int]:
+        """Number of fragments with reusable checkpoints, and number of rows in these."""
+        # Of a fragment that the planner did not look at by itself, nothing is held.
+        looked_at = (work for shard in self.shards for work in shard.fragments.single)
+        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in looked_at]
+        return sum(rows > 0 for rows in held), sum(held)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Number of rows by the reason why they are due or not."""
+        return {tally.reason: tally.rows for tally in self.reason_counts if tally.rows}
+
+    def estimate(self, sample: int | None = None) -> Estimate:
+        """Estimate seconds, slot-seconds and cost, as intervals, by earlier jobs of the same UDF version.
+
+        Args:
+            sample: number of due rows to compute instead, and to time; their values are shown and not kept.
+
+        Raises:
+            InvalidInput: a number is not valid, or a UDF cannot be loaded here; or another process made the plan.
+        """
+        if self.estimator is None:
+            raise InvalidInput("This plan cannot be estimated. Make it with plan_backfill() or plan_refresh().")
+        return self.estimator(self, sample)
+
+    def expecting(self, expected: Estimate) -> Plan:
+        """Return the plan with what tasks have to know of earlier jobs."""
+        seconds = None if expected.slot_seconds is None else round(sum(expected.slot_seconds) / 2, 3)
+        return self.with_work(fitting=expected.fitting, slot_seconds=seconds)
+
+    def with_work(self, **changes: Any) -> Plan:
+        return replace(self, work=replace(self.work, **changes))
+
+    def __str__(self) -> str:
+        from airflow_geneva.engine.plan.explain import explain
+
+        return explain(self)

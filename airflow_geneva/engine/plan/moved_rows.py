@@ -1,0 +1,299 @@
+"""Find computed rows again whose fragments other writers replaced since the plan: compacted, updated or restored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.engine.checkpoint.facts import ColumnState
+from airflow_geneva.engine.checkpoint.provenance import (
+    PriorFailures,
+    Provenance,
+    add_rows,
+    prior_failures_of,
+    rows_that,
+)
+from airflow_geneva.engine.checkpoint.records import StagedFragment, decode_runs
+from airflow_geneva.engine.checkpoint.reuse import Ancestor
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets
+from airflow_geneva.engine.lance_io.history import History, Tracer, among
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.table_versions import version_exists
+from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows
+
+if TYPE_CHECKING:
+    import lance
+
+MOVED = "moved since it was planned"
+CHANGED = "other writers changed the rows meanwhile"
+RENAMED = "the column or an input was renamed meanwhile, and other writers moved the rows"
+NO_ROW_IDS = "the table has no stable row ids to find its rows by"
+NOT_COMPARABLE = "the rows were updated meanwhile, and their inputs cannot be compared (blobs, or a cleaned-up version)"
+
+
+@dataclass(frozen=True)
+class LostRows:
+    """Computed rows of a fragment that a commit of its staged file does not make visible, because they moved.
+
+    Args:
+        source: the table version from which they were computed.
+        rows: their physical offsets in the fragment.
+        why: what happened to the fragment.
+    """
+
+    source: lance.LanceDataset
+    work: FragmentWork
+    staged: StagedFragment
+    rows: Ranges
+    why: str
+
+    @property
+    def row_ids(self) -> RowIds:
+        return self.ids_of(self.rows)
+
+    def ids_of(self, rows: Ranges) -> RowIds:
+        """Return the row ids of computed rows, given by their offsets in the fragment."""
+        offsets, ids = decode_runs(self.staged.runs)
+        return ids[rows.mask(offsets)]
+
+
+@dataclass
+class FoundRows:
+    """What became of lost rows.
+
+    Args:
+        works: the fragments of the newest version that hold unchanged ones; only these rows are due.
+        computed: fragments in which the column holds values of this UDF version for lost rows, with these rows, and
+            where they were lost.
+        failed: number of rows that failed in this run, as an earlier try has committed.
+        deleted: number of rows that the table no longer has.
+        left: planned fragments, the number of rows that cannot be committed, and why.
+    """
+
+    works: dict[int, FragmentWork] = field(default_factory=dict)
+    computed: list[tuple[FragmentFiles, Ranges, LostRows]] = field(default_factory=list)
+    failed: int = 0
+    deleted: int = 0
+    left: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def add(self, work: FragmentWork) -> None:
+        """Add work for a fragment, of which rows from another version may be due already."""
+        known = self.works.get(work.id)
+        if known is not None:
+            due = known.due | work.due
+            kept = {provenance: rows - known.due for provenance, rows in work.kept}
+            add_rows(kept, ((provenance, rows & known.due) for provenance, rows in known.kept))
+            ancestors = (*known.ancestors, *work.ancestors)
+            work = replace(work, due=due, rows=len(due), ancestors=ancestors, kept=tuple(kept.items()))
+        self.works[work.id] = work
+
+
+def find_moved_rows(
+    newest: lance.LanceDataset, columns: Columns, work: BackfillSpec, state: ColumnState, lost: Sequence[LostRows]
+) -> FoundRows:
+    """Find rows by their ids in the newest version, and plan the fragments that hold unchanged ones.
+
+    A row is unchanged if only compactions moved it, or if its inputs and its value are equal to the planned ones.
+    """
+    found = FoundRows()
+    by_id = {column.id(): column.name() for column in newest.lance_schema.fields()}
+    names = (*columns_in(newest, columns.inputs_text, columns.output)[1], by_id.get(columns.output[0], ""))
+    if names != (*work.inputs, work.column):
+        found.left.extend((one.work.id, len(one.rows), RENAMED if all(names) else one.why) for one in lost)
+        return found
+    computed = ComputedRows.of_column(newest, columns, names, state)
+    for version in sorted({one.source.version for one in lost}):
+        _Search(computed, [one for one in lost if one.source.version == version], work, found).run()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """Rows of a planned fragment, by id, and the fragment that they are in now; `same` if they are unchanged."""
+
+    fragment: int
+    of: LostRows
+    row_ids: RowIds
+    same: bool = True
+
+
+class _Search:
+    """Looks for lost rows of one version: where they were, where compactions put them, and then by id and value."""
+
+    def __init__(
+        self, computed: ComputedRows, lost: Sequence[LostRows], work: BackfillSpec, found: FoundRows
+    ) -> None:  # fmt: skip
+        self.source = lost[0].source
+        self.newest = computed.dataset
+        self.computed = computed
+        self.columns = computed.columns
+        self.work = work
+        self.found = found
+        self.lost = {one.work.id: one for one in lost}
+        self.open = {one.work.id: one.row_ids for one in lost}
+        self._left: Counter[tuple[int, str]] = Counter()
+
+    def run(self) -> None:
+        by_fragment: dict[int, list[_Moved]] = {}
+        stable = bool(self.newest.has_stable_row_ids)
+        for find in (self._in_place, *((self._after_compaction, self._by_value) if stable else ())):
+            for moved in find():
+                by_fragment.setdefault(moved.fragment, []).append(moved)
+        for fragment, parts in sorted(by_fragment.items()):
+            self._plan(self.computed.manifest[fragment], parts)
+        for one in self.lost.values():
+            if rows := len(self.open[one.work.id]):
+                self._left[one.work.id, f"{one.why}, and {NO_ROW_IDS}"] += rows
+        self.found.left.extend((fragment, rows, why) for (fragment, why), rows in self._left.items())
+
+    def _take(self, of: LostRows, ids: RowIds) -> RowIds:
+        """Return the given ids that were not found before, and mark them as found."""
+        wanted = self.open[of.work.id]
+        taken = among(wanted, ids)
+        self.open[of.work.id] = wanted[~taken]
+        return wanted[taken]
+
+    def _in_place(self) -> Iterator[_Moved]:
+        """Find rows whose fragment still has the planned input files."""
+        for one in self.lost.values():
+            files = self.computed.manifest.get(one.work.id)
+            if files is None or not _has_inputs(files, one.work.files):
+                continue
+            offsets, ids = decode_runs(one.staged.runs)
+            there = one.rows & live_offsets(self.newest, files)
+            ids, same = self._take(one, ids[there.mask(offsets)]), files.output == one.work.files.output
+            yield from self._by_output(one, ids, files.id, same)
+            if not self.newest.has_stable_row_ids:
+                # An updated row has another id then, so it counts as deleted, and its new place as a new row.
+                self.found.deleted += len(self._take(one, self.open[one.work.id]))
+
+    def _by_output(self, one: LostRows, ids: RowIds, fragment: int, same: bool) -> Iterator[_Moved]:
+        """Tell which rows have their planned value; reads it if others wrote the column since."""
+        if same or not self.newest.has_stable_row_ids:
+            yield _Moved(fragment, one, ids, same)
+        else:
+            yield from self._compared(one, ids, self.computed.names[-1:])
+
+    def _after_compaction(self) -> Iterator[_Moved]:
+        """Follow rows through compactions; reads no values, or those of the column if others wrote it since."""
+        manifest = self.computed.manifest
+        planned = np.array([fragment.fragment_id for fragment in self.source.get_fragments()], np.int64)
+        new = manifest.at(np.flatnonzero(~np.isin(manifest.ids, planned) & (manifest.live_rows > 0)))
+        if not new:
+            return
+        known, history = set(planned.tolist()), History(self.newest)
+
+        def is_lost(files: FragmentFiles) -> bool:
+            return files.id in self.lost
+
+        def not_lost(files: FragmentFiles) -> bool:
+            return files.id in known and not is_lost(files)
+
+        lineage = Tracer(history, self.columns).trace(new, is_lost, int(self.source.version))
+        for files in new:
+            unwritten = set(lineage.ancestors(files, not_lost, same_output=True))
+            with suppress(EngineError):  # a version between was cleaned up: the rest is looked for by value
+                for origin in history.origins(lineage, files, not_lost):
+                    one = self.lost.get(origin.fragment.id)
+                    if one is not None and _has_inputs(origin.fragment, one.work.files):
+                        same = origin.fragment in unwritten and origin.fragment.output == one.work.files.output
+                        yield from self._by_output(one, self._take(one, origin.row_ids), files.id, same)
+
+    def _by_value(self) -> Iterator[_Moved]:
+        for one in self.lost.values():
+            yield from self._compared(one, self._take(one, self.open[one.work.id]), self.computed.names)
+
+    def _compared(self, one: LostRows, ids: RowIds, names: tuple[str, ...]) -> Iterator[_Moved]:
+        """Find rows by id, and compare these columns with the version from which they were computed."""
+        if not len(ids):
+            return
+        reference = ReferenceVersion.at(self.source, self.columns)
+        if reference is None:
+            yield from self._not_comparable(one, ids)
+            return
+        reference = replace(reference, names=reference.names[-len(names) :])
+        there = list[RowIds]()
+        try:
+            with engine_errors():
+                for rows in compare_rows(reference, self.newest, ids, names):
+                    there.append(rows.ids)
+                    for same in (True, False):
+                        part = rows.same == same
+                        for fragment in np.unique(rows.now[part] >> 32).tolist():
+                            yield _Moved(fragment, one, rows.ids[part & (rows.now >> 32 == fragment)], same)
+        except EngineError:
+            if version_exists(self.newest, int(self.source.version)):
+                raise
+            found = np.concatenate([*there, np.empty(0, np.uint64)])
+            yield from self._not_comparable(one, ids[~np.isin(ids, found)])
+            return
+        self.found.deleted += len(ids) - sum(map(len, there))
+
+    def _not_comparable(self, one: LostRows, ids: RowIds) -> Iterator[_Moved]:
+        rows = self.newest._take_rows(ids.tolist(), columns=["_rowid", "_rowaddr"])
+        found, fragments = rows.column("_rowid").to_numpy(), rows.column("_rowaddr").to_numpy() >> np.uint64(32)
+        self.found.deleted += len(ids) - len(found)
+        for fragment in np.unique(fragments).tolist():
+            yield _Moved(int(fragment), one, found[fragments == fragment], same=False)
+
+    def _plan(self, files: FragmentFiles, parts: Sequence[_Moved]) -> None:
+        """Plan the unchanged rows that a fragment holds, unless the column has their values already."""
+        offsets, ids = self.computed.rows(files)
+        rows = [Ranges.from_offsets(offsets[among(ids, part.row_ids)]) for part in parts]
+        same = Ranges.union(there for there, part in zip(rows, parts, strict=True) if part.same)
+        known = self.computed.resolve(files, live_offsets(self.newest, files), settled=same)
+        version, taken = self.work.udf_version, (self.work.udf_version, *self.work.continue_from)
+        done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
+        tried, failed = dict[int, Ranges](), Ranges.empty()
+        ancestors = list[Ancestor]()
+        for there, part in zip(rows, parts, strict=True):
+            rest = there - done
+            if there & done:
+                self.found.computed.append((files, there & done, part.of))
+            if not part.same and rest:
+                comparable = ReferenceVersion.at(self.source, self.columns) is not None
+                self._left[part.of.work.id, CHANGED if comparable else NOT_COMPARABLE] += len(rest)
+            elif rest:
+                failed = failed | _failed_already(
+                    known, version, _here(part.of.staged.failures.rows, part, offsets, ids)
+                )
+                before = prior_failures_of(part.of.work.known, version)
+                add_rows(tried, _here(before, part, offsets, ids))
+                if part.of.work.place != (files.srcfiles, files.id):
+                    ancestors.append(Ancestor(part.of.work.place, rest))
+        self.found.failed += len(failed)
+        if due := same - done - failed:
+            # Facts may count this run already, or know nothing of rows that an update moved.
+            kept = {p: there - due if p.failures and p.version == version else there for p, there in known.items()}
+            add_rows(kept, ((Provenance(version, failures=runs), there & due) for runs, there in tried.items()))
+            work = FragmentWork(files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()))
+            self.found.add(work)
+
+
+def _here(failures: PriorFailures, part: _Moved, offsets: Offsets, ids: RowIds) -> PriorFailures:
+    """Return which moved rows failed, by their offsets in the fragment that holds them now."""
+    if not failures:
+        return ()
+    wanted = among(ids, part.row_ids)
+    here = ((runs, wanted & among(ids, part.of.ids_of(rows))) for runs, rows in failures)
+    return tuple((runs, Ranges.from_offsets(offsets[mask])) for runs, mask in here)
+
+
+def _failed_already(known: Mapping[Provenance, Ranges], version: str, failures: PriorFailures) -> Ranges:
+    """Return the rows of which facts say that they failed in so many runs, or more."""
+    said = [(p.failures, rows) for p, rows in known.items() if p.version == version]
+    return Ranges.union(there & rows for runs, there in failures for number, rows in said if number >= runs)
+
+
+def _has_inputs(files: FragmentFiles, planned: FragmentFiles) -> bool:
+    """Whether a fragment is the planned one with the planned data files of the inputs."""
+    return files.id == planned.id and files.inputs == planned.inputs and files.physical_rows == planned.physical_rows

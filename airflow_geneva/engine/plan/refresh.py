@@ -1,0 +1,398 @@
+"""Plan a refresh: find what changed in the source, the rows that a view lacks, and the rows that must leave it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.engine.checkpoint.facts import ColumnState
+from airflow_geneva.engine.checkpoint.provenance import (
+    MOST_RUNS,
+    PriorFailures,
+    Provenance,
+    prior_failures_of,
+    rows_that,
+)
+from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, RowIdLookup
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.speed import history_once
+from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.engine_errors import is_engine_error
+from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
+from airflow_geneva.engine.lance_io.fragments import (
+    FragmentFiles,
+    columns_of,
+    consecutive_row_ids,
+    garbage_collector_off,
+    live_offsets,
+    open_fragment,
+    row_ids,
+)
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
+from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.due_rows import check_view_code_change, renamed_code
+from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
+from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renumbered
+from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
+from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
+from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
+from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.rows import order_row_ids
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.commit.view_state import CommittedViewState
+    from airflow_geneva.engine.udf.settings import UdfDefinition
+
+
+CHANGED, REFLECTED, FILTERED = (
+    "new or changed in the source",
+    "unchanged since the last refresh",
+    "not selected by the query",
+)
+
+
+VIEW_VERSION = "view"
+"""UDF version in facts about a view's values; the planner compares the code of a view's UDFs separately."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedFragment:
+    """A source fragment with rows that the view does not reflect yet, or on which a UDF failed and runs again."""
+
+    files: FragmentFiles
+    live: Ranges
+    ids: Ranges
+    rows: Ranges
+    tried: PriorFailures
+    look_up: RowIdLookup
+
+    def ids_of(self, rows: Ranges) -> Ranges:
+        if rows == self.live or not rows:
+            return self.ids if rows else rows
+        offsets, ids = self.look_up()
+        return Ranges.from_offsets(ids[rows.mask(offsets)])
+
+
+@dataclass
+class SourceChanges:
+    """The differences between a source version and what a view reflects.
+
+    Args:
+        gone: ids of rows that were deleted or changed, so that the view must not show their old values.
+        fragments: all fragments of the source for the next snapshot, without new failures.
+    """
+
+    changed: list[ChangedFragment] = field(default_factory=list)
+    gone: Ranges = field(default_factory=Ranges.empty)
+    fragments: list[SourceFragment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    given_up: int = 0
+
+
+def plan_refresh(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    udfs: Mapping[str, UdfDefinition],
+    view_state: CommittedViewState,
+    request: RefreshRequest,
+    newest: lance.LanceDataset | None = None,
+) -> Plan:
+    """Compare the source, of which `newest` may be open, with what the view reflects; write nothing."""
+    request.check()
+    dataset = newest or source.open()
+    if request.src_version is not None:
+        dataset = open_version(dataset, request.src_version)
+    with reporting_cleaned_up(source, dataset):
+        _check_version(definition, dataset, view.name)
+        definition.check_source(dataset)
+        names = tuple(column.name for column in definition.reads)
+        code = tuple(sorted((name, udf.version) for name, udf in udfs.items()))
+        rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
+        base = view_state.snapshot
+        # Rows that stay in the view may hold values of these code versions.
+        older = () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
+        if older and request.on_code_change == "recompute":
+            base, older = None, ()
+        with garbage_collector_off():
+            changes = compare_source(dataset, names, base)
+            if base is None:
+                changes.gone = ALL_ROW_IDS
+            chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
+            renumbered = RenumberedRows()
+            # The order of a limited or shuffled query is by row id.
+            if base is not None and not definition.has_limit and definition.shuffle_seed is None:
+                renumbered = find_renumbered(dataset, names, base, gone, chosen)
+            if renumbered:
+                chosen, gone = _without(chosen, renumbered), gone - Ranges.from_offsets(renumbered.old)
+            work = _work(view, definition, source, dataset, udfs, code, request, view_state)
+            index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
+            works = [_fragment_work(work, item) for item in chosen]
+            earlier = history_once(view.checkpoints, work.describe())
+            if index is not None:
+                _, work = look_beside(view.checkpoints, work, index.places, earlier)
+                reusable = ReusableView(dataset, work, view_state.dataset)
+                works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
+            planned = Works(works)
+        if renumbered:
+            changes.notes.append(
+                f"{counted(len(renumbered), 'row')} of the source came back under another row id with the same values: "
+                "the view keeps what it has of them."
+            )
+        if view_state.renamed:
+            changes.notes.append(renamed_code(view_state.renamed, tuple(sorted({version for _, version in code}))))
+        if base is None and view_state.snapshot is not None and not rows_by_other_version:
+            changes.notes.append(
+                "rows may hold values of other code, kept by earlier refreshes: all are computed again."
+            )
+        if changes.given_up:
+            changes.notes.append(
+                f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "
+                'after a repair of the function, refresh(on_code_change="recompute") computes all rows.'
+            )
+        if view_state.newest.changed:
+            changes.notes.append(
+                f"other writers changed the view's rows ({view_state.newest.changed}): all are written again."
+            )
+        changes.notes.extend(view_state.taken_back)
+        total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
+        rows = sum(item.rows for item in works)
+        reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
+        if (left := looked - rows - len(renumbered)) > 0:
+            reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
+        reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
+        swap = SwapPlan(
+            based_on=view_state.newest.identity,
+            gone=gone,
+            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
+            advances=base is None
+            or bool(view_state.renamed)
+            or (base.source_version, base.code, base.older) != (dataset.version, code, older),
+            max_rows_per_fragment=request.max_rows_per_fragment,
+            shuffle_seed=definition.shuffle_seed,
+            renumbered=renumbered,
+        )
+        idle = not (works or gone or swap.advances) and view_state.settled
+        return Plan(
+            work=replace(work, rows=rows),
+            shards=cut_shards(planned, work.sizing.shard_size),
+            rows_total=total,
+            reason_counts=tuple(reason_counts),
+            rows_by_other_version=rows_by_other_version,
+            notes=tuple(changes.notes),
+            mismatches=find_mismatches(index, planned),
+            opened=(dataset, view_state.dataset),
+            index=index,
+            earlier=earlier,
+            swap=replace(swap, idle=idle),
+        )
+
+
+def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view: str) -> None:
+    if not definition.stable_row_ids and dataset.version != definition.source_version:
+        raise InvalidInput(
+            f"Cannot refresh materialized view {view!r} to version {dataset.version} of table "
+            f"{definition.source_table!r}: the table has no stable row IDs, so the view can be refreshed to version "
+            f"{definition.source_version} only, which it was made from. Copy the table with db.create_table(...), "
+            'which enables them (storage option "new_table_enable_stable_row_ids"), and make the view again.'
+        )
+
+
+def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None) -> SourceChanges:
+    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new."""
+    columns = columns_of(dataset, names, (), None)
+    state = ColumnState() if snapshot is None else snapshot.state(VIEW_VERSION, columns.inputs_text)
+    computed_rows = ComputedRows(dataset, columns, names, state)
+    before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
+    found = SourceChanges()
+    seen = cache(lambda: Ranges.union(f.ids for f in before.values()))
+    here: list[Ranges] = []
+    kept: set[str] = set()
+    for files in computed_rows.manifest.values():
+        if files.live_rows == 0:
+            continue
+        then = before.get(files.signature)
+        again = then is not None and any(runs < MOST_RUNS and rows for runs, rows in then.failed)
+        if then is not None and then.deletion == files.deletion and not again:
+            kept.add(files.signature)
+            found.fragments.append(then)
+            found.given_up += sum(len(rows) for _, rows in then.failed)
+            continue
+        fragment = _changed(files, computed_rows, before, seen)
+        here.append(fragment.ids)
+        failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
+        found.given_up += sum(len(rows) for _, rows in failed)
+        found.fragments.append(
+            SourceFragment(
+                files.signature, files.deletion, fragment.live, fragment.ids, tuple(f for f in failed if f[1])
+            )
+        )
+        if fragment.rows:
+            found.changed.append(fragment)
+    if before:
+        lost = Ranges.union(f.ids for signature, f in before.items() if signature not in kept)
+        found.gone = lost - Ranges.union(here)
+        if found.changed:
+            renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
+            found.gone = found.gone | (renewed & seen())
+    found.notes = computed_rows.notes
+    return found
+
+
+def _changed(
+    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment], seen: Callable[[], Ranges]
+) -> ChangedFragment:
+    """Find the new and changed rows of a fragment; the snapshot has the row ids that were `seen`."""
+    ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
+    if ids is None and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
+        live = live_offsets(computed_rows.dataset, files)
+        ids = Ranges(live.starts + physical.start, live.ends + physical.start)
+    elif ids is None:
+        offsets, row_ids = computed_rows.rows(files)
+        ids = Ranges.from_offsets(row_ids)
+        live = Ranges.from_offsets(offsets) if files.deletion else live
+    elif files.deletion:
+        live = before[files.signature].live
+    known = computed_rows.resolve(files, live) if ids & seen() else {}
+    tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
+    given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
+    done = rows_that(known, lambda provenance: not provenance.failures)
+    return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(computed_rows.rows, files))
+
+
+def _ids_before_compaction(
+    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
+) -> Ranges | None:  # fmt: skip
+    """Return the row ids of a fragment that the snapshot has, or that was compacted from such fragments; else None."""
+    then = before.get(files.signature)
+    if then is not None:
+        return then.ids if then.deletion == files.deletion else None
+    compaction = computed_rows.compaction_of(files)
+    if compaction is None or not compaction.alone or files.deletion:
+        return None
+    parents = [parent for parent in compaction.replaced if parent.live_rows]
+    parts = [ids for p in parents if (ids := _ids_before_compaction(p, computed_rows, before)) is not None]
+    return Ranges.union(parts) if len(parts) == len(parents) else None
+
+
+def choose_rows(
+    dataset: lance.LanceDataset,
+    definition: ViewDefinition,
+    changes: SourceChanges,
+    base: Snapshot | None,
+    view_state: CommittedViewState,
+) -> tuple[list[ChangedFragment], Ranges, Ranges]:
+    """Return fragments with the rows to compute, the row ids that leave the view, and those that the filter selects.
+
+    The last are empty unless the query has a limit or an offset.
+    """
+    chosen = changes.changed
+    if definition.where is not None and chosen:
+        try:
+            selected = selected_offsets(dataset, [item.files.id for item in chosen], definition.where)
+        except BaseException as error:
+            if is_engine_error(error):
+                check_where(dataset, definition.where)  # was it the filter?
+            raise
+        chosen = [replace(item, rows=item.rows & selected.get(item.files.id, Ranges.empty())) for item in chosen]
+    if not definition.has_limit:
+        return [item for item in chosen if item.rows], changes.gone, Ranges.empty()
+    fresh = Ranges.union(item.ids_of(item.rows) for item in chosen)
+    matching = ((base.matching if base else Ranges.empty()) - changes.gone) | fresh
+    stop = len(matching) if definition.limit is None else min(definition.offset + definition.limit, len(matching))
+    if not (fresh or changes.gone) and len(view_state.shown) == max(stop - definition.offset, 0):
+        return [], changes.gone, matching
+    ordered = order_row_ids(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
+    wanted = Ranges.from_offsets(np.sort(ordered))
+    gone = changes.gone | (view_state.shown - wanted)
+    missing = wanted - (view_state.shown - gone)
+    tried = {item.files.id: item.tried for item in chosen}
+    names = tuple(column.name for column in definition.reads)
+    found = [
+        replace(fragment, tried=tried.get(fragment.files.id, ()))
+        for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
+    ]
+    return found, gone, matching
+
+
+def _without(chosen: Sequence[ChangedFragment], renumbered: RenumberedRows) -> list[ChangedFragment]:
+    """Return the rows to compute without those whose values a view has."""
+    same, found = Ranges.from_offsets(renumbered.new), list[ChangedFragment]()
+    for item in chosen:
+        offsets, ids = item.look_up()
+        if rows := item.rows - Ranges.from_offsets(offsets[same.mask(ids.astype(np.int64))]):
+            found.append(replace(item, rows=rows))
+    return found
+
+
+def _fragments_of_rows(
+    dataset: lance.LanceDataset, names: tuple[str, ...], wanted: Ranges
+) -> Iterator[ChangedFragment]:
+    for files in read_manifest(dataset, columns_of(dataset, names, (), None)).values():
+        if files.live_rows:
+            offsets, ids = found = row_ids(dataset, files.id)
+            live = Ranges.from_offsets(offsets)
+            rows = Ranges.from_offsets(offsets[wanted.mask(ids)])
+            if rows:
+                every = Ranges.from_offsets(ids)
+                yield ChangedFragment(files, live, every, rows, (), lambda found=found: found)  # type: ignore[misc]
+
+
+def _work(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    dataset: lance.LanceDataset,
+    udfs: Mapping[str, UdfDefinition],
+    code: tuple[tuple[str, str], ...],
+    request: RefreshRequest,
+    view_state: CommittedViewState,
+) -> RefreshSpec:
+    described = [replace(column, udf=None, expect=None).to_document() for column in definition.columns]
+    inputs = [list(column.inputs) for column in definition.columns]
+    about = [described, inputs, code, definition.where, definition.explode]
+    version = md5(json.dumps(about, sort_keys=True))[:16]
+    return RefreshSpec(
+        job_id=request.job_id,
+        table=view.uri,
+        table_name=view.name,
+        inputs=tuple(column.name for column in definition.reads),
+        version=int(dataset.version),
+        tables=(PlannedTable.of(source, dataset), PlannedTable.of(view, view_state.dataset)),
+        read_version=request.src_version,
+        udf_version=version,
+        sizing=request.sizing,
+        ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
+        max_failed=request.max_failed,
+        indexes=request.indexes,
+        agreement=md5(version),
+        plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
+        and any(is_blob(field) for field in view_state.dataset.schema),
+        query=replace(definition, columns=tuple(_as_planned(c, udfs) for c in definition.columns)).to_json(),
+    )
+
+
+def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> OutputColumn:
+    if column.udf is None:
+        return column
+    return replace(column, udf=replace(udfs[column.name], import_path=column.udf.import_path))
+
+
+def _fragment_work(work: RefreshSpec, item: ChangedFragment) -> FragmentWork:
+    kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
+    return FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)

@@ -1,0 +1,308 @@
+"""The requests of users for backfills and refreshes; check and plan a backfill, and cut a plan to its cap of rows."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from airflow_geneva.engine.code_hash.hasher import deps_version
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.lance_io.filters import freeze_where
+from airflow_geneva.engine.lance_io.fragments import field_ids
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
+from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
+from airflow_geneva.engine.plan.backfill import plan_backfill
+from airflow_geneva.engine.plan.due_rows import OLD_CODE, ON_CODE_CHANGE, DueRules
+from airflow_geneva.engine.plan.model import BackfillSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf.annotations import check_inputs
+from airflow_geneva.engine.udf.definition import check_type, columns_to_take, former_names, stored_definition
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.udf import UDF
+
+NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
+"""Sizes that are not whole numbers."""
+
+_SIZES = {f.name for f in fields(Sizing)}
+_OF_FUNCTIONS = {f.name for f in fields(UDF)}
+
+
+class SizingOptions(TypedDict, total=False):
+    concurrency: int
+    intra_applier_concurrency: int
+    batch_size: int | None
+    checkpoint_size: int | None
+    min_checkpoint_size: int | None
+    max_checkpoint_size: int | None
+    checkpoint_interval: float
+    checkpoint_cost: float | None
+    task_size: int | None
+    task_shuffle_diversity: int | None
+    shard_size: int | None
+    commit_granularity: int | None
+    task_memory_bytes: int
+    price_per_slot_hour: float | None
+    max_rows: int | None
+    max_seconds: float | None
+    max_cost: float | None
+
+
+class BackfillOptions(SizingOptions, total=False):
+    """Arguments of a backfill besides its columns and their UDF."""
+
+    where: str | None
+    read_version: int | None
+    on_code_change: str
+    continue_from: str | Sequence[str] | None
+    errors_only: bool
+    recompute_mixed: bool
+    ignore_checkpoints: bool
+    runner: str
+    run_after: datetime | None
+    max_failed: int | float | None
+    indexes: str | None
+
+
+@dataclass(frozen=True)
+class BackfillRequest:
+    """The arguments of a backfill; see :meth:`airflow_geneva.Table.plan_backfill`."""
+
+    column: str
+    where: str | None = None
+    read_version: int | None = None
+    on_code_change: str = "error"
+    continue_from: str | Sequence[str] | None = None
+    errors_only: bool = False
+    recompute_mixed: bool = False
+    ignore_checkpoints: bool = False
+    run_after: datetime | None = None
+    max_failed: int | float | None = None
+    indexes: str | None = None
+    job_id: str | None = None
+    sizing: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(column: str, options: Mapping[str, Any]) -> BackfillRequest:
+        """Make a request from keyword arguments; arguments that are not fields of the request are sizes."""
+        own = {part.name for part in fields(BackfillRequest)} - {"column", "sizing"}
+        sizing = {name: value for name, value in options.items() if name not in own}
+        return BackfillRequest(column, **{name: options[name] for name in own & set(options)}, sizing=sizing)
+
+
+@dataclass(frozen=True)
+class RefreshRequest:
+    """The arguments of a refresh; see :meth:`airflow_geneva.view.View.refresh`."""
+
+    job_id: str
+    src_version: int | None = None
+    max_rows_per_fragment: int | None = None
+    on_code_change: str = "error"
+    ignore_checkpoints: bool = False
+    sizing: Sizing = field(default_factory=Sizing)
+    max_failed: int | float | None = None
+    indexes: str | None = None
+
+    def check(self) -> None:
+        _check_shared(self, (*ON_CODE_CHANGE, OLD_CODE))
+        if not isinstance(self.ignore_checkpoints, bool):
+            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
+        for name in ("src_version", "max_rows_per_fragment"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"{name}={value!r} is not valid: give a whole number of at least 1.")
+
+
+def plan_request(
+    location: TableLocation,
+    request: BackfillRequest,
+    udf: UDF,
+    inputs: Sequence[str] | None,
+    newest: lance.LanceDataset | None = None,
+) -> Plan:
+    """Check a request and plan it; write nothing. `inputs` are the column definition's; None: the UDF's own."""
+    _check_types(request)
+    sizing = check_sizing(request.sizing)
+    dataset = newest or location.open()
+    with reporting_cleaned_up(location, dataset):
+        if request.read_version is not None:
+            open_version(dataset, request.read_version)
+        check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)
+        definition = udf.definition(inputs)
+        columns = definition.input_columns or columns_to_take(dataset.schema, request.column)
+        check_inputs(udf, dataset.schema, columns, location.name)
+        if request.column in definition.columns:
+            raise InvalidInput(
+                f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
+                f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
+            )
+        work = BackfillSpec(
+            job_id=request.job_id or new_job_id(),
+            table=location.uri,
+            table_name=location.name,
+            column=request.column,
+            field_id=field_ids(dataset, request.column)[0],
+            former_names=tuple(former_names(dataset.schema, request.column)),
+            udf=definition.to_json(),
+            inputs=tuple(columns),
+            where=freeze_where(request.where, request.run_after),
+            version=dataset.version,
+            tables=(PlannedTable.of(location, dataset),),
+            read_version=request.read_version,
+            udf_version=udf.code_version,
+            sizing=sizing,
+            ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
+            max_failed=request.max_failed,
+            indexes=request.indexes,
+            continue_from=_versions(request.continue_from),
+            agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
+        )
+        if before := definition.version_before(stored_definition(dataset.schema, request.column)):
+            work = replace(work, same_code=(before,))
+        wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
+        return cap_rows(plan_backfill(dataset, location.checkpoints, work, wanted))
+
+
+def checkpoints_ignored() -> bool:
+    """Whether ``GENEVA_IGNORE_CHECKPOINTS`` makes every job of this process ignore checkpoints."""
+    value = os.environ.get("GENEVA_IGNORE_CHECKPOINTS", "").strip().lower()
+    if value not in ("", "0", "false", "1", "true"):
+        raise InvalidInput(f"GENEVA_IGNORE_CHECKPOINTS={value!r} is not valid: set it to 1, or unset it.")
+    return value in ("1", "true")
+
+
+def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Parse versions from a list, or from one text with commas, as a templated field renders it."""
+    named = given.split(",") if isinstance(given, str) else list(given or ())
+    return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
+
+
+def _check_shared(request: BackfillRequest | RefreshRequest, on_code_change: tuple[str, ...]) -> None:
+    """Check what a backfill and a refresh have in common."""
+    if request.on_code_change not in on_code_change:
+        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {on_code_change}.")
+    failed = request.max_failed
+    rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
+    part = isinstance(failed, float) and 0 <= failed <= 1
+    if not (failed is None or rows or part):
+        raise InvalidInput(
+            f"max_failed={failed!r} is not valid: give a number of rows, as 100, or a part of the rows that are due, "
+            "as 0.01."
+        )
+    if request.indexes not in (None, "update"):
+        raise InvalidInput(f'indexes={request.indexes!r} is unknown. Use "update", or leave it out.')
+
+
+def _check_types(request: BackfillRequest) -> None:
+    _check_shared(request, ON_CODE_CHANGE)
+    versions = request.continue_from
+    listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
+    if versions is not None and not listed:
+        raise InvalidInput(f"continue_from={versions!r} is not valid: give a UDF version, or a list of them.")
+    if request.errors_only and request.recompute_mixed:
+        raise InvalidInput("errors_only and recompute_mixed each name the only rows to run. Give one of them.")
+    if versions and (request.ignore_checkpoints or request.recompute_mixed):
+        raise InvalidInput(
+            "continue_from reuses what another version computed; ignore_checkpoints and recompute_mixed ask for "
+            "the opposite. Give one of them."
+        )
+    kinds: dict[str, tuple[type, str]] = {
+        "where": (str, "an SQL filter as text"),
+        "read_version": (int, "a whole number"),
+        "run_after": (datetime, "a datetime"),
+        **dict.fromkeys(("ignore_checkpoints", "errors_only", "recompute_mixed"), (bool, "True or False")),
+    }
+    for name, (kind, wanted) in kinds.items():
+        value = getattr(request, name)
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise InvalidInput(f"{name}={value!r} is not valid: give {wanted}.")
+
+
+def check_sizing(given: Mapping[str, Any]) -> Sizing:
+    unknown = sorted(set(given) - _SIZES)
+    if unknown and unknown[0] in _OF_FUNCTIONS:
+        raise InvalidInput(f"{unknown[0]!r} belongs to the function and not to a job: @udf({unknown[0]}=...).")
+    if unknown:
+        raise InvalidInput(f"There is no parameter {unknown[0]!r}. Sizes are: {', '.join(sorted(_SIZES))}.")
+    for name, value in given.items():
+        if value is None and getattr(Sizing(), name) is None:
+            continue
+        kinds = (int, float) if name in NOT_WHOLE else (int,)
+        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else 0 if name in NOT_WHOLE else 1
+        number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < least:
+            raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")
+    sizing = Sizing(**{"task_memory_bytes": task_memory_bytes(), **given})
+    low, high = sizing.min_checkpoint_size, sizing.max_checkpoint_size or sizing.checkpoint_size
+    if low is not None and high is not None and low > high:
+        raise InvalidInput(f"min_checkpoint_size={low} is larger than the largest checkpoint, {high} rows.")
+    return sizing
+
+
+def cap_rows(plan: Plan) -> Plan:
+    """Cut a plan to ``max_rows`` rows that the UDF runs on, or to what ``max_cost`` pays for; checkpoints do not count.
+
+    Raises:
+        InvalidInput: there is a ``max_cost``, and no price, or it does not pay for one row.
+    """
+    work = plan.work
+    priced = work.sizing.price_per_slot_hour or work.cost_per_row or work.reports_cost
+    if work.sizing.max_cost is not None and not priced:
+        raise InvalidInput(
+            "max_cost needs a price: price_per_slot_hour, in Airflow [geneva] price_per_slot_hour, @udf(cost=...), or "
+            "the price per million tokens of a ready-made function."
+        )
+    most = work.most_rows
+    if most is None or plan.rows_to_run <= most:
+        return plan
+    if not most:
+        raise InvalidInput(
+            f"max_cost={work.sizing.max_cost:g} does not pay for one row of {work.target}, which costs "
+            f"{work.cost_per_row:g} by @udf(cost=...). Give at least that."
+        )
+    kept, of_view = list[Shard](), isinstance(work, RefreshSpec)
+    for shard in plan.shards:
+        rows = shard.rows_to_run
+        works = shard.fragments if rows <= most else Works(_works_within(shard.fragments, most, of_view))
+        most = max(most - rows, 0)
+        if len(works):
+            kept.append(Shard(len(kept), works))
+    left = sum(shard.rows for shard in plan.shards) - sum(shard.rows for shard in kept)
+    return replace(plan, shards=tuple(kept)).with_work(rows=work.rows - left, rows_beyond=left)
+
+
+def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWork]:
+    """Yield the fragments that fit, a part of the one after them, and those that are staged."""
+    last = -1
+    for work in works:
+        last = work.id
+        if work.staged or work.rows_to_run <= most:
+            most -= 0 if work.staged else work.rows_to_run
+            yield work
+            continue
+        if part := _first_rows(work, most):
+            yield replace(part, partial=of_view)
+        break
+    yield from (work for work in works.single if work.id > last and work.staged)
+
+
+def _first_rows(work: FragmentWork, most: int) -> FragmentWork | None:
+    """Return the work without missing rows beyond so many, and None if no row is left."""
+    rows = Ranges.from_offsets(work.missing_selected.offsets()[:most]) if most else Ranges.empty()
+    # Rows between them that a filter does not select are looked at, too.
+    missing = work.missing.within(0, int(rows.ends[-1])) if rows else rows
+    due = (work.due - work.missing) | missing
+    count = len(due if work.selected is None else due & work.selected)
+    return replace(work, due=due, missing=missing, rows=count) if due else None

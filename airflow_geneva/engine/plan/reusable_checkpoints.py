@@ -1,0 +1,292 @@
+"""Which checkpoints of earlier work a plan can use: staged data files, and those of other code versions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_geneva.engine.checkpoint.keys import key_part
+from airflow_geneva.engine.checkpoint.provenance import rows_that
+from airflow_geneva.engine.checkpoint.records import StagedFragment
+from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReusableRows
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles, field_ids, row_ids
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.staged_files import StagedFiles
+from airflow_geneva.engine.plan.shard import FragmentWork, Works
+from airflow_geneva.engine.storage.files import AT_A_TIME, Storage, in_threads
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.plan.model import BackfillSpec, JobSpec, RefreshSpec
+
+
+_Spec = TypeVar("_Spec", "BackfillSpec", "RefreshSpec")
+_MOST_SHOWN = 5
+_MOST_FILES = 8
+
+
+def staged_fits(
+    dataset: lance.LanceDataset,
+    staged: StagedFragment,
+    files: FragmentFiles,
+    live: Ranges,
+    due: Ranges,
+    output_fields: tuple[int, ...],
+    settled: Ranges,
+    data: StagedFiles,
+) -> bool:
+    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled."""
+    if staged.output_field_ids != output_fields or staged.output_files != files.output:
+        return False
+    if staged.physical_rows != files.physical_rows or not settled.contains(due):
+        return False
+    if staged.deletion != files.deletion and not staged.live.contains(live):
+        return False
+    return is_staged_complete(dataset, staged, data)
+
+
+def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment, data: StagedFiles) -> bool:
+    """Whether the data file exists, is readable, and has the expected number of rows."""
+    return data.count_rows(dataset, staged.file, staged.physical_rows, staged.size_bytes) == staged.physical_rows
+
+
+@dataclass(frozen=True)
+class Reusable(ABC):
+    """What a plan or a task can reuse of the rows of a column or a view, which are computed from `source`."""
+
+    source: lance.LanceDataset
+    work: JobSpec
+    data: StagedFiles = field(default_factory=StagedFiles, kw_only=True, compare=False)
+
+    @abstractmethod
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        """Return the fragment's staged data file if it can be made visible as it is."""
+
+    @abstractmethod
+    def has_single_rows(self, staged: StagedFragment) -> bool:
+        """Whether the values of single rows can be read from a staged data file."""
+
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
+        """Return the fragment's computed rows that the store has."""
+        ids, tried = partial(row_ids, self.source, fragment.id), self.work.tried(fragment)
+        return index.held(fragment.place, fragment.ancestors, wanted, ids, self.has_single_rows, tried)
+
+    def look_up(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> FragmentWork:
+        """Return the fragment without the rows that the store has."""
+        if not fragment.ancestors and fragment.place not in index:
+            return fragment
+        staged = self.staged(fragment, index, live)
+        done = fragment.due if staged else self.held(fragment, index, fragment.due).done
+        return replace(fragment, missing=fragment.due - done, staged=staged is not None)
+
+    def look_up_all(
+        self, fragments: Iterable[tuple[FragmentWork, Ranges]], index: CheckpointIndex
+    ) -> list[FragmentWork]:  # fmt: skip
+        """Return fragments, which come with their live rows, without the rows that the store has."""
+        threads = 1 if index.store.storage.local else AT_A_TIME
+        return in_threads(lambda one: self.look_up(one[0], index, one[1]), fragments, threads)
+
+
+@dataclass(frozen=True)
+class ReusableColumn(Reusable):
+    work: BackfillSpec
+
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        staged = index.staged_at(fragment.place)
+        if staged is None:
+            return None
+        settled = index.reuse_rules.done_rows(staged, self.work.tried(fragment))
+        output, due = field_ids(self.source, self.work.column), fragment.due & live
+        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled, self.data)
+        return staged if fits else None
+
+    def has_single_rows(self, staged: StagedFragment) -> bool:
+        # A data file alone holds only references to blobs.
+        blobs = is_blob(self.source.schema.field(self.work.column))
+        return not blobs and is_staged_complete(self.source, staged, self.data)
+
+
+@dataclass(frozen=True)
+class ReusableView(Reusable):
+    work: RefreshSpec
+    view: lance.LanceDataset
+
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        staged = index.staged_at(fragment.place)
+        if staged is None or staged.computed != fragment.due:
+            return None
+        done = index.reuse_rules.done_rows(staged, self.work.tried(fragment)).contains(fragment.due)
+        return staged if done and self._is_complete(staged) else None
+
+    def has_single_rows(self, staged: StagedFragment) -> bool:
+        # Single source rows cannot be read from a staged file after explode, nor if it has blob columns.
+        blobs = not self.work.plain_blobs and any(is_blob(field) for field in self.view.schema)
+        return self.work.definition.explode is None and not blobs and self._is_complete(staged)
+
+    def _is_complete(self, staged: StagedFragment) -> bool:
+        return staged.dense and is_staged_complete(self.view, staged, self.data)
+
+
+def look_beside(checkpoints: Storage, work: _Spec, *looks: Callable[[], Any]) -> tuple[list[Any], _Spec]:
+    """Look for what a job with something to do needs, beside the stamps of the planned versions.
+
+    Return what was found, and the work with the stamps.
+    """
+    stamps = (partial(table.stamped, checkpoints.options) for table in work.tables)
+    found = checkpoints.side_by_side(*looks, *stamps)
+    return found[: len(looks)], replace(work, tables=tuple(found[len(looks) :]))
+
+
+def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
+    """Refuse versions without a recorded job, and those whose values must not be mixed with the current version's."""
+    if not work.continue_from:
+        return
+    jobs = list(_jobs_of(checkpoints, work.column))
+    for version in work.continue_from:
+        then = [job for job in jobs if job.get("udf_version") == version]
+        if version == work.udf_version or not then:
+            why = "that is the current version" if version == work.udf_version else "no job of that version is recorded"
+            found = ", ".join(sorted({str(job.get("udf_version")) for job in jobs} - {work.udf_version})) or "none"
+            raise InvalidInput(
+                f"continue_from={version!r}: {why}. Other versions that worked on column {work.column!r} of table "
+                f"{work.table_name!r}: {found}."
+            )
+        differences = [_differences(job, work) for job in then]
+        if all(differences):
+            raise InvalidInput(
+                f"continue_from={version!r}: values of that version cannot be mixed with those of version "
+                f"{work.udf_version}: {'; '.join(differences[0])}. Leave continue_from out to compute the rows again."
+            )
+
+
+def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
+    """Yield the job records of a column, newest first."""
+    names, _ = checkpoints.list_folder("jobs")
+    for name in reversed(names):
+        job = checkpoints.folder("jobs", name).read_document("job.json")
+        if job is not None and job.get("column") == column:
+            yield job
+
+
+def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
+    then: list[tuple[str, Any, Any]] = [
+        ("name", job.get("udf"), work.udf_name),
+        ("inputs", job.get("inputs"), list(work.inputs)),
+        ("where", job.get("where"), work.where),
+    ]
+    found = [f"its {what} was {before!r} and is {now!r}" for what, before, now in then if before != now]
+    if job.get("agreement") != work.agreement:
+        found.append("its output type or its declared deps were different")
+    return found
+
+
+def continue_from_savings(
+    dataset: lance.LanceDataset,
+    store: CheckpointStore,
+    work: BackfillSpec,
+    fragments: Sequence[FragmentWork],
+    versions: Sequence[str],
+) -> Iterator[str]:
+    """Yield one sentence for each of `other_versions` that has checkpoints of rows that are about to run."""
+    if not versions:
+        return
+    open_rows = {
+        f.place: (f, f.missing - rows_that(f.known, lambda p: not p.failures)) for f in fragments if not f.staged
+    }
+    for version in versions:
+        reuse_rules = replace(work, continue_from=(version,)).reuse_rules
+        index = CheckpointIndex(store, replace(reuse_rules, prefixes=reuse_rules.prefixes[1:]))
+        rows = 0
+        for place in index.places() & set(open_rows):
+            fragment, wanted = open_rows[place]
+            alone = replace(fragment, ancestors=(), kept=())
+            rows += len(ReusableColumn(dataset, work).held(alone, index, wanted).computed)
+        if rows:
+            named = _named(store, work.column, version)
+            saved = counted(rows, "row")
+            yield f'checkpointed by UDF version {named}: {saved}, which continue_from="{named}" would save.'
+
+
+def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
+    """Return the versions of a UDF that have checkpoints, without those that the job uses anyway."""
+    if work.ignore_checkpoints:
+        return []
+    head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.column)}"
+    folders, _ = store.storage.list_folder()
+    named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
+    found = [name[len(head) : len(name) - len(tail)] for name in named]
+    known = {key_part(version) for version in (work.udf_version, *work.same_code, *work.continue_from)}
+    return [version for version in found if version not in known]
+
+
+def _named(store: CheckpointStore, column: str, part: str) -> str:
+    """Return the version that a part of a folder's name stands for."""
+    versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
+    return next((version for version in versions if key_part(version) == part), part)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A fragment checkpoint that was computed from other data files than the fragment has now.
+
+    Both lists leave out the files in common; `found` is None if the checkpoint cannot be read.
+    """
+
+    fragment: int
+    expected: tuple[str, ...]
+    found: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        return f"fragment {self.fragment}: {self._difference()}"
+
+    def _difference(self) -> str:
+        if self.found is None:
+            return f"expected {_listed(self.expected)}, found a checkpoint that cannot be read"
+        if self.expected and self.found:
+            return f"expected {_listed(self.expected)}, found {_listed(self.found)}"
+        if self.expected:
+            return f"expected {_listed(self.expected)} as well"
+        if self.found:
+            return f"found {_listed(self.found)}, which the fragment no longer has"
+        return "expected other columns in the same data files"
+
+
+@dataclass(frozen=True)
+class Mismatches:
+    """The mismatches of a plan: the first few, and the number of the others."""
+
+    shown: tuple[Mismatch, ...] = ()
+    more: int = 0
+
+
+def find_mismatches(index: CheckpointIndex | None, works: Works) -> Mismatches:
+    """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints."""
+    if index is None:
+        return Mismatches()
+    by_id = {work.id: work for work in works.with_ids(fragment for _, fragment in index.places())}
+    stale: dict[int, tuple[str, int]] = {}
+    for place in index.places():
+        work = by_id.get(place[1])
+        if work is not None and place != work.place and index.is_staged(place):
+            stale[work.id] = max(place, stale.get(work.id, place))
+    numbers = sorted(number for number in stale if not index.is_staged(by_id[number].place))
+    shown: list[Mismatch] = []
+    for number in numbers[:_MOST_SHOWN]:
+        staged = index.staged_at(stale[number])
+        now, then = set(by_id[number].files.source_paths()), set(staged.src_data_files if staged else ())
+        found = tuple(sorted(then - now)) if staged else None
+        shown.append(Mismatch(number, tuple(sorted(now - then)), found))
+    return Mismatches(tuple(shown), len(numbers) - len(shown))
+
+
+def _listed(paths: tuple[str, ...]) -> str:
+    rest = len(paths) - _MOST_FILES
+    return f"[{', '.join(paths[:_MOST_FILES])}{f' and {rest} more' if rest > 0 else ''}]"

@@ -1,0 +1,236 @@
+"""Store a plan beside the table: a small header, and a part per shard, so that each task reads only its own."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from airflow_geneva.engine.checkpoint.packs import from_bytes, to_bytes
+from airflow_geneva.engine.checkpoint.provenance import PriorFailures
+from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
+from airflow_geneva.engine.job.folder import plan_name
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.model import JobSpec, Plan, job_spec_from_json
+from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
+from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.uri import sha256
+from airflow_geneva.errors import InvalidInput
+
+ALL_ROW_IDS = Ranges.of(0, (1 << 63) - 1)
+"""All possible source row ids, for a swap that removes every row."""
+
+
+_FORMAT = 6
+_XCOM_SHARD_BYTES = 12_000
+_XCOM_BYTES = 900_000
+
+
+@dataclass(frozen=True, eq=False)
+class SwapPlan:
+    """The swap of a refresh.
+
+    Args:
+        based_on: identifies the view's state at planning; "" before the first swap.
+        gone: source row ids whose rows leave the view.
+        advances: whether `snapshot` differs from what the view reflects now, even if no row changes.
+        idle: whether there is nothing to do as long as the view stays at its version.
+        renumbered: source rows whose values are those of earlier ids, so that the view's rows stay, under the new ones.
+    """
+
+    based_on: str
+    gone: Ranges
+    snapshot: Snapshot
+    advances: bool
+    max_rows_per_fragment: int | None
+    shuffle_seed: int | None = None
+    idle: bool = False
+    renumbered: RenumberedRows = field(default_factory=RenumberedRows)
+
+    def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
+        """Return the snapshot with the rows that failed in this refresh, by fragment signature."""
+        fragments = tuple(
+            replace(fragment, failed=(*fragment.failed, *failed.get(fragment.signature, ())))
+            for fragment in self.snapshot.fragments
+        )
+        return replace(self.snapshot, fragments=fragments)
+
+    def dump(self) -> bytes:
+        """Serialize the swap for the plan; the snapshot as packs hold it, in base64."""
+        document = {
+            "based_on": self.based_on,
+            "gone": self.gone.to_json(),
+            "snapshot": b64encode(to_bytes(self.snapshot.to_batch(), "zstd")).decode(),
+            "advances": self.advances,
+            "max_rows_per_fragment": self.max_rows_per_fragment,
+            "shuffle_seed": self.shuffle_seed,
+            "idle": self.idle,
+            "renumbered": self.renumbered.to_json(),
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @staticmethod
+    def load(data: bytes) -> SwapPlan:
+        document = json.loads(data)
+        gone = Ranges.from_json(document.pop("gone"))
+        snapshot = Snapshot.from_batch(from_bytes(b64decode(document.pop("snapshot"))))
+        renumbered = RenumberedRows.from_json(document.pop("renumbered"))
+        return SwapPlan(**document, gone=gone, snapshot=snapshot, renumbered=renumbered)
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """The header of a stored plan: everything except its fragments.
+
+    Args:
+        fingerprint: SHA-256 of the header, which holds the digests of the parts.
+        shards: for each shard its ``file`` and ``sha256``, and its sizes, which the status of the job begins with.
+        swap: for a refresh, ``file`` and ``sha256`` of its swap.
+        ledgers: number of the column's ledgers that no fold covers; None: unknown.
+    """
+
+    fingerprint: str
+    work: JobSpec
+    shards: tuple[Mapping[str, Any], ...]
+    rows_total: int
+    rows_skipped: int
+    notes: tuple[str, ...]
+    swap: Mapping[str, str] | None = None
+    ledgers: int | None = None
+
+    def load_shard(self, job: Storage, index: int) -> Shard:
+        """Read one shard and check its digest against the header."""
+        entry = self.shards[index]
+        return Shard.load(_checked(job, entry["file"], entry["sha256"]))
+
+    def load_swap(self, job: Storage) -> SwapPlan:
+        """Read the swap of a refresh and check its digest against the header."""
+        if self.swap is None:
+            raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
+        return SwapPlan.load(_checked(job, self.swap["file"], self.swap["sha256"]))
+
+
+def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, bytes]]:
+    """Return a plan's header and its documents by name; `run` gives equal plans of two runs different fingerprints."""
+    documents: dict[str, bytes] = {}
+    entries = [{**_part(documents, shard.dump()), **_sizes(shard)} for shard in plan.shards]
+    header = {
+        "format": _FORMAT,
+        "run": run,
+        "work": plan.work.to_json(),
+        "shards": entries,
+        "rows_total": plan.rows_total,
+        "rows_skipped": plan.rows_skipped,
+        "notes": list(plan.notes),
+        "ledgers": plan.ledgers,
+    }
+    if plan.swap is not None:
+        header["swap"] = _part(documents, plan.swap.dump())
+    data = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    fingerprint = sha256(data)
+    documents[plan_name(fingerprint)] = data
+    return _saved(fingerprint, json.loads(data)), documents
+
+
+def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
+    """Write a plan into its job's folder."""
+    saved, documents = plan_documents(plan, run)
+    job.side_by_side(*(partial(job.write_bytes, name, data) for name, data in documents.items()))
+    return saved
+
+
+def _sizes(shard: Shard) -> dict[str, int]:
+    """Return the sizes of a shard before it runs."""
+    staged = [fragment.rows for fragment in shard.fragments.single if fragment.staged]
+    return {
+        "rows": shard.rows,
+        "fragments": len(shard.fragments),
+        "staged": len(staged),
+        "rows_staged": sum(staged),
+        "rows_held": shard.rows - sum(staged) - shard.rows_to_run,
+    }
+
+
+def _part(documents: dict[str, bytes], data: bytes) -> dict[str, Any]:
+    """Add a shard or the swap of a plan to its documents."""
+    digest = sha256(data)
+    name = f"part-{digest[:16]}.json"
+    documents[name] = data
+    return {"file": name, "sha256": digest}
+
+
+def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
+    """Read a plan's header and check it against the fingerprint from XCom."""
+    header = json.loads(_checked(job, plan_name(fingerprint), fingerprint))
+    if header["format"] != _FORMAT:
+        raise InvalidInput(
+            f"The plan {plan_name(fingerprint)} has format {header['format']}, this version of airflow_geneva reads "
+            f"{_FORMAT}. Clear the plan task with its downstream tasks."
+        )
+    return _saved(fingerprint, header)
+
+
+def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str, Any]]:
+    """Make the XCom value of a plan: for each shard the plan's URI and digest, and as many fragments as fit.
+
+    Fragments beyond 16 KB per shard or 1 MB in total are in the plan file only.
+    """
+    summaries = []
+    budget = min(_XCOM_SHARD_BYTES, _XCOM_BYTES // max(len(plan.shards), 1))
+    for shard, entry in zip(plan.shards, saved.shards, strict=True):
+        fragments: list[dict[str, Any]] = []
+        used = 0
+        for work in shard.fragments:
+            item = {"id": work.id, "srcfiles": work.files.srcfiles, "missing": work.missing_selected.pairs()}
+            used += len(json.dumps(item))
+            if used > budget - 600:
+                break
+            fragments.append(item)
+        summaries.append(
+            {
+                "plan_uri": job.path(plan_name(saved.fingerprint)),
+                "fingerprint": saved.fingerprint,
+                "job_id": saved.work.job_id,
+                "shard": shard.index,
+                "shards": len(plan.shards),
+                "checkpoint_prefix": saved.work.prefix,
+                "title": shard.title,
+                "rows": entry["rows"],
+                "fragment_count": len(shard.fragments),
+                "to_apply": len(shard.to_apply),
+                "fragments": fragments,
+            }
+        )
+    return summaries
+
+
+def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
+    return SavedPlan(
+        fingerprint,
+        job_spec_from_json(header["work"]),
+        tuple(header["shards"]),
+        header["rows_total"],
+        header["rows_skipped"],
+        tuple(header["notes"]),
+        header.get("swap"),
+        header.get("ledgers"),
+    )
+
+
+def _checked(job: Storage, name: str, digest: str) -> bytes:
+    try:
+        data = job.read_bytes(name)
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            f"The plan document {job.path(name)} is gone. Clear the plan task with its downstream tasks."
+        ) from error
+    if sha256(data) != digest:
+        raise InvalidInput(
+            f"The plan document {job.path(name)} was changed after planning (its SHA-256 differs). "
+            "Clear the plan task with its downstream tasks."
+        )
+    return data

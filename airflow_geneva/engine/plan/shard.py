@@ -1,0 +1,265 @@
+"""The work for one fragment, and the shards that group fragments."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from airflow_geneva.engine.checkpoint.provenance import Provenance
+from airflow_geneva.engine.checkpoint.reuse import Ancestor
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.lance_io.manifest import Manifest
+from airflow_geneva.engine.lance_io.messages import Numbers
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.errors import InvalidInput
+
+FRAGMENTS_PER_SHARD = 4_096
+SHARDS_UNASKED = 64
+MOST_SHARDS = 1_024
+COMMITS_UNASKED = 100
+_MADE_AT_ONCE = 256
+NONE: Numbers = np.empty(0, np.int64)
+FRAGMENTS_PER_COMMIT = 64
+
+
+@dataclass(frozen=True)
+class FragmentWork:
+    """The work for one fragment.
+
+    Args:
+        due: physical offsets to run; with a filter, the offsets on which to evaluate it.
+        missing: the due rows that no checkpoint holds.
+        rows: number of rows that are selected and due.
+        kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
+        partial: whether other rows of the fragment are due that this job leaves, so that it stages no file of it.
+        selected: with a filter, the due rows that it selects, as long as the plan is in memory.
+    """
+
+    files: FragmentFiles
+    reason: str
+    due: Ranges
+    missing: Ranges
+    rows: int
+    staged: bool = False
+    ancestors: tuple[Ancestor, ...] = ()
+    kept: tuple[tuple[Provenance, Ranges], ...] = ()
+    partial: bool = False
+    selected: Ranges | None = field(default=None, compare=False)
+
+    @cached_property
+    def known(self) -> dict[Provenance, Ranges]:
+        return dict(self.kept)
+
+    @property
+    def id(self) -> int:
+        return self.files.id
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Its (srcfiles, fragment id), which locates its checkpoints below the prefix."""
+        return self.files.srcfiles, self.files.id
+
+    @property
+    def rows_to_run(self) -> int:
+        """Most rows that the UDF will run on: due rows that no checkpoint holds."""
+        return min(self.rows, len(self.missing_selected))
+
+    @property
+    def missing_selected(self) -> Ranges:
+        """The missing rows that a filter selects; all missing rows if there is none."""
+        return self.missing if self.selected is None else self.missing & self.selected
+
+    @property
+    def status(self) -> str:
+        """``to do``, ``partly done`` or ``staged``."""
+        if self.staged:
+            return "staged"
+        return "to do" if self.missing == self.due else "partly done"
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.files.to_json(),
+            self.reason,
+            self.due.to_json(),
+            None if self.missing == self.due else self.missing.to_json(),
+            self.rows,
+            self.staged,
+            [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
+            [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
+            *([True] if self.partial else []),
+        ]
+
+    @staticmethod
+    def from_json(document: Sequence[Any]) -> FragmentWork:
+        files, reason, due_rows, missing, rows, staged, ancestors, kept, *partial = document
+        due = Ranges.from_json(due_rows)
+        return FragmentWork(
+            FragmentFiles.from_json(files),
+            reason,
+            due,
+            due if missing is None else Ranges.from_json(missing),
+            rows,
+            staged,
+            tuple(Ancestor((str(a), int(b)), Ranges.from_json(found)) for a, b, found in ancestors),
+            tuple((found, Ranges.from_json(held)) for what, held in kept if (found := Provenance.of(what))),
+            bool(partial),
+        )
+
+
+class Works(Sequence[FragmentWork]):
+    """The work for many fragments, in order of their ids; a `FragmentWork` is made when it is asked for.
+
+    Args:
+        single: the fragments that the planner looked at one by one.
+        manifest, whole, reason: all other fragments: all of their rows are due, for one reason, and nothing is known of
+            them; at these positions of the manifest, which are ascending.
+    """
+
+    def __init__(
+        self,
+        single: Iterable[FragmentWork] = (),
+        manifest: Manifest | None = None,
+        whole: Numbers = NONE,
+        reason: str = "",
+    ) -> None:
+        self.single = tuple(sorted(single, key=lambda work: work.id))
+        self.manifest = Manifest.of(()) if manifest is None else manifest
+        self.whole = whole
+        self.reason = reason
+        self._single_ids = np.array([work.id for work in self.single], np.int64)
+        self._whole_ids = self.manifest.ids[whole]
+        self._ids = np.sort(np.concatenate((self._single_ids, self._whole_ids)))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[FragmentWork]:
+        return heapq.merge(self.single, self._made(self.whole), key=lambda work: work.id)
+
+    @overload
+    def __getitem__(self, at: int) -> FragmentWork: ...
+    @overload
+    def __getitem__(self, at: slice) -> Works: ...
+    def __getitem__(self, at: int | slice) -> FragmentWork | Works:
+        if isinstance(at, int):
+            (found,) = self._within(self._ids[at], self._ids[at])
+            return found
+        ids = self._ids[at]
+        return self._within(ids[0], ids[-1]) if len(ids) else Works()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Works) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _within(self, low: int, high: int) -> Works:
+        """Return those with ids from `low` to `high`."""
+        a, b = np.searchsorted(self._single_ids, (low, high + 1)).tolist()
+        c, d = np.searchsorted(self._whole_ids, (low, high + 1)).tolist()
+        return Works(self.single[a:b], self.manifest, self.whole[c:d], self.reason)
+
+    def _made(self, positions: Numbers) -> Iterator[FragmentWork]:
+        for begin in range(0, len(positions), _MADE_AT_ONCE):
+            for files in self.manifest.at(positions[begin : begin + _MADE_AT_ONCE]):
+                live = Ranges.of(0, files.physical_rows)
+                yield FragmentWork(files, self.reason, live, live, files.physical_rows)
+
+    def with_ids(self, ids: Iterable[int]) -> Works:
+        """Return those with the given ids."""
+        wanted = set(ids)
+        some = self.whole[np.isin(self._whole_ids, list(wanted))]
+        return Works((work for work in self.single if work.id in wanted), self.manifest, some, self.reason)
+
+    def replaced(self, works: Iterable[FragmentWork]) -> Works:
+        """Return all of them, some replaced by others of the same fragments."""
+        new = {work.id: work for work in works}
+        rest = (work for work in self.single if work.id not in new)
+        whole = self.whole[~np.isin(self._whole_ids, list(new))]
+        return Works((*rest, *new.values()), self.manifest, whole, self.reason)
+
+    @property
+    def not_staged(self) -> Works:
+        rest = (work for work in self.single if not work.staged)
+        return Works(rest, self.manifest, self.whole, self.reason)
+
+    @property
+    def rows(self) -> int:
+        return sum(work.rows for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
+
+    @property
+    def rows_to_run(self) -> int:
+        return sum(work.rows_to_run for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
+
+    def dump(self) -> Iterator[str]:
+        """Yield the JSON text of each, in any order."""
+        for work in self.single:
+            yield json.dumps(work.to_json(), separators=(",", ":"))
+        reason, sizes = json.dumps(self.reason), iter(self.manifest.physical_rows[self.whole].tolist())
+        for texts in self.manifest.documents(self.whole):
+            for files in texts.to_pylist():
+                rows = next(sizes)
+                yield f"[{files},{reason},[[0,{rows}]],null,{rows},false,[],[]]"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Fragments that one spark-submit applies and one task commits."""
+
+    index: int
+    fragments: Works
+
+    @property
+    def rows(self) -> int:
+        return self.fragments.rows
+
+    @property
+    def title(self) -> str:
+        """Name the shard for people, in place of its number: ``fragments 0-7, 7,213 rows``."""
+        count = len(self.fragments)
+        first, last = (self.fragments[0].id, self.fragments[-1].id) if count else (0, -1)
+        ids = f"{first}-{last}" if last > first else str(first)
+        many = f"fragments {ids}" if count > 1 else f"fragment {ids}"
+        return f"{many if count == last - first + 1 else f'{count:,} of {many}'}, {counted(self.rows, 'row')}"
+
+    @property
+    def to_apply(self) -> Works:
+        return self.fragments.not_staged
+
+    @property
+    def rows_to_run(self) -> int:
+        return self.to_apply.rows_to_run
+
+    def dump(self) -> bytes:
+        """Serialize the shard for the plan; compact, because a plan may have a million fragments."""
+        return f'{{"index":{self.index},"fragments":[{",".join(self.fragments.dump())}]}}'.encode()
+
+    @staticmethod
+    def load(data: bytes) -> Shard:
+        document = json.loads(data)
+        return Shard(document["index"], Works(FragmentWork.from_json(item) for item in document["fragments"]))
+
+
+def cut_shards(ordered: Works, shard_size: int | None) -> tuple[Shard, ...]:
+    """Group fragments into shards, as few as possible unless a size is given: each costs a spark-submit."""
+    size = shard_size
+    if size is None:
+        size = max(FRAGMENTS_PER_SHARD, -(-len(ordered) // SHARDS_UNASKED))
+    elif -(-len(ordered) // size) > MOST_SHARDS:
+        least = -(-len(ordered) // MOST_SHARDS)
+        raise InvalidInput(
+            f"shard_size={size} would cut {len(ordered):,} fragments into more than {MOST_SHARDS:,} shards, which is "
+            f"as many mapped tasks as Airflow allows. Use shard_size={least} or more, or leave it out."
+        )
+    return tuple(Shard(i, ordered[at : at + size]) for i, at in enumerate(range(0, len(ordered), size)))
+
+
+def fragments_per_commit(fragments: int, shards: int) -> int:
+    """Return the default for the fewest fragments per commit: every commit rewrites the whole manifest."""
+    return max(FRAGMENTS_PER_COMMIT, -(-fragments // max(COMMITS_UNASKED // shards, 1)))

@@ -1,0 +1,64 @@
+"""The sizes of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_geneva.engine.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Sizes of shards, tasks, batches, checkpoints and commits.
+
+    Args:
+        concurrency: Spark task slots per spark-submit; in Airflow, by default `[geneva] concurrency`.
+        intra_applier_concurrency: threads per slot.
+        batch_size: rows per UDF call.
+        checkpoint_size: most rows one checkpoint covers.
+        min_checkpoint_size, max_checkpoint_size: bounds of the adaptive size.
+        checkpoint_interval: seconds between two checkpoints of a task.
+        checkpoint_cost: most money that calls cost between two checkpoints of a task; None: about a tenth of what its
+            calls have cost so far, or 500 calls, but at least what they cost in a second.
+        task_size: rows per Spark task.
+        task_shuffle_diversity: number of regions of the table that consecutive tasks are taken from.
+        shard_size: fragments per shard.
+        commit_granularity: fragments per Lance commit; None: enough to keep a backfill at about 100 commits.
+        task_memory_bytes: bytes of rows that a task slot holds at a time; see `lance_io.task_memory`.
+        price_per_slot_hour: of one task slot or thread, in any currency, for estimates and `max_cost`; in Airflow, by
+            default `[geneva] price_per_slot_hour`.
+        max_rows: most rows that the UDF runs on; the others are left for the next run, and the job is PARTIAL.
+        max_seconds: seconds of computing, added up over shards, after which the job stops in the same way.
+        max_cost: cost of slots and rows after which the job stops in the same way.
+    """
+
+    concurrency: int = 8
+    intra_applier_concurrency: int = 1
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    checkpoint_interval: float = 10.0
+    checkpoint_cost: float | None = None
+    task_size: int | None = None
+    task_shuffle_diversity: int | None = None
+    shard_size: int | None = None
+    commit_granularity: int | None = None
+    task_memory_bytes: int = DEFAULT_TASK_MEMORY
+    price_per_slot_hour: float | None = None
+    max_rows: int | None = None
+    max_seconds: float | None = None
+    max_cost: float | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether the job stops at a number of seconds or at a cost."""
+        return self.max_seconds is not None or self.max_cost is not None
+
+    @property
+    def batch_bytes(self) -> int:
+        return batch_bytes(self.task_memory_bytes)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return checkpoint_bytes(self.task_memory_bytes)

@@ -1,0 +1,240 @@
+"""Recognize computed rows that an update moved, by comparing their values with an earlier version of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from airflow_geneva.engine.checkpoint.facts import ColumnState
+from airflow_geneva.engine.checkpoint.provenance import Provenance
+from airflow_geneva.engine.lance_io.arrays import column_at, rows_at, single_batch
+from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.fragments import (
+    OFFSET_BITS,
+    Columns,
+    FragmentFiles,
+    columns_of,
+    ids_by_name,
+    row_ids,
+)
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
+
+if TYPE_CHECKING:
+    import lance
+
+_BATCH_ROWS = 65_536
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ReferenceVersion:
+    """An earlier version at which the facts were complete, and what it called the inputs and, last, the output."""
+
+    dataset: lance.LanceDataset
+    manifest: Mapping[int, FragmentFiles]
+    names: tuple[str, ...]
+
+    @staticmethod
+    def at(dataset: lance.LanceDataset, columns: Columns) -> ReferenceVersion | None:
+        """Prepare a version for comparison.
+
+        Returns:
+            None if it lacks one of the columns, one holds blobs, or an input had other nested fields: its facts are
+            about other values than those of the current nested fields.
+        """
+        by_id = {ids[0]: path for path, ids in ids_by_name(dataset).items()}
+        wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
+        if any(field not in by_id for field in wanted):
+            return None
+        if any(is_blob(dataset.schema.field(by_id[field].partition(".")[0])) for field in wanted):
+            return None
+        names = tuple(by_id[field] for field in wanted)
+        if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:
+            return None
+        return ReferenceVersion(dataset, read_manifest(dataset, columns), names)
+
+    def in_fragments_of(self, manifest: Mapping[int, FragmentFiles], addresses: Offsets) -> Mask:
+        """Whether rows lie in a fragment that another version has, too, with the same inputs and output."""
+        kept = [
+            fragment_id
+            for fragment_id in np.unique(addresses >> 32).tolist()
+            if fragment_id in manifest and manifest[fragment_id].signature == self.manifest[fragment_id].signature
+        ]
+        return np.isin(addresses >> 32, kept)
+
+
+def computed_by_value(
+    reference: ReferenceVersion,
+    state: ColumnState,
+    dataset: lance.LanceDataset,
+    files: FragmentFiles,
+    names: tuple[str, ...],
+    unknown: Ranges,
+    manifest: Mapping[int, FragmentFiles],
+) -> tuple[dict[Provenance, Ranges], Ranges, Ranges]:
+    """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
+
+    The result is right for any history between the two versions, because only values are compared. Return offsets by
+    provenance, the offsets of all rows that were created by then, and of those whose fragment of then is still in the
+    `manifest` of the version that is planned.
+    """
+    found: dict[Provenance, list[Offsets]] = {}
+    there = list[Offsets]()
+    offsets, ids = row_ids(dataset, files.id, created_by=reference.dataset.version)
+    wanted = unknown.mask(offsets)
+    for rows in compare_rows(reference, dataset, ids[wanted], names):
+        compared = rows.now & OFFSET_BITS
+        there.append(compared[reference.in_fragments_of(manifest, rows.then)])
+        for provenance, part in _by_provenance(reference, state, rows.then[rows.same], compared[rows.same]).items():
+            found.setdefault(provenance, []).append(part)
+    known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
+    return known, Ranges.from_offsets(offsets[wanted]), Ranges.union(map(Ranges.from_offsets, there))
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedRows:
+    """Rows that two versions of a table have: their ids, row addresses, and whether their values are the same."""
+
+    ids: RowIds
+    now: Offsets
+    then: Offsets
+    same: Mask
+
+
+def compare_rows(
+    reference: ReferenceVersion, dataset: lance.LanceDataset, ids: RowIds, names: tuple[str, ...]
+) -> Iterator[ComparedRows]:
+    """Compare rows by id with an earlier version, in batches bounded by bytes; rows that one lacks are left out."""
+    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
+    columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
+    while len(ids):
+        size = min(fitting.careful_rows, _BATCH_ROWS)
+        rows = single_batch(dataset._take_rows(ids[:size].tolist(), columns=columns))
+        fitting.record(rows.num_rows, rows.nbytes)
+        ids = ids[size:]
+        yield _compare(reference, rows, names)
+
+
+def _compare(reference: ReferenceVersion, now: pa.RecordBatch, names: tuple[str, ...]) -> ComparedRows:
+    ids = now.column("_rowid")
+    columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
+    # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
+    then = single_batch(reference.dataset._take_rows(ids.to_pylist(), columns=columns))
+    order = np.argsort(then.column("_rowid").to_numpy())
+    then_ids = then.column("_rowid").to_numpy()[order]
+    if len(then_ids) == 0:
+        none = np.empty(0, np.int64)
+        return ComparedRows(none.astype(np.uint64), none, none, np.empty(0, np.bool_))
+    at = np.minimum(np.searchsorted(then_ids, ids.to_numpy()), len(then_ids) - 1)
+    alive = then_ids[at] == ids.to_numpy()
+    mine, theirs = np.flatnonzero(alive), order[at[alive]]
+    alike = np.ones(len(mine), np.bool_)
+    for old_name, name in zip(reference.names, names, strict=True):
+        old, new = (
+            rows_at(column_at(batch, path), pa.array(rows))
+            for batch, path, rows in ((then, old_name, theirs), (now, name, mine))
+        )
+        alike &= same_values(old, new)
+    here, there = (rows.column("_rowaddr").to_numpy().astype(np.int64) for rows in (now, then))
+    return ComparedRows(ids.to_numpy()[mine], here[mine], there[theirs], alike)
+
+
+def _by_provenance(
+    reference: ReferenceVersion, state: ColumnState, addresses: Any, offsets: Offsets
+) -> dict[Provenance, Offsets]:  # fmt: skip
+    found: dict[Provenance, list[Offsets]] = {}
+    for fragment_id in np.unique(addresses >> 32):
+        files = reference.manifest[int(fragment_id)]
+        inside = addresses >> 32 == fragment_id
+        for provenance, rows in state.known(files.signature, files.physical_rows).items():
+            hit = inside.copy()
+            hit[inside] = rows.mask(addresses[inside] & OFFSET_BITS)
+            if hit.any():
+                found.setdefault(provenance, []).append(offsets[hit])
+    return {provenance: np.concatenate(parts) for provenance, parts in found.items()}
+
+
+def same_values(left: pa.Array, right: pa.Array) -> Mask:
+    """Whether a UDF would get the same value of each row: NULL equals NULL, NaN equals NaN, 0.0 is not -0.0."""
+    try:
+        return _same(left, right)
+    except pa.ArrowNotImplementedError:
+        # Arrow cannot compare this type. The rows count as changed: they are computed again, and results stay correct.
+        return np.zeros(len(left), np.bool_)
+
+
+def _same(left: pa.Array, right: pa.Array) -> Mask:
+    left, right = _plain(left), _plain(right)
+    if left.type != right.type:
+        return np.zeros(len(left), np.bool_)
+    present = _present(left)
+    alike: Mask = present == _present(right)
+    both = np.flatnonzero(alike & present)
+    if len(both):
+        chosen = pa.array(both)
+        alike[both] = _same_present(rows_at(left, chosen), rows_at(right, chosen))
+    return alike
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Decode extension types and dictionaries, so that equal values have equal arrays."""
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    if pt.is_dictionary(kind):
+        return _plain(array.dictionary_decode())
+    return array
+
+
+def _present(array: pa.Array) -> Mask:
+    present: Mask = np.array(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    return present
+
+
+def _same_present(left: pa.Array, right: pa.Array) -> Mask:
+    """Compare arrays without NULLs on their top level."""
+    kind = left.type
+    if pt.is_struct(kind):
+        parts = zip(left.flatten(), right.flatten(), strict=True)
+        alike: Mask = np.ones(len(left), np.bool_)
+        for one, other in parts:
+            alike &= _same(one, other)
+        return alike
+    if pt.is_map(kind):
+        return _same_lists(_entries(left), _entries(right))
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        return _same_lists(left, right)
+    if pt.is_floating(kind):
+        ours, theirs = left.to_numpy(), right.to_numpy()
+        bits = f"u{ours.itemsize}"
+        same: Mask = (ours.view(bits) == theirs.view(bits)) | (np.isnan(ours) & np.isnan(theirs))
+        return same
+    equal: Mask = pc.equal(left, right).to_numpy(zero_copy_only=False)
+    return equal
+
+
+def _entries(maps: pa.MapArray) -> pa.ListArray:
+    # A cast would fail on NULL values whose nested fields are not nullable.
+    pairs = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
+    return pa.ListArray.from_arrays(maps.offsets, pairs)
+
+
+def _same_lists(left: pa.Array, right: pa.Array) -> Mask:
+    lengths = pc.list_value_length(left).to_numpy(zero_copy_only=False).astype(np.int64)
+    alike: Mask = lengths == pc.list_value_length(right).to_numpy(zero_copy_only=False)
+    filled = np.flatnonzero(alike & (lengths > 0))
+    if len(filled):
+        chosen = pa.array(filled)
+        items = _same(pc.list_flatten(rows_at(left, chosen)), pc.list_flatten(rows_at(right, chosen)))
+        starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
+        alike[filled] = np.logical_and.reduceat(items, starts)
+    return alike

@@ -1,0 +1,177 @@
+"""The caps on the seconds and the cost of a job, watched while its shards are computed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field
+from math import inf
+
+from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.job.folder import APPLIED, SPENT, STATUS, JobFolder, shard_name
+from airflow_geneva.engine.job.shard_status import in_parallel
+from airflow_geneva.engine.plan.model import JobSpec
+from airflow_geneva.engine.run.units import UnitReport
+from airflow_geneva.errors import StorageError
+from airflow_geneva.services.limits.rate_limit import used_so_far
+
+LOOK_SECONDS = 1.0
+"""How often shards with a cap that run at the same time see what the others spend."""
+_LOOKS_SHARE = 10.0
+"""A look that takes long is repeated after so many times as long."""
+
+
+class CapReached(StopComputing):
+    """A job has spent as much as it may; `reports` are those of the units that were complete."""
+
+    reports: Sequence[UnitReport] = ()
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What shards took, in all their tries: seconds and slot-seconds of computing, rows, and what calls cost."""
+
+    seconds: float = 0.0
+    slot_seconds: float = 0.0
+    rows: int = 0
+    reported: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        ours, theirs = astuple(self), astuple(other)
+        return Spent(*(one + more for one, more in zip(ours, theirs, strict=True)))
+
+
+@dataclass
+class Caps:
+    """What a job may spend, and what it has spent.
+
+    Args:
+        keep: writes what this shard has spent.
+        look: returns what the other shards have spent. It is called again while this shard is computed: they may be
+            computed at the same time.
+        before: what earlier tries of this shard have spent.
+        others: what the other shards have spent until now.
+        computed, reported: rows that this try has computed, and what the calls that it made cost: as they reported, or
+            if none did, as declared.
+        task_seconds: of all Spark tasks of this try together; None if it computes in this process.
+    """
+
+    work: JobSpec
+    keep: Callable[[Spent], None] = field(default=lambda own: None, repr=False)
+    look: Callable[[], Spent] = field(default=Spent, repr=False)
+    before: Spent = field(default_factory=Spent)
+    others: Spent = field(default_factory=Spent)
+    computed: int = 0
+    reported: float = 0.0
+    task_seconds: float | None = None
+    _began: float = field(default_factory=time.monotonic)
+    _look_at: float = -inf
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @staticmethod
+    def of(work: JobSpec, folder: JobFolder, plan: str, shard: int, shards: int, ended: dict[int, Spent]) -> Caps:
+        """Return the caps for a shard of a job.
+
+        Args:
+            plan: fingerprint of the plan.
+            ended: what shards have spent that are computed; this adds those that it sees.
+        """
+        if not work.sizing.watched:
+            return Caps(work)
+
+        def read(other: int) -> Spent:
+            if other in ended:
+                return ended[other]
+            status = folder.read_shard(plan, other)
+            spent = Spent(**status.get(SPENT) or {})
+            if status.get(APPLIED) and other != shard:
+                ended[other] = spent
+            return spent
+
+        def keep(own: Spent) -> None:
+            with suppress(StorageError):
+                folder.update_shard(plan, shard, spent=asdict(own))
+
+        def look() -> Spent:
+            names = frozenset(folder.storage.list_folder()[1])
+            begun = [at for at in range(shards) if at != shard and shard_name(STATUS, plan, at) in names]
+            return sum(in_parallel(read, begun, folder.storage.local), Spent())
+
+        ended.pop(shard, None)
+        return Caps(work, keep, look, read(shard))
+
+    @property
+    def own(self) -> Spent:
+        """What this shard has spent."""
+        seconds = time.monotonic() - self._began
+        in_slots = seconds * self.work.sizing.intra_applier_concurrency
+        now = Spent(seconds, in_slots if self.task_seconds is None else self.task_seconds, self.computed, self.reported)
+        return self.before + now
+
+    @property
+    def spent(self) -> Spent:
+        return self.others + self.own
+
+    def add(self, rows: int) -> None:
+        """Count computed rows of this process, and stop if that is enough."""
+        with self._lock:  # else a thread could put back what another has seen
+            self.computed += rows
+            self.reported = used_so_far().paid
+            self.check()
+
+    def see(self, rows: int, task_seconds: float, reported: float = 0.0) -> None:
+        """Take over what all tasks of the shard report, and stop if that is enough."""
+        self.computed, self.task_seconds, self.reported = rows, task_seconds, reported
+        self.check()
+
+    def around(self, wait: Callable[[Mapping[str, int]], None]) -> Callable[[Mapping[str, int]], None]:
+        """Return a wait for a service that counts no time; Spark's tasks count from 0 after it."""
+
+        def waiting(batches: Mapping[str, int]) -> None:
+            began = time.monotonic()
+            try:
+                wait(batches)
+            finally:
+                self._began += time.monotonic() - began
+                if self.task_seconds is not None:
+                    self.before += Spent(0.0, self.task_seconds, self.computed)
+                    self.computed, self.task_seconds = 0, 0.0
+
+        return waiting
+
+    @property
+    def cost(self) -> float:
+        price, spent = self.work.sizing.price_per_slot_hour or 0.0, self.spent
+        return spent.slot_seconds / 3600 * price + spent.reported
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the cap on them; None: there is none."""
+        most = self.work.sizing.max_seconds
+        return None if most is None else most - self.spent.seconds
+
+    @property
+    def cost_left(self) -> float | None:
+        """What may still be spent; None: there is no cap on it."""
+        most = self.work.sizing.max_cost
+        return None if most is None else most - self.cost
+
+    @property
+    def most_reported(self) -> float:
+        """What calls of this try may cost in all."""
+        return inf if self.cost_left is None else self.cost_left + self.reported
+
+    def check(self) -> None:
+        """Raise CapReached if the job has spent as much as it may."""
+        sizing = self.work.sizing
+        if (began := time.monotonic()) >= self._look_at:
+            self.keep(self.own)
+            self.others = self.look()
+            self._look_at = time.monotonic() + max(LOOK_SECONDS, _LOOKS_SHARE * (time.monotonic() - began))
+        if self.seconds_left is not None and self.seconds_left <= 0:
+            raise CapReached(f"stopped at its cap of {sizing.max_seconds:g} seconds (max_seconds)")
+        priced = sizing.price_per_slot_hour or self.spent.reported
+        if self.cost_left is not None and priced and self.cost_left <= 0:
+            raise CapReached(f"stopped at its cap of {sizing.max_cost:g} (max_cost)")

@@ -1,0 +1,139 @@
+"""Where a job is computed: in this process, or on Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.plan.model import JobSpec, Plan
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.errors import InvalidInput
+
+RUNNERS = ("auto", "inline", "spark")
+INLINE_BELOW_SECONDS = 10
+"""About what it costs to start Spark for one shard."""
+
+_LEAST_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RunnerChoice:
+    """Where a job is computed, and why.
+
+    Args:
+        runner: ``inline`` or ``spark``.
+        below_seconds: of ``inline`` only: go on with Spark when this is left after a second; None: never.
+    """
+
+    runner: str
+    why: str
+    below_seconds: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the job's record says of it."""
+        return {"runner": self.runner, "runner_reason": self.why}
+
+    def __str__(self) -> str:
+        return f"{'in this process' if self.runner == 'inline' else 'on Spark'}: {self.why}"
+
+
+class TooSlow(StopComputing):
+    """An inline computation would take longer than Spark takes to start."""
+
+
+@dataclass
+class Pace:
+    """Counts rows of an inline computation, and stops it when the rest would take longer than ``below_seconds``.
+
+    The first call does not count, because it may load a model.
+
+    Args:
+        rows: rows to compute.
+    """
+
+    rows: int
+    below_seconds: float
+    done: int = 0
+    first: tuple[int, float] | None = None
+
+    def __call__(self, rows: int) -> None:
+        self.done += rows
+        now = time.monotonic()
+        if self.first is None:
+            self.first = (rows, now)
+            return
+        done, spent = self.done - self.first[0], now - self.first[1]
+        left = (self.rows - self.done) * spent / max(done, 1)
+        if spent >= _LEAST_SECONDS and left > self.below_seconds:
+            raise TooSlow(
+                f"{done:,} of {counted(self.rows, 'row')} took {spent:.1f} s in this process, and the others would "
+                f"take about {left:,.0f} s"
+            )
+
+
+def check_runner(runner: str) -> None:
+    """Reject an unknown runner before planning."""
+    if runner not in RUNNERS:
+        raise InvalidInput(f'There is no runner {runner!r}. Use runner="auto", runner="spark" or runner="inline".')
+
+
+def check_old_code(plan: Plan, runner: str) -> None:
+    """Reject a refresh in this process whose code is in archives."""
+    if plan.archives and runner == "inline":
+        raise InvalidInput(
+            f"The old code of {plan.work.target} is in an archive, which only Spark's tasks load, because this process "
+            'has other code of that name. Use runner="spark".'
+        )
+
+
+def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bool) -> RunnerChoice:
+    """Choose by the seconds that the same UDF versions took for a row in earlier jobs.
+
+    The time to load a model does not count, because each task on Spark loads it too.
+
+    Args:
+        below_seconds: compute jobs of fewer estimated seconds in this process; 0: none.
+        try_new_code: begin in this process with UDF versions that never ran.
+    """
+    work, rows = plan.work, plan.rows_to_run
+    if not plan.shards:
+        return RunnerChoice("inline", "there is nothing to do")
+    if any(udf.poll_interval for udf in work.udfs.values()):
+        why = "a batch API computes, and the job waits for it"
+        return RunnerChoice("inline" if try_new_code else "spark", why)
+    if below_seconds <= 0:
+        return RunnerChoice("spark", "inline_below_seconds is 0")
+    if not any(shard.to_apply for shard in plan.shards):
+        return RunnerChoice("inline", "everything is staged")
+    if demands := ", ".join(_demands(work)):
+        return RunnerChoice("spark", f"only Spark provides what was asked for: {demands}")
+    if not udfs.have_planned_version():
+        return RunnerChoice("spark", "this process has other code than the plan")
+    if not (history := plan.earlier()):
+        why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
+        return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
+    speed = history[0].speed
+    (loading, seconds), size = speed.parts_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
+    besides = f" besides {loading:,.1f} s of loading" if loading >= _LEAST_SECONDS else ""
+    estimate = f"about {seconds:,.1f} s for {counted(rows, 'row')}{besides}, by an earlier job"
+    if size > work.sizing.task_memory_bytes:
+        return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")
+    if seconds >= below_seconds:
+        try:
+            udfs.check_sent("spark")
+        except InvalidInput as unsent:
+            return RunnerChoice("inline", f"{estimate}, and Spark cannot run it: {unsent}")
+        return RunnerChoice("spark", f"{estimate}; inline_below_seconds is {below_seconds:g}")
+    return RunnerChoice("inline", estimate, below_seconds)
+
+
+def _demands(work: JobSpec) -> Iterable[str]:
+    for udf in work.udfs.values():
+        if udf.num_gpus:
+            yield f"num_gpus={udf.num_gpus:g} of UDF {udf.name!r}"
+        if udf.memory:
+            yield f"memory={udf.memory} of UDF {udf.name!r}"

@@ -1,0 +1,417 @@
+"""A column as the target of a job: where its rows are read, what fits, how its files are laid out and committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.engine.apply.reader import fixed_width
+from airflow_geneva.engine.checkpoint.facts import append_ledger, fold_ledgers, may_fold, seen
+from airflow_geneva.engine.checkpoint.provenance import version_label
+from airflow_geneva.engine.checkpoint.records import StagedFragment, encode_runs, merge_runs
+from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.commit.column import Candidate, ShardCommitter, Verification
+from airflow_geneva.engine.job.counts import Counts
+from airflow_geneva.engine.job.folder import APPLIED, COMMIT, COMMITTING, JobFolder
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY, find_commits
+from airflow_geneva.engine.job.progress import ProgressReporter
+from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.fragments import field_ids, live_offsets, row_ids
+from airflow_geneva.engine.lance_io.history import commits_newest_first
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
+from airflow_geneva.engine.plan.saved_plan import SavedPlan
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
+from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, staged_or_restaged, stopped_at_cap
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.definition import MIXED_VERSIONS_KEY
+from airflow_geneva.engine.write.data_files import ColumnFileWriter, assemble
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.run")
+_MIXED = "mixed:"
+_NOT_STAGED = "its staged data file is gone or no longer fits"
+_FRESH_SECONDS = 1.0
+_NOT_COMPUTED = "not all of its rows are computed"
+
+
+@dataclass(frozen=True)
+class ColumnTarget(ReusableColumn, Target):
+    """A column of a table, as all units of a backfill share it."""
+
+    @staticmethod
+    def at(location: TableLocation, work: BackfillSpec, opened: lance.LanceDataset | None = None) -> ColumnTarget:
+        """Open the table, or raise that it, or its planned version, is gone or was created again."""
+        checkpoints = location.checkpoints
+        job = JobFolder.of(checkpoints, work.job_id).storage
+        if opened is not None:
+            return ColumnTarget(opened, work, CheckpointStore(checkpoints), job)
+        try:
+            source = location.open(work.version)
+        except InvalidInput as error:
+            # If the whole table is unreachable or was created again, raise that error instead.
+            location.open()
+            work.read.look(location.options)
+            raise InvalidInput(
+                f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
+                "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
+                "Airflow, run the backfill again."
+            ) from error
+        work.read.check(source)
+        return ColumnTarget(source, work, CheckpointStore(checkpoints), job)
+
+    @property
+    def output_width(self) -> float | None:
+        return fixed_width(self.source.schema.field(self.work.column).type)
+
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+        live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
+        writer = self.open_writer(fragment)
+        for part in assemble(
+            self.source, self.store, fragment.files, live, self.work.column, held.pieces, limit
+        ):  # fmt: skip
+            writer.put(part)
+        offsets, ids = row_ids(self.source, fragment.id)
+        mask = held.computed.mask(offsets)
+        runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
+        layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
+        return self.record(fragment, writer, runs, held.by_job, held.failed, layout)
+
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        return not fragment.files.output or (self.work.where is None and due == live)
+
+    def open_writer(self, fragment: FragmentWork) -> ColumnFileWriter:
+        rows, limit = fragment.files.physical_rows, self.work.sizing.batch_bytes
+        return ColumnFileWriter(self.source, self.work.column, rows, limit)
+
+    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+        return {
+            "output_field_ids": field_ids(self.source, self.work.column),
+            "output_files": fragment.files.output,
+            "live": live,
+            "looked_at": looked_at,
+        }
+
+
+@dataclass
+class ColumnPublisher:
+    """Commits the shards of a backfill; with an expectation on the whole column, all of them in `finish`, at once."""
+
+    location: TableLocation
+    saved: SavedPlan
+    work: BackfillSpec
+    checked: tuple[Checked, ...] = ()
+    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
+    newest: lance.LanceDataset | None = None
+    beside_end: list[Callable[[], object]] = field(default_factory=list)
+    behind: list[Future[None]] = field(default_factory=list)
+    opened: tuple[lance.LanceDataset, ...] = ()
+    _noted: set[int] = field(default_factory=set)
+
+    @cached_property
+    def target(self) -> ColumnTarget:
+        return replace(ColumnTarget.at(self.location, self.work, *self.opened), written={})
+
+    def commit(self, shard: Shard) -> ShardResult:
+        self.uncomputed = []
+        if self.work.at_once:
+            candidates, missing = self._staged(shard)
+            due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
+            failed = sum(len(candidate.failed) for candidate in candidates)
+            jobs = [pair for candidate in candidates for pair in candidate.staged.by_job]
+            ours = sum(rows for job, rows in jobs if job == self.work.job_id)
+            return ShardResult(
+                shard.index,
+                self.saved.fingerprint,
+                rows_computed=max(ours - failed, 0),
+                rows_reused=max(due - max(ours, failed), 0),
+                rows_failed=failed,
+                rows_left=sum(rows for _, rows, _ in missing),
+                fragments=len(candidates),
+                left_reasons=tuple((fragment, why) for fragment, _, why in missing),
+                visible=False,
+            )
+        return self._commit(shard, [shard])
+
+    def _commit(self, whole: Shard, parts: Sequence[Shard]) -> ShardResult:
+        """Check and commit what is staged of the parts of a shard; rows in a damaged file count as missing."""
+        began, checkpoints = time.monotonic(), self.location.checkpoints
+        opening = [] if checkpoints.local else [self.location.open, *self._beside_opening(whole)]
+        staged, *opened = checkpoints.side_by_side(lambda: [self._staged(part) for part in parts], *opening)
+        newest = opened[0] if opened and time.monotonic() - began < _FRESH_SECONDS else None
+        candidates = [candidate for found, _ in staged for candidate in found]
+        missing = [left for _, found in staged for left in found]
+        try:
+            return self._commit_staged(whole, candidates, missing, newest)
+        except BrokenFile as broken:
+            damaged = [one.work for one in candidates if one.staged.file == broken.source]
+            remove_broken(self.target, broken, (str(self.work.key(fragment)) for fragment in damaged))
+            return self._commit(whole, parts)
+
+    def _beside_opening(self, shard: Shard) -> list[Callable[[], object]]:
+        """Begin to describe the first file that this process has staged, and return the waits for checkpoints."""
+        written, target = self.target.written or {}, self.target
+        keys = (str(self.work.key(fragment)) for fragment in shard.fragments) if written else ()
+        if (first := next((written[key] for key in keys if key in written), None)) is not None:
+            target.data.describe_ahead(target.source, first.file)
+        waits: list[Callable[[], object]] = [write.result for write in self.behind]
+        self.behind.clear()
+        return waits
+
+    def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
+        """Return the staged fragments of a shard, and why others are not."""
+        work, target = self.work, self.target
+        candidates: list[Candidate] = []
+        missing: list[tuple[int, int, str]] = []
+        capped = stopped_at_cap(JobFolder(target.job, work.job_id), self.saved, shard.index)
+        for fragment, index, staged in all_staged(target, list(shard.fragments)):
+            if staged is not None:
+                candidates.append(Candidate(fragment, staged, target.source))
+                if target.written is not None:
+                    target.written[str(self.work.key(fragment))] = staged
+            elif capped:
+                part = _computed_part(target, fragment)
+                candidates.extend([_stage_part(target, part)] if part.rows else ())
+                missing.append((fragment.id, max(fragment.rows - part.rows, 0), capped))
+            else:
+                self.uncomputed.append((target.source, fragment))
+                gone = index.staged_at(fragment.place) is not None
+                missing.append((fragment.id, fragment.rows, _NOT_STAGED if gone else _NOT_COMPUTED))
+        return candidates, missing
+
+    def _commit_staged(
+        self,
+        shard: Shard,
+        candidates: Sequence[Candidate],
+        missing: Sequence[tuple[int, int, str]],
+        newest: lance.LanceDataset | None,
+    ) -> ShardResult:
+        work, target = self.work, self.target
+        folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
+        failed = sum(len(candidate.failed) for candidate in candidates)
+        reporter = ProgressReporter(
+            shard.rows,
+            len(shard.fragments),
+            lambda progress: folder.update_shard(plan, shard.index, committing=progress),
+            rows_ready=sum(candidate.work.rows for candidate in candidates) - failed,
+            rows_failed=failed,
+            ready=len(candidates),
+        )
+        reporter.keep()
+        checks = ValueChecks(target.source, work, work.sizing.batch_bytes)
+        found: list[Checked] = []
+        judged: dict[tuple[str, Any], Candidate] = {}
+
+        def check(verdict: Verification) -> bool:
+            manifest = verdict.manifest
+            visible = {
+                (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one
+                for one in verdict.fitting
+            }
+            # An earlier try has made these visible, which cannot be undone.
+            visible |= {(one.staged.file, "committed"): one for one in verdict.done}
+            if work.at_once and visible.keys() != judged.keys():
+                # All values are judged together, so none of an earlier version counts.
+                judged.clear()
+                found.clear()
+            fresh = {key: one for key, one in visible.items() if key not in judged}
+            judged.update(fresh)
+            live = (without_deleted(one.staged, verdict.dataset, manifest[one.work.id]) for one in fresh.values())
+            new = checks.check(live)
+            found[:] = total([*found, *new])
+            if work.at_once:
+                self.checked = tuple(found)
+            elif new:
+                folder.update_shard(plan, shard.index, checked=[asdict(one) for one in found])
+            if verdict.fitting:
+                whole = work.at_once and not verdict.done
+                stop_if_not_met(new, "The column" if whole else "This part of the column")
+            return bool(new)
+
+        committer = ShardCommitter(self.location, self.saved, work, target.source, target.data, self._restage, newest)
+        judge = check if checks.expected else None
+        result = committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
+        self.newest = committer.newest or self.newest
+        return result
+
+    def _commit_at_once(self) -> list[ShardResult]:
+        """Check and commit all shards; the first result has the rows of all of them."""
+        job, count = self.target.job, len(self.saved.shards)
+        shards = [self.saved.load_shard(job, index) for index in range(count)]
+        whole = Shard(0, Works(work for shard in shards for work in shard.fragments))
+        others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
+        return [self._commit(whole, shards), *others]
+
+    def _restage(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
+        spec = replace(self.work, version=int(dataset.version))
+        target = replace(self.target, source=dataset, work=spec)
+        staged = target.staged(work, target.index(work), live_offsets(dataset, work.files))
+        if staged is not None:
+            return Candidate(work, staged, dataset)
+        part = _computed_part(target, work)
+        if part.rows < work.rows:
+            self.uncomputed.append((dataset, work))
+        return _stage_part(target, part)
+
+    def finish(
+        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
+    ) -> tuple[BackfillResult, bool]:
+        work, checkpoints = self.work, self.location.checkpoints
+        if work.at_once:
+            if failed:
+                return self.result(()), False
+            committed = self._commit_at_once() if self.saved.shards else []
+        if committed:
+            before = self._newest()
+            self.newest = record_mixed_versions(self.location, work, before, committed, whole=not missing)
+            self._noted = {int(self.newest.version)} - {int(before.version)}
+        result = self.result(committed)
+        if not {version for shard in committed for version in shard.versions} <= set(result.commits):
+            work.written.look(self.location.options)
+        if result.commits:
+            known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}
+            marks = [seen(version) for version in sorted(known)]
+            self.beside_end = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
+        if not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
+            return result, False
+        for write in self.beside_end:
+            write()
+        self.beside_end = []
+        return result, fold_ledgers(checkpoints, work.field_id)
+
+    def open_for_finish(self) -> None:
+        self._newest()
+
+    def _newest(self) -> lance.LanceDataset:
+        """Return the version of this process's last commit, or else the newest one, opened once."""
+        self.newest = self.newest or self.location.open()
+        return self.newest
+
+    def _commits(self, results: Iterable[ShardResult | None]) -> tuple[int, ...]:
+        """Return the versions that the job wrote: this process knows them if it alone has worked on the job."""
+        work, there = self.work, list(results)
+        if not there:
+            return ()
+        folder = JobFolder.of(self.location.checkpoints, work.job_id)
+        if self.newest is not None and None not in there and folder.alone:
+            own = {version for result in there if result is not None for version in result.versions}
+            return tuple(sorted(own | self._noted))
+        return tuple(find_commits(self._newest(), work.version, [work.job_id]))
+
+    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
+        work, saved = self.work, self.saved
+        there = {result.shard: result for result in committed}
+        results = [there.get(index) or self._begun(index) for index in range(len(saved.shards))]
+        counts = sum(results, Counts())
+        skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
+        reasons = sorted({reason for result in results for _, reason in result.left_reasons})
+        capped = (work.cap_note,) if work.rows_beyond else ()
+        commits = self._commits(there.get(index) for index in range(len(saved.shards)))
+        return BackfillResult(
+            job_id=work.job_id,
+            state=PARTIAL if counts.rows_left or work.rows_beyond else DONE,
+            **(counts + Counts(rows_skipped=skipped, rows_left=work.rows_beyond)).counts(),
+            version=max(commits, default=work.version),
+            from_version=work.version,
+            commits=commits,
+            notes=(*saved.notes, *capped, *(f"left for the next run: {reason}" for reason in reasons)),
+        )
+
+    def _begun(self, shard: int) -> ShardResult:
+        """Return what a shard has made visible whose commit did not end."""
+        folder, plan = JobFolder.of(self.location.checkpoints, self.work.job_id), self.saved.fingerprint
+        status, committing = folder.read_shard(plan, shard), folder.read_shard(plan, shard, COMMIT).get(COMMITTING)
+        visible = int((committing or {}).get("rows_committed", 0))
+        computed = min(visible, (status.get(APPLIED) or {}).get("rows_computed", 0))
+        left = max(int(self.saved.shards[shard]["rows"]) - visible, 0)
+        return ShardResult(shard, plan, rows_computed=computed, rows_reused=visible - computed, rows_left=left)
+
+
+def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int]) -> list[int]:
+    """Return the commits of a job after which an update of others could move rows that it had committed.
+
+    At later versions there is no fact about such rows.
+    """
+    import lance
+
+    found, last = list[int](), commits[0]
+    if commits[-1] - commits[0] + 1 == len(commits):
+        return found
+    for commit in reversed(list(commits_newest_first(dataset, commits[-1], commits[0]))):
+        if commit.version in commits:
+            last = commit.version
+        elif (commit.gone or isinstance(commit.operation, lance.LanceOperation.Update)) and last not in found:
+            found.append(last)
+    return found
+
+
+def _computed_part(target: ColumnTarget, fragment: FragmentWork) -> FragmentWork:
+    """Return the work for a fragment without the rows that were not computed."""
+    live = live_offsets(target.source, fragment.files)
+    held = target.held(fragment, target.index(fragment), fragment.due & live)
+    return replace(fragment, due=held.done & live, missing=Ranges.empty(), rows=len(held.computed & live))
+
+
+def _stage_part(target: ColumnTarget, part: FragmentWork) -> Candidate:
+    """Stage computed rows of a fragment, with the values that its other rows have."""
+    while (staged := staged_or_restaged(target, part, target.index(part))) is None:
+        part = _computed_part(target, part)  # a damaged checkpoint was removed
+    return Candidate(part, staged, target.source)
+
+
+def record_mixed_versions(
+    location: TableLocation,
+    work: BackfillSpec,
+    dataset: lance.LanceDataset,
+    shards: Sequence[ShardResult],
+    whole: bool,
+) -> lance.LanceDataset:
+    """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
+
+    The note is for readers of the table; the column's ledgers say which rows have which version. Return the version
+    with the note.
+    """
+    import lance
+
+    taken = work.continue_from if any(shard.rows_taken for shard in shards) else ()
+    makers = sorted({version_label(maker) for maker in (*work.makers, *taken)})
+    left = not whole or any(shard.rows_left for shard in shards)
+    field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
+    if field is None:
+        return dataset
+    noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
+    wanted = noted
+    if makers:
+        wanted = _MIXED + ",".join([*makers, work.udf_version])
+    elif not (left or work.where or work.read_version):
+        wanted = ""
+    if wanted == noted:
+        return dataset
+    operation = lance.LanceOperation
+    update = operation.UpdateMap({MIXED_VERSIONS_KEY: wanted or None}, False)
+    transaction = lance.Transaction(
+        read_version=dataset.version,
+        operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
+        transaction_properties={JOB_PROPERTY: work.job_id},
+    )
+    try:
+        with engine_errors():
+            options = location.options
+            dataset = work.written.commit_transaction(
+                options, lambda: transaction, before="note.write", after="note.written"
+            )
+    except EngineError as error:
+        logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)
+    return dataset

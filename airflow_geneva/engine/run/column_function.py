@@ -1,0 +1,145 @@
+"""The function that the values of a column come from, to call it on other values, such as the text of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.checkpoint.provenance import version_label
+from airflow_geneva.engine.display import Described, counted
+from airflow_geneva.engine.lance_io.arrays import find_field
+from airflow_geneva.engine.plan.freshness import column_freshness
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf.definition import read_definition
+from airflow_geneva.engine.udf.of_process import find_udf
+from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.services.limits.calls import calling
+from airflow_geneva.services.limits.rate_limit import Meter
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.udf.settings import UdfDefinition
+
+
+@dataclass(frozen=True, repr=False)
+class ColumnFunction(Described):
+    """The function of a column at a version of its table; call it with one value for each input.
+
+    Args:
+        udf: the UDF.
+        column: the column's name at that version.
+        table_version: the version.
+        inputs: what it is computed from, with types: columns, or fields of structs as `chunk.text`.
+        columns: the columns in which these are.
+        versions: rows of that version with a value, by the UDF version that computed it.
+        rows_left: rows of that version without a value of their current inputs.
+    """
+
+    udf: UDF
+    column: str
+    table_version: int
+    inputs: pa.Schema
+    columns: pa.Schema
+    versions: Mapping[str, int]
+    rows_left: int
+    location: TableLocation = field(compare=False)
+
+    def __call__(self, *values: Any) -> Any:
+        """Compute one value, in this process, as for a row with these inputs.
+
+        Raises:
+            InvalidInput: the number of values is not that of the inputs, or one does not have its input's type.
+            UdfError: the function fails on them.
+        """
+        names = self.inputs.names
+        if len(values) != len(names):
+            raise InvalidInput(
+                f"The function of column {self.column!r} takes {counted(len(names), 'value')}, for {names}, and got "
+                f"{len(values)}."
+            )
+        try:
+            row = self._row(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise InvalidInput(f"{values!r:.200} are no values for {self.inputs.to_string()}: {error}.") from error
+        # A query fails at once. Without a policy the function runs in this process, where its model stays loaded.
+        udf = replace(
+            self.udf,
+            on_error="fail",
+            timeout=self.udf.timeout if self.udf.is_async else None,
+            setup_timeout=None,
+            preprocess_workers=None,
+            dedup=False,
+        )
+        with calling(self.location.limits, Meter()), open_batch_mapper(udf, names) as mapper:
+            return mapper(row).values[0].as_py()
+
+    def _row(self, values: Sequence[Any]) -> pa.RecordBatch:
+        """Return a row with these inputs; one that is a field of a struct lies in its column."""
+        row: dict[str, Any] = {}
+        for path, value in zip(self.inputs.names, values, strict=True):
+            *structs, name = path.split(".")
+            at = row
+            for struct in structs:
+                at = at.setdefault(struct, {})
+            at[name] = value
+        return pa.record_batch([pa.array([row[field.name]], field.type) for field in self.columns], self.columns)
+
+    def __str__(self) -> str:
+        made = ", ".join(f"{counted(n, 'row')} of version {v}" for v, n in sorted(self.versions.items()))
+        left = f", {counted(self.rows_left, 'row')} without a value" if self.rows_left else ""
+        return (
+            f"Function {self.udf.import_path or self.udf.name}({', '.join(self.inputs.names)}) of column "
+            f"{self.column!r} at version {self.table_version}: {made or 'no values'}{left}"
+        )
+
+
+def column_function(location: TableLocation, column: str, dataset: lance.LanceDataset) -> ColumnFunction:
+    """Find the function that the values of a version come from.
+
+    Raises:
+        InvalidInput: no UDF computes the column, or its UDF cannot be imported here.
+        CodeChanged: the code here is not the one that computed the values.
+    """
+    definition = read_definition(location.name, dataset.schema, column)
+    inputs = definition.input_columns or ()
+    advice = "Move it to a module that this process can import."
+    udf = find_udf(definition, f"column {column!r}", advice)
+    if udf.is_batch_api:
+        raise InvalidInput(
+            f"Column {column!r} of table {location.name!r} is computed by {udf.name!r}, a batch API, which answers "
+            "after minutes. Call the service's direct API for a query."
+        )
+    found = column_freshness(dataset, location.checkpoints, inputs, column)
+    _check_code(location.name, column, definition, udf, found.versions)
+    fields = {field.name: field.remove_metadata() for field in dataset.schema}
+    types = pa.schema([(path, field.type) for path in inputs if (field := find_field(fields, path)) is not None])
+    return ColumnFunction(
+        udf,
+        column,
+        int(dataset.version),
+        types,
+        pa.schema([fields[name] for name in definition.columns]),
+        dict(found.versions),
+        found.pending + found.given_up,
+        location,
+    )
+
+
+def _check_code(table: str, column: str, definition: UdfDefinition, udf: UDF, versions: Mapping[str, int]) -> None:
+    """Refuse code that computed none of the values: what it gives for a query cannot be compared with them."""
+    here = {udf.code_version, udf.as_written}
+    # Without facts, as in a copied table, the values count as those of the column's definition.
+    made = versions or {definition.version: 0}
+    if here.isdisjoint(made):
+        raise CodeChanged(
+            f"The values of column {column!r} of table {table!r} come from version "
+            f"{', '.join(map(version_label, sorted(made)))} of UDF {definition.name!r}, and the code here is version "
+            f"{udf.code_version}. Install the code that computed them, or compute the column again: "
+            f'table.backfill({column!r}, on_code_change="recompute").'
+        )

@@ -1,0 +1,232 @@
+"""Estimate what a plan will cost: by earlier jobs, or by some rows that the UDFs run on here, timed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.reader import ReadSize, read_rows
+from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.job.estimate import Call, Estimate, Size
+from airflow_geneva.engine.lance_io.arrays import single_batch
+from airflow_geneva.engine.lance_io.blobs import as_bytes
+from airflow_geneva.engine.lance_io.fragments import live_offsets
+from airflow_geneva.engine.lance_io.row_ranges import Ranges, RowIds
+from airflow_geneva.engine.plan.model import Plan, RefreshSpec
+from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
+from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, ready_to_open
+from airflow_geneva.engine.run.units import Target
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.services.limits.calls import calling
+from airflow_geneva.services.limits.rate_limit import Meter
+
+ERROR = "error"
+_CALLS = 3
+_FRAGMENTS = 4
+
+
+@dataclass
+class Sample:
+    """Rows that were computed: their inputs, values and errors, and the time of the calls.
+
+    Args:
+        names: the source's columns, by the names that they have in `inputs`.
+        reported: what the calls said that they cost.
+    """
+
+    column: str
+    inputs: list[pa.RecordBatch] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    row_ids: list[int] = field(default_factory=list)
+    values: list[pa.Array] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    reported: float = 0.0
+
+    def table(self) -> pa.Table:
+        """Return a table of inputs, values and, last, errors; of a view, each of its columns is one."""
+        if not self.inputs:
+            return pa.table({ERROR: pa.array([], pa.string())})
+        kind = next((part.type for part in self.values if not pa.types.is_null(part.type)), pa.null())
+        parts = [part if part.type == kind else pa.nulls(len(part), kind) for part in self.values]
+        values = pa.Table.from_arrays([pa.chunked_array(parts, kind)], [self.column or "value"])
+        if not self.column and pa.types.is_struct(kind):
+            values = values.flatten().rename_columns([part.name for part in kind])
+        inputs = pa.Table.from_batches(self.inputs)
+        inputs = inputs.select(list(self.names)).rename_columns(list(self.names.values()))
+        inputs = inputs.select([name for name in inputs.schema.names if name not in values.schema.names])
+        for name in values.schema.names:
+            inputs = inputs.append_column(values.schema.field(name), values.column(name))
+        raised = ERROR if ERROR not in inputs.schema.names else f"{ERROR}.raised"
+        return inputs.append_column(raised, pa.array(self.errors, pa.string()))
+
+
+def check_rows(name: str, rows: Any) -> int:
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise InvalidInput(f"{name}={rows!r} is not valid: give a number of rows of at least 1.")
+    return rows
+
+
+def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also: Sequence[str] = ()) -> Sample:
+    """Compute some of a plan's due rows, taken from several fragments.
+
+    Args:
+        also: columns to read besides the inputs of a column.
+
+    Raises:
+        InvalidInput: a UDF cannot be loaded here.
+    """
+    works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
+    work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
+    sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
+    meter = Meter()
+    with (
+        calling(location.limits, meter),
+        computing(work, loaded, ready_to_open(loaded)) as (compute, inputs),
+    ):
+        reads = [*inputs, *also] if also else inputs
+        named = inputs if isinstance(inputs, Mapping) else {name: f"`{name}`" for name in reads}
+        # A view's columns of SQL are values.
+        sample.names = {name: text.strip("`") for name, text in named.items() if text.startswith("`")}
+
+        def call(batch: pa.RecordBatch) -> MappedBatch:
+            return compute(batch.select(list(inputs)) if also else batch)
+
+        left = rows
+        # The smallest fragments first, so that larger ones make up for what they lack.
+        for at, fragment in enumerate(sorted(works, key=lambda fragment: len(fragment.missing))):
+            share = -(-left // (len(works) - at))
+            for batch, ids in _read(target, fragment, reads, share, at / len(works)):
+                left -= batch.num_rows
+                sample.row_ids += ids.tolist()
+                # The first row has a call of its own, which may load a model.
+                step = -(-rows // _CALLS)
+                cuts = [] if sample.calls else [1, *range(1 + step, batch.num_rows, step)]
+                for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
+                    if start < end:
+                        _call(call, batch[start:end], sample)
+    sample.reported = meter.usage.cost
+    return sample
+
+
+def _read(
+    target: Target, fragment: FragmentWork, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
+) -> Iterator[tuple[pa.RecordBatch, RowIds]]:
+    """Read so many rows of a fragment, and their ids, from a relative position on; if it has too few, before it."""
+    work, live = target.work, live_offsets(target.source, fragment.files)
+    size = ReadSize.of(target.source, reads, work.sizing.batch_bytes, 1)
+    due = fragment.missing & live
+    if not due:
+        return
+    cut = int(due.offsets()[min(int(begin * len(due)), max(len(due) - rows, 0))])
+    for part in (due.within(cut, fragment.files.physical_rows), due.within(0, cut)):
+        for run in _pieces(part):
+            window = (int(run.starts[0]), int(run.ends[-1]))
+            for found in read_rows(target.source, fragment.files, live, window, reads, work.where, size):
+                mask = found.mask(run)
+                chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
+                batch, ids = found.columns, found.row_ids
+                if chosen is not None:
+                    batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
+                    ids = ids[chosen]
+                if batch.num_rows:
+                    yield batch[:rows], ids[:rows]
+                    rows -= min(rows, batch.num_rows)
+                if not rows:
+                    return
+
+
+def _pieces(rows: Ranges) -> Iterator[Ranges]:
+    for start, end in rows:
+        for at in range(start, end, 1_024):
+            yield Ranges.of(at, min(at + 1_024, end))
+
+
+def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatch, sample: Sample) -> None:
+    """Call the UDF; a row that fails gets its error and NULL, and the rows after it a call of their own."""
+    while batch.num_rows:
+        began = time.monotonic()
+        errors: dict[int, str]
+        try:
+            mapped = compute(batch)
+            values, rows = mapped.values, batch.num_rows
+            errors = {
+                failure.index: f"{failure.exception.removeprefix('builtins.')}: {failure.message}"
+                for failure in mapped.failures
+            }
+        except UdfError as error:
+            at, message = error.row_index, str(error).partition("\n")[0]
+            rows = batch.num_rows if at is None else at + 1
+            values = pa.nulls(rows)
+            if at is not None and error.computed is not None:
+                values = pa.concat_arrays([error.computed, pa.nulls(1, error.computed.type)])
+            errors = dict.fromkeys(range(rows) if at is None else [at], message)
+        sample.calls.append(Call(rows, time.monotonic() - began))
+        sample.inputs.append(batch[:rows])
+        sample.values.append(as_bytes(values))
+        sample.errors.extend(errors.get(row) for row in range(rows))
+        batch = batch[rows:]
+
+
+def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Plan, int | None], Estimate]:
+    """Return the function with which a plan estimates itself, as a job of ``runner="auto"``."""
+
+    def estimate(plan: Plan, sample: int | None = None) -> Estimate:
+        if sample is not None:
+            check_rows("sample", sample)
+        if not plan.shards:
+            return Estimate.of_nothing()
+        here = udfs()
+        choice = choose_runner(plan, here, INLINE_BELOW_SECONDS, try_new_code=True)
+        if sample is None:
+            return replace(estimate_by_history(plan, choice.runner), why=choice.why)
+        found = sample_plan(plan, location, here, sample)
+        if not found.calls:
+            return replace(estimate_by_history(plan, choice.runner), why=choice.why)
+        size, runner = size_of(plan, choice.runner), choice.runner
+        expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
+        # The sample knows more than the choice did.
+        slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
+        if slow and runner == "inline":
+            return Estimate.by_sample(size_of(plan, "spark"), found.calls, found.table(), found.reported)
+        return expected
+
+    return estimate
+
+
+def estimate_by_history(plan: Plan, runner: str) -> Estimate:
+    """Estimate by earlier jobs, for a runner that is chosen; it calls no UDF."""
+    size, history = size_of(plan, runner), plan.earlier()
+    return Estimate.by_history(size, history) if history else Estimate.unknown(size)
+
+
+def size_of(plan: Plan, runner: str) -> Size:
+    sizing, udfs = plan.work.sizing, plan.work.udfs.values()
+    threads, tasks = sizing.intra_applier_concurrency, 1 if runner == "inline" else sizing.concurrency
+    costs = [udf.cost for udf in udfs if udf.cost is not None]
+    return Size(
+        rows=plan.rows_to_run,
+        fragments=plan.fragments_to_run,
+        runner=runner,
+        slots=tasks * threads,
+        shards=sum(bool(shard.to_apply) for shard in plan.shards),
+        price_per_slot_hour=sizing.price_per_slot_hour,
+        cost_per_row=sum(costs) if costs else None,
+        session_is_up=runner == "spark" and has_session(),
+    )
+
+
+def has_session() -> bool:
+    """Whether this process has a Spark session already."""
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from airflow_geneva.spark.local import active_session
+
+    return active_session() is not None

@@ -1,0 +1,91 @@
+"""The code that a view was computed with, for refreshes that go on with it until a change of the code is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from airflow_geneva.engine.commit.view_state import CommittedViewState
+from airflow_geneva.engine.job.folder import RECORD, JobFolder
+from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.plan.model import JobSpec, Plan
+from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import sha256
+from airflow_geneva.engine.udf.of_process import kept_udf
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.errors import CodeChanged, InvalidInput
+
+
+@dataclass(frozen=True)
+class PlannedCode:
+    """The UDFs that a refresh is planned with, by column.
+
+    Args:
+        job: the job whose code archives it uses, in place of what this process imports; None: none.
+        note: what the plan says of that.
+    """
+
+    udfs: Mapping[str, UdfDefinition]
+    job: JobSpec | None = None
+    archives: Mapping[str, bytes] = field(default_factory=dict)
+    note: str = ""
+
+    def noted_in(self, plan: Plan) -> Plan:
+        """Return the plan with its note, and the archives that its tasks use."""
+        if not self.note:
+            return plan
+        codes = self.job.codes if self.job else ()
+        return replace(plan, notes=(self.note, *plan.notes), archives=self.archives).with_work(codes=codes)
+
+
+def find_old_code(view: TableLocation, state: CommittedViewState, now: Mapping[str, UdfDefinition]) -> PlannedCode:
+    """Return the code of the values that a view shows, as far as it is not the code of now.
+
+    It is in this process, if a notebook made it, or in the archives that a job of Airflow stored.
+
+    Raises:
+        CodeChanged: the code changed, and the code of before is not there.
+    """
+    then = dict(state.snapshot.code) if state.snapshot else {}
+    changed = [name for name, udf in now.items() if then.get(name, udf.version) != udf.version]
+    if not changed:
+        return PlannedCode(now)
+    kept = {name: kept_udf(now[name].name, then[name]) for name in changed}
+    here = {name: udf.definition(now[name].input_columns) for name, udf in kept.items() if udf is not None}
+    if len(here) == len(changed):
+        return PlannedCode({**now, **here}, note=_note(changed, then, now, "is in this process"))
+    for job, archives in _stored_code(view.checkpoints, {name: then[name] for name in now}):
+        return PlannedCode(job.udfs, job, archives, _note(changed, then, now, f"was stored by job {job.job_id}"))
+    versions = ", ".join(f"version {then[name]} of column {name!r}" for name in changed)
+    raise CodeChanged(
+        f'on_code_change="old_code" needs the code that view {view.name!r} was computed with, and it is not there: '
+        f"{versions}. Only jobs of Airflow store code, as long as they are kept; a notebook has the code of its own "
+        'cells. Deploy the old code again, or decide: on_code_change="recompute", or "new_rows".'
+    )
+
+
+def _note(changed: list[str], then: Mapping[str, str], now: Mapping[str, UdfDefinition], where: str) -> str:
+    what = "; ".join(f"column {name!r} with version {then[name]}, not {now[name].version}" for name in changed)
+    return (
+        f"the code changed, and new rows are computed with the old code, which {where}: {what}. Decide with "
+        f'on_code_change="recompute" or "new_rows"; view.compare({changed[0]!r}) shows values of both.'
+    )
+
+
+def _stored_code(checkpoints: Storage, versions: Mapping[str, str]) -> Iterator[tuple[JobSpec, dict[str, bytes]]]:
+    """Yield the jobs of a view that stored the code of these versions, newest first, with their archives."""
+    for name in job_ids(checkpoints):
+        folder = JobFolder.of(checkpoints, name)
+        plan = (folder.read(RECORD) or {}).get("plan")
+        if not plan:
+            continue
+        try:
+            work = load_plan(folder.storage, plan).work
+            archives = {code.zip: folder.storage.read_bytes(code.zip) for code in work.codes}
+        except (InvalidInput, FileNotFoundError):
+            continue
+        whole = all(sha256(archives[code.zip]) == code.sha256 for code in work.codes)
+        if archives and whole and {name: udf.version for name, udf in work.udfs.items()} == versions:
+            yield work, archives

@@ -1,0 +1,540 @@
+"""One way for a column and a view: record the plan, apply and commit its shards, finish.
+
+In a notebook :func:`run` takes all steps in one process; in Airflow each is a task. Publishers make shards visible.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.job.error_records import count_errors
+from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
+from airflow_geneva.engine.job.folder import APPLIED, FAILURE, RECORD, STARTED, STATUS, SUBMIT, JobFolder
+from airflow_geneva.engine.job.heartbeat import writing_heartbeats
+from airflow_geneva.engine.job.meter import Stopwatch, measured
+from airflow_geneva.engine.job.progress import usage_of
+from airflow_geneva.engine.job.result import FAILED, BackfillResult, Checked, ShardResult
+from airflow_geneva.engine.job.speed import UdfSpeed
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.lance_io.table_versions import reporting_remade
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
+from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
+from airflow_geneva.engine.run.column import ColumnPublisher
+from airflow_geneva.engine.run.estimate import estimate_by_history, has_session
+from airflow_geneva.engine.run.expectations import found_in_job
+from airflow_geneva.engine.run.housekeeping import run_maintenance, with_indexes
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import failure_message, record_plan, what_failed, with_stamps
+from airflow_geneva.engine.run.task import GRACE_SECONDS
+from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
+from airflow_geneva.engine.run.view import ViewPublisher
+from airflow_geneva.engine.run.waiting import Waiting
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.packages import missing_package
+from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
+from airflow_geneva.services.limits.rate_limit import Meter, Usage
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.run")
+_MOST_TIMES = 3
+
+
+class Publisher(Protocol):
+    """A column or a view: how its staged rows become visible."""
+
+    checked: tuple[Checked, ...]
+    newest: lance.LanceDataset | None
+    """The version of the last commit of this process."""
+    beside_end: list[Callable[[], object]]
+    """Writes to make beside the end of the job, after `finish`. The next plan does without one that a kill prevents."""
+    behind: list[Future[None]]
+    """Writes of checkpoints that `commit` or `finish` wait for."""
+    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
+    """Work for rows that the last commit did not find in checkpoints, with the version to compute them from."""
+
+    @property
+    def target(self) -> Target:
+        """The column or view, opened once; InvalidInput or TableRemade if it was removed or created again."""
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Commit a shard of a column; verify a shard of a view. What was removed is staged again from checkpoints."""
+
+    def open_for_finish(self) -> None:
+        """Open and read what `finish` needs, side by side, in a process that has not worked on the job."""
+
+    def finish(
+        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
+    ) -> tuple[BackfillResult, bool]:
+        """Complete the job's work; return its result, and whether there are enough documents to pack.
+
+        Args:
+            missing: shards that are not committed.
+            failed: whether the job has failed: a shard is missing, or too many rows failed. A view stays as it is.
+        """
+
+    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
+        """Return the result if the job ends now; rows of other shards count as left."""
+
+
+def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> PlannedJob:
+    """Choose where to compute, start the session if the job needs one, and record the plan.
+
+    Raises:
+        InvalidInput: a UDF would be sent to another process, and cannot be pickled.
+        JavaNotFound: there is no active session, and no Java to start one.
+        StorageError: the table's folder is read-only or unreachable.
+    """
+    measured().rows = plan.rows_to_run
+    choice = RunnerChoice(runner, "as requested")
+    if runner == "auto":
+        choice = choose_runner(plan, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
+        logger.info("Computing %s %s.", plan.work.target, choice)
+    about: dict[str, Any] = {}
+    if plan.shards:
+        estimate = partial(estimate_by_history, plan, choice.runner)
+        expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
+        plan, about = plan.expecting(expected), {"expected": expected.pace()}
+    measured().expected = about.get("expected", {})
+    if any(shard.to_apply for shard in plan.shards):
+        udfs.check_sent(choice.runner)
+        if choice.runner == "spark":
+            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not has_session() and not plan.archives:
+                instead = 'runner="inline" computes them in this process.'
+                logger.warning("%s %s", starting_spark(plan.rows_to_run), instead)
+            _open_session(plan.work, watch, "plan")
+    for saving in plan.savings:
+        logger.info("%s", saving)
+    # Only this process finishes a job with nothing to do, and has its swap in memory.
+    idle = plan.swap is not None and plan.swap.idle
+    saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice, about=about)
+    watch.lap("plan")
+    return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index)
+
+
+def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
+    from airflow_geneva.spark.local import open_session
+
+    watch.lap(before)
+    measured().enter("spark")
+    open_session(work.sizing.concurrency)
+    watch.lap("spark")
+
+
+def run_new(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> BackfillResult:
+    """Start a new job and run it to its end in this process; raises as `start` and `run`."""
+    with JobFolder.of(location.checkpoints, plan.work.job_id).written_by_this_process():
+        return run(start(plan, location, udfs, runner, watch), plan.shards, udfs, watch)
+
+
+def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) -> BackfillResult:
+    """Apply and commit the shards of a job one after another, and finish it.
+
+    Raises:
+        JobFailed: something failed; ``.result`` says what was completed before.
+    """
+    committed = list[ShardResult]()
+    pace, sent = job.pace(shards), udfs
+    if job.choice is not None and job.choice.below_seconds is not None:
+        try:
+            sent = udfs.sent()  # before they run: later they may hold what cannot be sent
+        except Exception as error:
+            target = job.work.target
+            logger.info("Computing all of %s in this process, because its UDF cannot be sent: %s", target, error)
+            pace = _unwatched
+    try:
+        for shard in shards:
+            try:
+                committed.append(apply_and_commit(job, shard, udfs, watch, pace))
+            except TooSlow as slow:
+                job.choice = RunnerChoice("spark", str(slow))
+                logger.info("Computing the rest of %s %s.", job.work.target, job.choice)
+                job.folder.update_record(**job.choice.describe())
+                udfs = sent
+                _open_session(job.work, watch, "apply")
+                committed.append(apply_and_commit(job, shard, udfs, watch))
+        with writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if committed else nullcontext():
+            result = job.finish(committed, watch.seconds)
+    except BaseException as error:
+        failed = job.fail(committed, error, watch.seconds)
+        if not is_failure(error):
+            raise
+        # The message names the missing package, so the traceback of the worker adds nothing.
+        cause = None if missing_package(str(error)) else error
+        raise JobFailed(failure_message(job.work, error), failed) from cause
+    logger.info("%s", result)
+    if why := job.unmet or job.too_many_failed(committed):
+        raise JobFailed(f"{what_failed(job.work)}: {why}", result)
+    return result
+
+
+def apply_and_commit(
+    job: PlannedJob, shard: Shard, udfs: Udfs, watch: Stopwatch, on_rows: Callable[[int], None] = lambda rows: None
+) -> ShardResult:
+    """Apply and commit one shard; what ``on_rows`` raises ends an inline computation."""
+    folder, place = job.folder, (job.saved.fingerprint, shard.index)
+    with folder.recording_failure(*place), job.writing_behind():
+        with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
+            job.apply(shard, udfs, on_rows, commits=True)
+        with watch.timing("commit"), writing_heartbeats(folder, "commit", *place):
+            result = job.commit(shard)
+        for _ in range(_MOST_TIMES):
+            if not job.publisher.uncomputed:
+                break
+            with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
+                job.apply_uncomputed(shard, udfs, on_rows)
+            with watch.timing("commit"), writing_heartbeats(folder, "commit", *place):
+                result = job.commit(shard)
+        return result
+
+
+class PlannedJob:
+    """A job whose record and plan are written. Each step works in any process, and after a kill it can be repeated.
+
+    Args:
+        swap: the swap plan of a refresh, if this process has it already.
+        choice: where it is computed; None: in the process that applies a shard.
+        opened, index: what the plan has opened and listed, if this process planned just now.
+        record: the job's record, if this process has read it.
+
+    With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
+    """
+
+    def __init__(
+        self,
+        location: TableLocation,
+        saved: SavedPlan,
+        swap: SwapPlan | None = None,
+        choice: RunnerChoice | None = None,
+        opened: tuple[lance.LanceDataset, ...] = (),
+        index: CheckpointIndex | None = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.location = location = location.patient()
+        self.choice = choice
+        self.saved = saved
+        self.work = work = saved.work
+        self.waits = True
+        self.unmet = ""
+        self._ended: dict[int, Spent] = {}
+        self._index = index
+        self._record = record
+        self.folder = JobFolder.of(location.checkpoints, work.job_id)
+        self.publisher: Publisher = (
+            ViewPublisher(location, saved, work, swap, opened=opened)
+            if isinstance(work, RefreshSpec)
+            else ColumnPublisher(location, saved, work, opened=opened)
+        )
+
+    def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
+        """Compute what the commit of a shard did not find: others removed its files, or moved rows with blobs."""
+        found = self.publisher.uncomputed
+        if written := self.publisher.target.written:
+            # Spark's tasks write some of these checkpoints again.
+            written.clear()
+        for version in sorted({int(dataset.version) for dataset, _ in found}):
+            source = next(dataset for dataset, _ in found if dataset.version == version)
+            works = Works(work for dataset, work in found if dataset.version == version)
+            target = replace(self.publisher.target, source=source, work=replace(self.work, version=version))
+            self.apply(Shard(shard.index, works), udfs, on_rows, target)
+
+    def apply(
+        self,
+        shard: Shard,
+        udfs: Udfs,
+        on_rows: Callable[[int], None] = lambda rows: None,
+        target: Target | None = None,
+        commits: bool = False,
+    ) -> None:
+        """Compute a shard, stage its rows, and write the result.
+
+        Args:
+            on_rows: called with the number of rows after every step of an inline computation; may raise StopComputing.
+            target: what is computed again, if it is not the planned version.
+            commits: this process commits the shard next, and waits then for the last checkpoints to be written.
+
+        Raises:
+            UdfError: a UDF failed; rows computed before are checkpointed.
+            TableRemade: a table was dropped and created again.
+        """
+
+        status = {} if target is None else self.folder.read_shard(self.saved.fingerprint, shard.index)
+        index, self._index = self._index, None
+        behind = self.publisher.behind if commits and not self.folder.storage.local else None
+        target = target or replace(self.publisher.target, listed=index, behind=behind)
+
+        def compute(caps: Caps) -> list[UnitReport]:
+            plan, wait = self.saved.fingerprint, caps.around(self.waiting(shard))
+            if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
+                from airflow_geneva.spark.tasks import apply_in_session
+
+                return apply_in_session(self.location, target.work, shard, udfs, plan, caps, wait)
+
+            def both(rows: int) -> None:
+                on_rows(rows)
+                caps.add(rows)
+
+            more = (plan, target, wait, Meter(lambda: caps.most_reported, lambda: caps.add(0)))
+            return apply_inline(self.location, target.work, shard, udfs, both, *more)
+
+        self._apply(shard, compute, UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed")))
+
+    def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
+        """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
+        from airflow_geneva.spark.tasks import apply_on_spark
+
+        def compute(caps: Caps) -> list[UnitReport]:
+            udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
+            wait = caps.around(self.waiting(shard))
+            return apply_on_spark(session, self.location, self.work, shard, udfs, plan, caps, wait, **every)
+
+        return self._apply(shard, compute)
+
+    def waiting(self, shard: Shard) -> Waiting:
+        """Return what a shard waits for, of a batch API, and how."""
+        return Waiting(self.location, self.work, self.saved.fingerprint, shard.index, self.waits)
+
+    def begin(self, shard: Shard) -> None:
+        """Note that a task has begun to work on a shard, before Spark is started for it."""
+        self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
+
+    def _apply(
+        self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]], before: UdfSpeed | None = None
+    ) -> dict[str, Any]:
+        """Compute a shard until the job reaches a cap, and write the result, with how fast it was computed `before`."""
+        began, stopped, caps = time.monotonic(), None, self._caps(shard)
+
+        with reporting_remade(self.work.tables, self.location.options):
+            try:
+                if shard.to_apply:
+                    caps.check()
+                reports = compute(caps)
+            except CapReached as reached:
+                reports, stopped = reached.reports, str(reached)
+                logger.warning("%s %s.", self.work.target, stopped)
+            finally:
+                caps.keep(caps.own)
+            reports = reports if before is None else [*reports, UnitReport(True, speed=before)]
+            return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
+
+    def _caps(self, shard: Shard) -> Caps:
+        plan, shards = self.saved.fingerprint, len(self.saved.shards)
+        return Caps.of(self.work, self.folder, plan, shard.index, shards, self._ended)
+
+    def is_at_cap(self, shard: Shard) -> bool:
+        """Whether the job has reached a cap, so that the shard is not computed; its result says so then."""
+        try:
+            self._caps(shard).check()
+        except CapReached as reached:
+            self.write_applied(shard, (), 0.0, stopped=str(reached))
+            return True
+        return False
+
+    def write_applied(
+        self,
+        shard: Shard,
+        reports: Iterable[UnitReport],
+        seconds: float,
+        caps: Caps | None = None,
+        stopped: str | None = None,
+    ) -> dict[str, Any]:
+        """Write and return the result of a shard that took so many seconds after Spark's start; `stopped` at a cap."""
+        done = sum(reports, UnitReport(True))
+        status = self.folder.read_shard(self.saved.fingerprint, shard.index)
+        begun = self.folder.read_shard(self.saved.fingerprint, shard.index, SUBMIT)
+        started, computed = begun.get(STARTED), done.speed.rows
+        if stopped and caps is not None:
+            computed = max(computed, caps.computed)
+        waited = max(time.time() - started["at"] - seconds, 0.0) if started else 0.0
+        document = {
+            "shard": shard.index,
+            "fingerprint": self.saved.fingerprint,
+            "rows_run": usage_of([status]).rows,
+            "rows_computed": max(computed - done.failed, 0),
+            "rows_failed": done.failed,
+            "fragments_staged": done.speed.fragments if stopped else len(shard.to_apply),
+            "speed": done.speed.to_json(),
+            "seconds": round(seconds + waited, 3),
+            "start_seconds": round(waited, 3),
+        }
+        if stopped:
+            document["stopped"] = stopped
+        if done.notes:
+            document["notes"] = list(done.notes)
+        self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
+        return document
+
+    @property
+    def applied(self) -> list[dict[str, Any]]:
+        """The results of the applied shards, as they are when first asked for."""
+        return [status[APPLIED] for status in self._statuses if status.get(APPLIED)]
+
+    @cached_property
+    def _statuses(self) -> list[dict[str, Any]]:
+        return self._read_shards(STATUS)
+
+    @contextmanager
+    def writing_behind(self) -> Iterator[None]:
+        """Wait for the checkpoints that are written behind if the body fails, for some seconds."""
+        try:
+            yield
+        except BaseException:
+            wait(self.publisher.behind, GRACE_SECONDS)
+            raise
+
+    def settle(self) -> None:
+        """Wait for the checkpoints that are written behind."""
+        writes, self.publisher.behind = self.publisher.behind, []
+        for write in writes:
+            write.result()
+
+    def committed(self) -> list[ShardResult | None]:
+        """Read the results of the commits of all shards, side by side; None for one that there is not."""
+        read = partial(ShardResult.read, self.folder, self.saved.fingerprint)
+        return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
+
+    @cached_property
+    def _errors(self) -> int:
+        return count_errors(self.folder.storage)
+
+    def read_for_finish(self) -> list[ShardResult | None]:
+        """Read what `finish` needs, side by side, in a process that has not worked on the job; return `committed`."""
+        reads = lambda: self._statuses, lambda: self._errors, self.publisher.open_for_finish
+        found: list[ShardResult | None] = self.folder.storage.side_by_side(self.committed, *reads)[0]
+        return found
+
+    def _read_shards(self, by: str) -> list[dict[str, Any]]:
+        """Read what processes said of all shards, side by side."""
+        read = partial(self.folder.read_shard, self.saved.fingerprint, by=by)
+        return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
+
+    def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
+        """Return what watches an inline computation of these shards; it raises TooSlow."""
+        below = None if self.choice is None else self.choice.below_seconds
+        return _unwatched if below is None else Pace(sum(shard.rows_to_run for shard in shards), below)
+
+    def is_staged(self, shard: Shard) -> bool:
+        """Whether a shard is computed and staged, so that only the commit is left."""
+        return is_shard_staged(self.publisher.target, shard)
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish`."""
+        began = time.monotonic()
+        self.publisher.target.store.look_again()
+        with reporting_remade(self.work.tables, self.location.options):
+            result = self.publisher.commit(shard)
+            if result.rows_left:
+                # The staged files may be gone because the table was created again since it was opened.
+                for table in self.work.tables:
+                    table.look(self.location.options)
+            result = replace(result, seconds=round(time.monotonic() - began, 3))
+            result.write(self.folder)
+        return result
+
+    def finish(self, committed: Iterable[ShardResult], seconds: Mapping[str, float] | None = None) -> BackfillResult:
+        """Complete the job, and record how it ended: FAILED if a shard is missing.
+
+        Args:
+            committed: the recorded results of the plan's shards.
+
+        Raises:
+            InvalidInput: the plan's documents were removed or changed.
+            CommitConflict: other writers kept changing the view until all retries were used.
+            TableRemade: a table was dropped and created again.
+        """
+        began = time.monotonic()
+        fault_point("finish.begin")
+        results = list(committed)
+        missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
+        with reporting_remade(self.work.tables, self.location.options):
+            error = self.missing_error(missing) if missing else self.too_many_failed(results)
+            try:
+                result, many_documents = self.publisher.finish(results, missing, error is not None)
+            except ExpectationFailed as unmet:
+                self.unmet = error = str(unmet)
+                result, many_documents = self.publisher.result(()), False
+            result = replace(result, state=FAILED) if error else result
+            result = with_indexes(self.location, self.work, result, self.publisher.newest)
+            result = result.with_carried(self._record or self.folder.read(RECORD) or {})
+            result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
+            result = self._write_end(result, error, [*self.publisher.beside_end, self.settle])
+            if many_documents and not missing:
+                run_maintenance(self.location, self.work)
+        fault_point("finish.end")
+        return result
+
+    def fail(
+        self, committed: Iterable[ShardResult], error: BaseException, seconds: Mapping[str, float]
+    ) -> BackfillResult:
+        """Record that the job failed, and which rows it committed before; other computed rows stay in checkpoints."""
+        result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
+        try:
+            return self._write_end(result, str(error) or type(error).__name__)
+        except StorageError as unkept:
+            # The caller raises the original error.
+            logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
+            return result
+
+    def _write_end(
+        self, result: BackfillResult, error: str | None, beside: Iterable[Callable[[], object]] = ()
+    ) -> BackfillResult:
+        """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
+        failed = result.state == FAILED or result.rows_failed or any(one.get("rows_failed") for one in self.applied)
+        unread = self.saved.shards and (failed or not self.folder.alone)
+        errors = self._errors if unread else 0
+        speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
+        checked = found_in_job(self.folder, self.saved, self.publisher.checked)
+        result = replace(speed.saved.added_to(result), checked=checked)
+        notes = [note for document in self.applied for note in document.get("notes", ())]
+        result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)]), *notes))
+        result = self._with_usage(result, usage_of(self._statuses))
+        result = result.with_failures(errors) if result.state == FAILED else result
+        about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
+        if speed.rows:
+            sizing = self.work.sizing
+            tasks = 1 if about.get("runner") == "inline" else sizing.concurrency
+            about |= {"speed": speed.to_json(), "slots": tasks * sizing.intra_applier_concurrency}
+        starts = [document["start_seconds"] for document in self.applied if document.get("start_seconds")]
+        if starts:
+            about["start_seconds"] = round(sum(starts) / len(starts), 3)
+        end = (result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
+        self.folder.storage.side_by_side(*beside, partial(self.folder.write_result, *end))
+        return result
+
+    def _with_usage(self, result: BackfillResult, used: Usage) -> BackfillResult:
+        """Add what calls used; rows that became visible were run, also in the last seconds before a kill."""
+        saved = result.rows_deduplicated + result.rows_cached
+        least = result.rows_computed - saved if self.work.udfs else 0
+        return replace(result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least))
+
+    def too_many_failed(self, committed: Iterable[ShardResult]) -> str | None:
+        """Say that more rows failed than `max_failed` allows, and what to do; None if not."""
+        return self.work.too_many(sum(result.rows_failed for result in committed))
+
+    def missing_error(self, missing: Sequence[int]) -> str:
+        """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""
+        count = f"{len(missing):,} of {counted(len(self.saved.shards), 'shard')} not committed: {missing[:20]}."
+        for index in missing[:20]:
+            if failure := self.folder.read_shard(self.saved.fingerprint, index).get(FAILURE):
+                error, alone = failure["error"].rstrip(), len(self.saved.shards) == 1
+                return error if alone else f"Shard {index}: {error}\n{count}"
+        return count
+
+
+def _unwatched(_rows: int) -> None:
+    """Let an inline computation take as long as it takes."""

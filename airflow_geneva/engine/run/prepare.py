@@ -1,0 +1,221 @@
+"""The UDFs of a job, loaded and made ready to compute units; in the caller's process, and in Spark's tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+from airflow_geneva.engine.apply.applier import PAID_SECONDS, Applier
+from airflow_geneva.engine.apply.batch_mapper import BatchMapper
+from airflow_geneva.engine.apply.dedup import KnownValues
+from airflow_geneva.engine.apply.fitting import inherit, learned_by
+from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.query_columns import QueryComputer
+from airflow_geneva.engine.apply.skipped_rows import SkipCount
+from airflow_geneva.engine.apply.threads import ThreadedMapper
+from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.engine.checkpoint.submissions import Submissions
+from airflow_geneva.engine.checkpoint.value_cache import ValueCache
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.run.column import ColumnTarget
+from airflow_geneva.engine.run.task import TaskRunner
+from airflow_geneva.engine.run.units import Target
+from airflow_geneva.engine.run.view import ViewTarget
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.timeouts import StoreThreads
+from airflow_geneva.engine.udf import UDF, load_udf
+from airflow_geneva.engine.udf.error_policy import Policy, rules_of
+from airflow_geneva.engine.udf.of_process import kept_udf
+from airflow_geneva.engine.udf.shipping import UdfReference
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.services.limits.calls import calling
+from airflow_geneva.services.limits.rate_limit import Meter
+
+logger = logging.getLogger("airflow_geneva.run")
+
+_BEHIND = StoreThreads("geneva-checkpoints")
+Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
+"""What computes batches, and the columns that a batch needs."""
+
+
+@dataclass(frozen=True)
+class Udfs:
+    """The UDFs of a job by the column that they compute: in this process, or as they are sent to the executors."""
+
+    by_column: Mapping[str, UDF | UdfReference]
+
+    @staticmethod
+    def planned(work: JobSpec) -> Udfs:
+        """Return the UDFs of a plan, in the planned versions; `InvalidInput` if one has no import path."""
+        for udf in work.udfs.values():
+            if udf.import_path is None:
+                raise InvalidInput(
+                    f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
+                )
+        return Udfs({name: UdfReference(udf.import_path, udf.version) for name, udf in work.udfs.items()})
+
+    @staticmethod
+    def of_refresh(plan: Plan, now: Mapping[str, UDF]) -> Udfs:
+        """Return the UDFs of a refresh in their planned versions, of which some may be older than those of now."""
+        if plan.archives:
+            return Udfs.planned(plan.work)
+        versions = {name: udf.version for name, udf in plan.work.udfs.items()}
+        kept = {
+            name: kept_udf(udf.name, versions[name]) for name, udf in now.items() if udf.code_version != versions[name]
+        }
+        return Udfs({name: kept.get(name) or udf for name, udf in now.items()})
+
+    @property
+    def references(self) -> tuple[UdfReference, ...]:
+        udfs = self.by_column.values()
+        return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for udf in udfs)
+
+    def sent(self) -> Udfs:
+        return Udfs(dict(zip(self.by_column, self.references, strict=True)))
+
+    def check_sent(self, runner: str) -> None:
+        """Reject UDFs that would be sent to another process and cannot be pickled: `InvalidInput`."""
+        for udf in self.by_column.values():
+            if isinstance(udf, UDF) and (runner == "spark" or udf.needs_process):
+                UdfReference.of(udf)
+            elif isinstance(udf, UDF) and udf.preprocess_workers:
+                UdfReference.of(udf, stage=True)
+
+    def here(self) -> dict[str, UDF]:
+        return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column.items()}
+
+    def have_planned_version(self) -> bool:
+        """Whether this process has the planned code versions; InvalidInput if a UDF cannot be imported here."""
+        planned = [udf for udf in self.by_column.values() if isinstance(udf, UdfReference)]
+        return all(load_udf(str(udf.import_path)).code_version == udf.version for udf in planned)
+
+
+def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
+    return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
+
+
+def open_target(location: TableLocation, work: JobSpec) -> Target:
+    """Open the column or view of a job; the classes say what is raised if it was removed or created again."""
+    return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
+
+
+@contextmanager
+def prepare(
+    location: TableLocation,
+    work: JobSpec,
+    udfs: Udfs,
+    before: Mapping[int, int],
+    meter: Meter,
+    target: Target | None = None,
+) -> Iterator[tuple[TaskRunner, SkipCount]]:
+    """Give what runs the units of a task, and the counter of rows that the job skips; the meter counts what calls use.
+
+    So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
+    other tasks. After that the batches are forgotten of which all rows are there.
+    """
+    loaded = udfs.here()
+    # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
+    first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
+    opened = ready_to_open(loaded)
+    inherit(loaded.values(), work.fitting)
+    skipped = SkipCount(joint_policy(loaded), work.rows, before)
+    target = target or open_target(location, work)
+    delayed = DelayedCheckpoints(target.store, _seconds_unkept(work.sizing, loaded))
+    target = replace(target, delayed=delayed)
+    fitting = RowsPerBudget(work.sizing.batch_bytes, target.output_width)
+    known = {
+        name: KnownValues(_value_cache(location, work, udf), work.sizing.batch_bytes)
+        for name, udf in loaded.items()
+        if udf.dedup
+    }
+    submissions = submissions_of(location, work, loaded)
+
+    def keep() -> None:
+        delayed.write()
+        for values in known.values():
+            values.flush()
+
+    try:
+        with calling(location.limits, meter), ExitStack() as stack:
+            threads = work.sizing.intra_applier_concurrency
+            made = [stack.enter_context(computing(work, loaded, opened, known, submissions)) for _ in range(threads)]
+            (mapper, reads), mappers = made[0], [mapper for mapper, _ in made]
+            if threads > 1 and not mapper.calls_at_a_time:
+                mapper = stack.enter_context(ThreadedMapper(mappers))
+            applier = Applier(work, first, mapper, skipped, fitting, comes_in_windows(loaded))
+            learned = partial(learned_by, loaded.values())
+            yield TaskRunner(target, applier, reads, delayed, known.values(), learned), skipped
+    except BaseException:
+        try:
+            keep()
+        except StorageError as unkept:
+            logger.warning("Cannot write the last checkpoints, so the rows of small fragments are lost: %s", unkept)
+        raise
+    if target.behind is not None and not submissions and not known:
+        target.behind.append(_BEHIND.submit(target.store.storage.root, delayed.write))
+    else:
+        keep()
+    for of_column in submissions.values():
+        of_column.remove_collected()
+
+
+def _seconds_unkept(sizing: Sizing, loaded: Mapping[str, UDF]) -> float:
+    """Return for how long finished fragments may wait for their checkpoints: not long if their calls are paid."""
+    paid = any(udf.is_async or udf.limit or udf.cost or udf.reports_cost for udf in loaded.values())
+    at_once = paid and sizing.checkpoint_cost is None
+    return min(sizing.checkpoint_interval, PAID_SECONDS) if at_once else sizing.checkpoint_interval
+
+
+def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:
+    """Open the values of other tasks and jobs; a job that ignores checkpoints has only its own task's."""
+    if work.ignore_checkpoints:
+        return None
+    return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, udf.value_identity)
+
+
+def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:
+    """Open what was submitted to batch APIs, by column."""
+    place, only_own = (location.checkpoints, work.job_id), work.ignore_checkpoints
+    return {
+        column: Submissions(*place, udf.name, udf.code_version, column, only_own)
+        for column, udf in loaded.items()
+        if udf.is_batch_api
+    }
+
+
+def comes_in_windows(loaded: Mapping[str, UDF]) -> bool:
+    """Whether rows come in windows, which are larger than a batch: one of the UDFs sorts them by weight."""
+    return any(udf.batch_by is not None for udf in loaded.values())
+
+
+def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
+    """Return UDFs as they are opened for every unit: those that run in a process of their own are pickled once."""
+    return {name: UdfReference.of(udf) if udf.needs_process else udf for name, udf in loaded.items()}
+
+
+@contextmanager
+def computing(
+    work: JobSpec,
+    loaded: Mapping[str, UDF],
+    opened: Mapping[str, UDF | UdfReference],
+    known: Mapping[str, KnownValues] | None = None,
+    submissions: Mapping[str, Submissions] | None = None,
+) -> Iterator[Computer]:
+    """Open the UDFs of a job, to compute batches; with the values that are known already, and what was submitted."""
+    sizes = dict[str, int | None]()
+    if comes_in_windows(loaded):
+        sizes = {name: work.sizing.batch_size or udf.batch_size for name, udf in loaded.items()}
+    if isinstance(work, RefreshSpec):
+        with QueryComputer(work.definition.columns, loaded, opened, known, submissions, sizes) as computer:
+            yield computer, computer.projection
+    else:
+        name = work.column
+        found, submitted = (known or {}).get(name), (submissions or {}).get(name)
+        with open_batch_mapper(opened[name], work.inputs, found, submitted, sizes.get(name)) as mapper:
+            yield mapper, work.inputs

@@ -1,0 +1,510 @@
+"""Promote a column: give it the name of a live one, which keeps its values under another name, in one Lance commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from airflow_geneva.engine.commit.view_state import CommittedViewState
+from airflow_geneva.engine.display import Described, counted
+from airflow_geneva.engine.job.result import Checked
+from airflow_geneva.engine.job.status import job_ids, read_jobs
+from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
+from airflow_geneva.engine.lance_io.fragments import ids_by_name
+from airflow_geneva.engine.lance_io.history import read_commit
+from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
+from airflow_geneva.engine.lance_io.reading import check_columns
+from airflow_geneva.engine.lance_io.schemas import changed_schema
+from airflow_geneva.engine.lance_io.table_versions import PlannedTable
+from airflow_geneva.engine.plan.freshness import Freshness, column_freshness, view_freshness
+from airflow_geneva.engine.run.expectations import StoredValues
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.definition import (
+    Promoted,
+    check_column_name,
+    promoted_metadata,
+    readers_of,
+    renamed_inputs,
+    stored_definition,
+)
+from airflow_geneva.engine.udf.expect import FAIL
+from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition
+from airflow_geneva.engine.views.sources import find_views
+from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, StorageError
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.run")
+_MOST_JOBS = 1_000
+"""The newest jobs among which running ones are looked for."""
+PROMOTION_PROPERTY = "geneva.promotion"
+"""Transaction property of a promotion: the promoted column, its new name, and the name of the column before it."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A request to promote a column.
+
+    Args:
+        column: the candidate.
+        to: the name of the live column, which the candidate gets.
+        keep_as: what the live column is called from then on.
+        require_complete: refuse a candidate with due rows.
+        require_index: refuse a candidate whose indexes cover less than those of the live column.
+    """
+
+    column: str
+    to: str
+    keep_as: str
+    require_complete: bool = True
+    require_index: bool = True
+
+    def check(self, table: str, schema_names: Sequence[str]) -> None:
+        for name in ("column", "to", "keep_as"):
+            check_column_name(getattr(self, name))
+        for name in ("require_complete", "require_index"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidInput(f"{name}={value!r} is not valid: give True or False.")
+        if len({self.column, self.to, self.keep_as}) < 3:
+            raise InvalidInput(
+                f"promote_column({self.column!r}, to={self.to!r}, keep_as={self.keep_as!r}) needs three names. With "
+                "two of them equal, a task that Airflow tries again after a kill could undo what its first try did."
+            )
+        check_columns(table, schema_names, [self.column, self.to])
+        if self.keep_as in schema_names:
+            raise InvalidInput(
+                f"Column {self.to!r} of table {table!r} cannot be kept as {self.keep_as!r}: there is such a column. "
+                f"Choose another name, or drop that column first: table.drop_columns([{self.keep_as!r}])."
+            )
+
+    def is_done(self, schema_names: Sequence[str], promoted: Promoted | None) -> bool:
+        """Whether an earlier attempt committed this promotion, and no other one of the name followed."""
+        if promoted is None or self.column in schema_names or self.keep_as not in schema_names:
+            return False
+        return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
+
+    def __str__(self) -> str:
+        return f"{self.column!r} to {self.to!r}, with the column before it kept as {self.keep_as!r}"
+
+
+@dataclass(frozen=True)
+class DueAfter:
+    """A column or view that reads the promoted name, and its rows that are due once it names other values.
+
+    Args:
+        rows: rows that are due then; the most there can be, if `at_most`.
+        before: rows of them that are due without the promotion.
+        error: why they are not known.
+    """
+
+    kind: str
+    name: str
+    rows: int
+    before: int = 0
+    at_most: bool = False
+    error: str = ""
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"{self.kind} {self.name!r}: not known ({self.error})"
+        at_most = "at most " if self.at_most else ""
+        now = f", {self.before:,} of them already" if self.before else ""
+        return f"{self.kind} {self.name!r}: {at_most}{counted(self.rows, 'row')} due{now}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A column at one version, as far as it matters for a promotion.
+
+    Args:
+        call: how it is computed; "" for a column of plain values.
+        freshness: of a computed column.
+    """
+
+    name: str
+    call: str
+    rows: int
+    freshness: Freshness | None
+    indexes: tuple[Index, ...]
+
+    @staticmethod
+    def of(location: TableLocation, dataset: lance.LanceDataset, name: str) -> Candidate:
+        definition = stored_definition(dataset.schema, name)
+        found = None
+        if definition is not None:
+            found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), name)
+        indexes = tuple(read_indexes(dataset, ids_by_name(dataset)[name][0]))
+        rows = int(dataset.count_rows()) if found is None else found.rows
+        return Candidate(name, "" if definition is None else definition.call, rows, found, indexes)
+
+    @property
+    def rows_due(self) -> int:
+        return 0 if self.freshness is None else self.freshness.pending
+
+    @property
+    def rows_failed(self) -> int:
+        """Rows without a value because the function failed on them."""
+        return 0 if self.freshness is None else self.freshness.failed
+
+    def lacks(self, live: Candidate) -> Iterator[str]:
+        """Say which indexes of a live column have no like here that covers as many rows."""
+        for index in live.indexes:
+            alike = [one for one in self.indexes if _alike(one, index)]
+            best = max(alike, key=lambda one: one.rows, default=None)
+            if best is None:
+                yield f"{index.kind} index {index.name!r} covers {live.name!r}, and none covers {self.name!r}"
+            elif best.rows < index.rows:
+                yield (
+                    f"index {best.name!r} covers {counted(best.rows, 'row')} of {self.name!r}, and {index.name!r} "
+                    f"{counted(index.rows, 'row')} of {live.name!r}"
+                )
+
+    def __str__(self) -> str:
+        parts = [counted(self.rows, "row")]
+        if self.freshness is not None:
+            parts += [f"{self.rows_due:,} due", f"{self.rows_failed:,} failed"]
+        parts += [f"index {one.name!r} ({one.kind}) covers {one.rows:,}" for one in self.indexes]
+        return f"{self.name!r}: {', '.join(parts)}; {self.call or 'plain values'}"
+
+
+def _alike(one: Index, other: Index) -> bool:
+    return one.kind == other.kind or (one.of_vectors and other.of_vectors)
+
+
+@dataclass(frozen=True, repr=False)
+class PromotionPlan(Described):
+    """What a promotion would do, and what stops it.
+
+    Args:
+        version: the version of the table that was checked.
+        candidate, live: the two columns.
+        checked: the results of the candidate's expectations.
+        due: columns and views whose rows the promotion makes due, also those that read these.
+        followers: columns that are computed from the candidate, and go on to read it under its new name.
+        refused: why it is not possible; empty if it is.
+        busy: which running jobs it has to wait for.
+    """
+
+    table: str
+    asked: Promotion
+    version: int
+    candidate: Candidate
+    live: Candidate
+    checked: tuple[Checked, ...]
+    due: tuple[DueAfter, ...]
+    followers: tuple[str, ...]
+    refused: tuple[str, ...]
+    busy: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise what stops it, if there is anything."""
+        asked = f"Column {self.asked.column!r} of table {self.table!r} cannot be promoted to {self.asked.to!r}"
+        if self.refused:
+            raise InvalidInput(f"{asked}: {'. '.join(self.refused)}.")
+        if self.busy:
+            raise CommitConflict(f"{asked} now: {'. '.join(self.busy)}.")
+
+    def without_values(self) -> PromotionPlan:
+        """Return it without what rows hold."""
+        return replace(self, checked=tuple(one.without_values() for one in self.checked))
+
+    @property
+    def rows_due(self) -> int:
+        """Rows of the candidate without a value of their current inputs."""
+        return self.candidate.rows_due
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Rows of other computed columns that are due after the promotion, by column."""
+        return {one.name: one.rows for one in self.due if one.kind == "column"}
+
+    @property
+    def views(self) -> dict[str, int]:
+        """Rows of views that are due after the promotion, by view."""
+        return {one.name: one.rows for one in self.due if one.kind == "view"}
+
+    def __str__(self) -> str:
+        lines = [f"Promotion of {self.asked}, in table {self.table!r}, at version {self.version}"]
+        lines += [f"  candidate {self.candidate}", f"  live {self.live}"]
+        lines += [f"  {one}" for one in self.checked]
+        lines += [f"  {one}" for one in self.due]
+        lines += [f"  column {name!r} goes on to read it, as {self.asked.to!r}" for name in self.followers]
+        lines += [f"  Not possible: {why}" for why in (*self.refused, *self.busy)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, repr=False)
+class Promoting(Described):
+    """The result of a promotion.
+
+    Args:
+        version: the version that it wrote; the newest version if an earlier attempt wrote it.
+        plan: the plan that it followed; None if an earlier attempt made the promotion.
+    """
+
+    table: str
+    asked: Promotion
+    version: int
+    plan: PromotionPlan | None
+
+    @property
+    def already(self) -> bool:
+        """Whether an earlier attempt made the promotion."""
+        return self.plan is None
+
+    @property
+    def way_back(self) -> str:
+        """The call that undoes it."""
+        asked = self.asked
+        return f"table.promote_column({asked.keep_as!r}, to={asked.to!r}, keep_as={asked.column!r})"
+
+    def __str__(self) -> str:
+        made = "was promoted already" if self.already else f"promoted in version {self.version}"
+        lines = [f"{self.table}: {self.asked.column!r} is {self.asked.to!r} now, {made}"]
+        if self.plan is not None:
+            if self.plan.rows_due:
+                lines.append(f"  {counted(self.plan.rows_due, 'row')} due for the next backfill of {self.asked.to!r}")
+            lines += [f"  {one}" for one in (*self.plan.checked, *self.plan.due)]
+        return "\n".join([*lines, f"  The way back: {self.way_back}"])
+
+
+def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
+    """Check whether a column can be promoted, and count the rows that this makes due; write nothing."""
+    dataset = location.open()
+    asked.check(location.name, dataset.schema.names)
+    return _Verifier(location, asked).plan(dataset)
+
+
+def is_promoted(dataset: lance.LanceDataset, asked: Promotion) -> bool:
+    """Whether an earlier attempt made the promotion, and no other one of the name followed."""
+    schema = dataset.schema
+    promoted = Promoted.of(schema.field(asked.to)) if asked.to in schema.names else None
+    return asked.is_done(schema.names, promoted)
+
+
+def promote(location: TableLocation, asked: Promotion) -> Promoting:
+    """Promote a column if it is ready at the newest version; see `Table.promote_column`."""
+    location = location.patient()
+    verifier, plan = _Verifier(location, asked), None
+    for _ in commit_tries(f"table {location.name!r}", f"promote column {asked.column!r}"):
+        dataset = location.open()
+        if is_promoted(dataset, asked):
+            if plan is not None:  # an outage hid the outcome of this process's own commit
+                _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
+            return Promoting(location.name, asked, int(dataset.version), plan)
+        asked.check(location.name, dataset.schema.names)
+        plan = verifier.plan(dataset)
+        plan.check()
+        if committed := _commit(location, dataset, asked):
+            return Promoting(location.name, asked, committed, plan)
+    raise AssertionError("commit_tries raises after the last try")
+
+
+def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promotion) -> int | None:
+    """Commit at a version; return the new version, or None if it has to be verified again."""
+    import lance
+
+    ids = {name: found[0] for name, found in ids_by_name(dataset).items()}
+    metadata = promoted_metadata(dataset.schema, ids, asked.column, asked.to, asked.keep_as)
+    schema = changed_schema(dataset, {ids[asked.column]: asked.to, ids[asked.to]: asked.keep_as}, metadata)
+    transaction = lance.Transaction(
+        read_version=dataset.version,
+        # Without `preserves_nullability` Lance reports every append, update and replaced column as a conflict.
+        operation=lance.LanceOperation.Project(schema),
+        transaction_properties={PROMOTION_PROPERTY: f"{asked.column}, {asked.to}, {asked.keep_as}"},
+    )
+    table = PlannedTable.of(location, dataset).stamped(location.options)
+    try:
+        committed = table.commit_transaction(
+            location.options, lambda: transaction, before="promote.before", after="promote.after"
+        )
+    except OSError as error:
+        if is_undecided(error):
+            return None
+        raise StorageError(
+            f"Cannot promote column {asked.column!r} of {dataset.uri}: {error}. Check space and permissions, then run "
+            "it again: nothing has changed."
+        ) from error
+    _repeat_metadata(location, committed, range(int(dataset.version) + 1, int(committed.version)))
+    return int(committed.version)
+
+
+def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versions: range) -> None:
+    """Write metadata of others' commits again, because Lance replaces it by that of the promotion."""
+    import lance
+
+    for version in versions:
+        operation = read_commit(dataset, version).operation
+        if not isinstance(operation, lance.LanceOperation.UpdateConfig):
+            continue
+        if not (operation.field_metadata_updates or operation.schema_metadata_updates):
+            continue
+        again = lance.LanceOperation.UpdateConfig(
+            schema_metadata_updates=operation.schema_metadata_updates,
+            field_metadata_updates=operation.field_metadata_updates,
+        )
+        for _ in commit_tries(f"table {location.name!r}", f"write the metadata of version {version} again"):
+            newest = location.open()
+            transaction = lance.Transaction(newest.version, again)
+            try:
+                lance.LanceDataset.commit(newest, transaction, storage_options=newest._storage_options)
+                break
+            except OSError as error:
+                if is_undecided(error):
+                    continue
+                raise
+        logger.info("Wrote the metadata of version %s of table %r again.", version, location.name)
+
+
+@dataclass
+class _Verifier:
+    """Plans a promotion at each version that it may be committed on.
+
+    `planned` is the last plan.
+    """
+
+    location: TableLocation
+    asked: Promotion
+    planned: PromotionPlan | None = None
+    _stored: StoredValues | None = field(default=None, init=False)
+
+    def plan(self, dataset: lance.LanceDataset) -> PromotionPlan:
+        asked, schema = self.asked, dataset.schema
+        # pylance refuses two concurrent reads of one dataset object.
+        looks = [partial(Candidate.of, self.location, copy(dataset), name) for name in (asked.column, asked.to)]
+        (candidate, live), busy, _ = self.location.checkpoints.side_by_side(
+            lambda: self.location.checkpoints.side_by_side(*looks), lambda: tuple(self._busy()), lambda: self._views
+        )
+        checked = tuple(self._judge(dataset))
+        refused = [*self._refused(candidate, live, checked), *self._refused_by_readers(dataset)]
+        # Counted once: it takes longest, and does not decide whether the promotion is possible.
+        due = self.planned.due if self.planned is not None else tuple(self._due_after(dataset))
+        self.planned = PromotionPlan(
+            self.location.name,
+            asked,
+            int(dataset.version),
+            candidate,
+            live,
+            checked,
+            due,
+            tuple(name for name in readers_of(schema, [asked.column])),
+            tuple(refused),
+            busy,
+        )
+        return self.planned
+
+    def _judge(self, dataset: lance.LanceDataset) -> list[Checked]:
+        definition = stored_definition(dataset.schema, self.asked.column)
+        if definition is None or not definition.expectations:
+            return []
+        self._stored = self._stored or StoredValues(self.location, self.asked.column, definition)
+        return self._stored.check(dataset)
+
+    def _refused(self, candidate: Candidate, live: Candidate, checked: Sequence[Checked]) -> Iterator[str]:
+        asked = self.asked
+        if asked.require_complete and candidate.rows_due:
+            yield (
+                f"{counted(candidate.rows_due, 'row')} of {candidate.rows:,} are due. Compute them: "
+                f"table.backfill({asked.column!r}). Or give require_complete=False: they are NULL or old for readers "
+                "until the next backfill"
+            )
+        yield from (str(one) for one in checked if one.level == FAIL and not one.passed)
+        if asked.require_index and (lacking := list(candidate.lacks(live))):
+            yield (
+                f"{'; '.join(lacking)}. Create it: table.lance.create_index({asked.column!r}, ...), or bring it up to "
+                f'date: table.backfill({asked.column!r}, indexes="update"). Or give require_index=False'
+            )
+
+    def _busy(self) -> Iterator[str]:
+        """Name the running jobs of either column."""
+        checkpoints = self.location.checkpoints
+        for job in read_jobs(checkpoints, job_ids(checkpoints)[:_MOST_JOBS]):
+            if job.open and job.column in (self.asked.column, self.asked.to):
+                yield (
+                    f"job {job.id} computes {job.target}. Wait until it has ended: db.job({job.id!r}) shows how far "
+                    "it is, and one that was killed counts as dead some minutes later"
+                )
+
+    def _refused_by_readers(self, dataset: lance.LanceDataset) -> Iterator[str]:
+        """Say which views could not be refreshed any more."""
+        types = [dataset.schema.field(name).type for name in (self.asked.to, self.asked.column)]
+        for name, (_, definition) in self._views.items():
+            reads = {column.name for column in definition.reads}
+            if self.asked.column in reads:
+                yield (
+                    f"view {name!r} reads {self.asked.column!r}, and would no longer find it. Create the view again "
+                    f"without it, or with {self.asked.to!r} afterwards"
+                )
+            elif self.asked.to in reads and types[0] != types[1]:
+                yield (
+                    f"view {name!r} reads {self.asked.to!r} as {types[0]}, and {self.asked.column!r} is {types[1]}. "
+                    "Drop the view, and create it again after the promotion"
+                )
+
+    @cached_property
+    def _views(self) -> Mapping[str, tuple[TableLocation, ViewDefinition]]:
+        return find_views(self.location)
+
+    def _due_after(self, dataset: lance.LanceDataset) -> Iterator[DueAfter]:
+        """Count what is due of the columns and views that read the column, and of those that read these."""
+        asked, checkpoints, total = self.asked, self.location.checkpoints, int(dataset.count_rows())
+        changed, direct = {asked.to}, readers_of(dataset.schema, [asked.to])
+        direct.pop(asked.column, None)
+        for name in direct:
+            definition = stored_definition(dataset.schema, name)
+            inputs = tuple((definition.input_columns or ()) if definition else ())
+            instead = renamed_inputs(inputs, {asked.to: asked.column})
+            try:
+                after, before = (column_freshness(dataset, checkpoints, given, name) for given in (instead, inputs))
+                yield DueAfter("column", name, after.pending, before.pending)
+            except InvalidInput as lacking:  # the candidate lacks a nested field
+                yield DueAfter("column", name, total, at_most=True, error=str(lacking))
+                after = Freshness(total, total)
+            changed |= {name} if after.pending else set()
+        while later := readers_of(dataset.schema, sorted(changed)).keys() - changed - direct.keys() - {asked.column}:
+            yield from (DueAfter("column", name, total, at_most=True) for name in sorted(later))
+            changed |= later
+        for name, (view, query) in self._views.items():
+            reads = {column.name for column in query.reads}
+            if reads & changed:
+                found = self._due_of_view(name, view, query, dataset, bool(reads & (changed - {asked.to})))
+                yield found
+                if found.rows or found.error:
+                    yield from _later_views(view, {name})
+
+    def _due_of_view(
+        self,
+        name: str,
+        view: TableLocation,
+        definition: ViewDefinition,
+        dataset: lance.LanceDataset,
+        later: bool,
+    ) -> DueAfter:
+        """Count a view's due rows; an upper bound if it also reads columns that change `later`."""
+        try:
+            state = CommittedViewState(view, view.open())
+            instead = {self.asked.to: self.asked.column}
+            after = view_freshness(dataset, definition, state, instead)
+            before = view_freshness(dataset, definition, state)
+        except (GenevaError, OSError) as error:
+            return DueAfter("view", name, 0, error=str(error))
+        rows = max(after.pending, _shown_rows(view)) if later else after.pending
+        return DueAfter("view", name, rows, before.pending, at_most=later)
+
+
+def _later_views(view: TableLocation, seen: set[str]) -> Iterator[DueAfter]:
+    """Count the rows of the views of a view, and of theirs: a refresh replaces rows that they read."""
+    for name, (location, _) in find_views(view).items():
+        if name not in seen:
+            seen.add(name)
+            yield DueAfter("view", name, _shown_rows(location), at_most=True)
+            yield from _later_views(location, seen)
+
+
+def _shown_rows(view: TableLocation) -> int:
+    return int(view.open().count_rows(IS_SET))

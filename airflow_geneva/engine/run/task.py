@@ -1,0 +1,398 @@
+"""Run the units of one task: threads read rows ahead of the function, and others keep its results behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count
+from math import inf
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from airflow_geneva.engine.apply.applier import Applier, StepResult
+from airflow_geneva.engine.apply.batch_api import StillWaiting
+from airflow_geneva.engine.apply.dedup import KnownValues
+from airflow_geneva.engine.apply.keeper import Keeper
+from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Stopped, Turns, Unkept
+from airflow_geneva.engine.apply.reader import ReadSize, RowBatch
+from airflow_geneva.engine.apply.stages import Part, RowsAhead, joined
+from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.speed import SavedCalls, UdfSpeed
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.run.caps import CapReached
+from airflow_geneva.engine.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
+from airflow_geneva.engine.storage.outages import asked_to_end
+
+Item = TypeVar("Item")
+_READERS = _KEEPERS = 4
+_MOST_AHEAD = 256
+"""Most units that are opened ahead, however few rows they have."""
+GRACE_SECONDS = 5.0
+_GONE = "computed rows were not there"
+
+
+class TaskRunner:
+    """Runs units in order; the thread that calls it calls the function.
+
+    A unit goes from a reader over the caller to a keeper. If a UDF has a stage, threads between reader and caller
+    preprocess its rows. Rows wait to be called, and results to be kept, within `room` bytes each. If one of the threads
+    fails, the others end, and its error is raised.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        applier: Applier,
+        reads: Any,
+        delayed: DelayedCheckpoints,
+        known: Iterable[KnownValues] = (),
+        fitting: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self.target = target
+        self.applier = applier
+        self.reads = reads
+        self.delayed = delayed
+        self.known = tuple(known)
+        self.fitting = fitting
+        sizing = target.work.sizing
+        self.waits = _Waits(applier)
+        self.room = sizing.batch_bytes // 2
+        self.ahead = RowsAhead(applier.mapper, lambda: applier.rows_of_call, sizing.batch_bytes)
+        read_bytes = self.room if self.ahead.threads else sizing.batch_bytes
+        self.read_size = ReadSize.of(target.source, reads, read_bytes, applier.batch_size)
+        self.knows_width = self.read_size.fitting.width is not None
+        self.measuring = threading.Lock()
+
+    def __call__(
+        self,
+        units: Sequence[Unit],
+        on_rows: Callable[[int], None] = lambda rows: None,
+        on_kept: Callable[[UnitReport, Unit], None] = lambda report, unit: None,
+    ) -> list[UnitReport]:
+        """Compute and keep units; return a report of each, and last one of what belongs to no unit.
+
+        Args:
+            on_rows: called after every step; it may raise StopComputing.
+            on_kept: called when a unit is done.
+        """
+        self.applier.on_rows, self.applier.began, self.applier.called = on_rows, inf, 0.0
+        self.waits = _Waits(self.applier)
+        reports, times, began = list[UnitReport](), 0, time.monotonic()
+        try:
+            while units:
+                run = _Run(self, units, on_kept, again=times > 0)
+                try:
+                    run()
+                finally:
+                    reports += run.reports
+                units = run.again
+                if units:
+                    # Another job that computes the same rows replaced or removed their checkpoint.
+                    times += 1
+                    pause_before(times, units[0].work, _GONE)
+        except CapReached as reached:
+            reached.reports = [*reports, self._rest(reports, began)]
+            raise
+        return [*reports, self._rest(reports, began)]
+
+    def bytes_of(self, unit: Unit) -> int:
+        """Estimate the bytes that a unit's rows take in memory."""
+        return int(self.read_size.fitting.bytes_a_row * unit.rows)
+
+    def rows_of(self, lane: _Lane, opened: OpenedUnit) -> Iterator[RowBatch]:
+        """Read the rows of a unit once there is room for them; while their width is unknown, one reader at a time."""
+        batches = opened.rows(self.reads, self.read_size)
+        with nullcontext() if self.knows_width else self.measuring:
+            if not self.knows_width and (first := next(batches, None)) is not None:
+                self.knows_width, batches = True, chain([first], batches)
+        lane.read.reserve(self.bytes_of(lane.unit))
+        return batches
+
+    def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
+        """Report the calls that equal inputs saved, how large calls may be, and when the function did not run."""
+        saved = sum((known.take_saved() for known in self.known), SavedCalls())
+        threads = self.target.work.sizing.intra_applier_concurrency
+        called = sum(report.speed.seconds for report in reports)
+        beside = max((time.monotonic() - began) * threads - called, 0.0)
+        return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside, busy=self.busy, fitting=self.fitting()))
+
+    @property
+    def busy(self) -> Busy:
+        """How busy the function was up to now."""
+        applier, waits = self.applier, self.waits
+        between = max(applier.finished - applier.began, 0.0)
+        return Busy(between, applier.called, waits.reading, waits.preprocessing, waits.writing)
+
+
+class _Waits:
+    """Adds up the seconds in which the function waits, by what it waits for, from its first call on."""
+
+    def __init__(self, applier: Applier) -> None:
+        self.reading = self.preprocessing = self.writing = 0.0
+        self._applier = applier
+
+    def take(self, items: Iterator[Item], starved: Callable[[], float]) -> Item | None:
+        """Return the next item, or None; a wait is one for reading while the stage was starved, by its seconds."""
+        since, before = time.monotonic(), starved()
+        item = next(items, None)
+        waited = self._since(since)
+        reading = min(starved() - before, waited)
+        self.reading, self.preprocessing = self.reading + reading, self.preprocessing + waited - reading
+        return item
+
+    @contextmanager
+    def for_writing(self) -> Iterator[None]:
+        since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.writing += self._since(since)
+
+    def _since(self, since: float) -> float:
+        return time.monotonic() - since if self._applier.began < since else 0.0
+
+
+class _Starved:
+    """Adds up the seconds of blocks in which the stage waits for rows, up to now; one block at a time."""
+
+    def __init__(self) -> None:
+        self._seconds, self._since = 0.0, inf
+
+    def __call__(self) -> float:
+        return self._seconds + max(time.monotonic() - self._since, 0.0)
+
+    def around(self, items: Iterator[Item]) -> Iterator[Item]:
+        while True:
+            self._since = time.monotonic()
+            try:
+                item = next(items, None)
+            finally:
+                self._seconds, self._since = self(), inf
+            if item is None:
+                return
+            yield item
+
+
+class _Lane:
+    """The queues of one unit: of rows as they were read, as they are called, and of results.
+
+    `parts` are preprocessed, and wait for others of the same call.
+    """
+
+    def __init__(self, unit: Unit, reading: Room, preprocessing: Room | None, keeping: Room) -> None:
+        self.unit = unit
+        self.opened: OpenedUnit | None = None
+        self.read = Queue[Any](reading)  # the opened unit, and then its batches
+        self.rows = self.read if preprocessing is None else Queue[Any](preprocessing)
+        self.run = Ranges.empty()
+        self.parts = list[RowBatch]()
+        self.has_ended = False
+        self.steps = Queue[StepResult](keeping)
+        self.last = Unkept(0.0)
+        self.speed = UdfSpeed()
+        self.report: UnitReport | None = None
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a unit's rows, and why if it is an error."""
+
+    error: BaseException | None
+
+
+class _Run:
+    """One passage of units through the threads. Those whose rows were not there at the end must run `again`."""
+
+    def __init__(
+        self, task: TaskRunner, units: Sequence[Unit], on_kept: Callable[[UnitReport, Unit], None], again: bool
+    ) -> None:
+        self.task = task
+        self.on_kept = on_kept
+        self.looks_again = again
+        stage = task.ahead.threads
+        self.reading = Room(task.room // 2 if stage else task.room)
+        self.preprocessing = Room(task.room // 2) if stage else None
+        self.keeping = Room(task.room)
+        most = task.applier.sizer.most
+        self.acknowledged = Acknowledgments(self.keeping, task.target.work.sizing.checkpoint_interval, most)
+        self.lanes = [_Lane(unit, self.reading, self.preprocessing, self.keeping) for unit in units]
+        self.unread = deque(self.lanes)
+        self.starved = _Starved()
+        self.to_preprocess = zip(count(), self._parts(), strict=False)
+        self.taking = threading.Lock()
+        self.to_keep = SimpleQueue[_Lane | None]()
+        self.again = list[Unit]()
+        self.error: BaseException | None = None
+
+    @property
+    def reports(self) -> list[UnitReport]:
+        """The reports of the units that are kept."""
+        return [lane.report for lane in self.lanes if lane.report is not None]
+
+    def __call__(self) -> None:
+        readers = self._start("read", self._read, min(_READERS, len(self.lanes)))
+        if self.preprocessing is not None:
+            readers += self._start(
+                "stage", partial(self._preprocess, Turns(self.preprocessing)), self.task.ahead.threads
+            )
+        keepers = self._start("keep", self._keep, min(_KEEPERS, len(self.lanes)))
+        try:
+            for lane in self.lanes:
+                self._compute(lane)
+            self._end(keepers)
+        except BaseException as error:
+            self.error = error
+            self._stop_reading(error)
+            self._end(keepers, GRACE_SECONDS if asked_to_end(error) else None)
+        for thread in readers:
+            thread.join(GRACE_SECONDS)  # a store that does not answer keeps no one
+        if self.error is not None:
+            raise self.error
+
+    def _end(self, keepers: Sequence[threading.Thread], seconds: float | None = None) -> None:
+        """Let the keepers keep what was handed over, and wait for their end, at most for some seconds each."""
+        for _ in keepers:
+            self.to_keep.put(None)
+        for thread in keepers:
+            thread.join(seconds)
+
+    def _stop_reading(self, error: BaseException) -> None:
+        self.reading.stop(error)
+        if self.preprocessing is not None:
+            self.preprocessing.stop(error)
+
+    def _start(self, name: str, run: Callable[[], None], count: int) -> list[threading.Thread]:
+        threads = []
+        for _ in range(count):
+            thread = threading.Thread(target=copy_context().run, args=(run,), name=f"geneva-{name}", daemon=True)
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _read(self) -> None:
+        task, limit = self.task, self.reading.limit
+        while self.unread:
+            try:
+                lane = self.unread.popleft()
+            except IndexError:
+                return
+            try:
+                opened = open_unit(task.target, lane.unit, self.looks_again)
+                lane.read.put(opened, limit // _MOST_AHEAD)
+                for rows in task.rows_of(lane, opened):
+                    lane.read.put(rows, rows.nbytes)
+            except Stopped:
+                return
+            except BaseException as error:
+                lane.read.end(error)
+                return
+            lane.read.end()
+
+    def _parts(self) -> Iterator[tuple[_Lane, OpenedUnit | Part | _End]]:
+        """Yield what each unit is, its rows in parts, and how they end."""
+        for lane in self.lanes:
+            error: BaseException | None = None
+            try:
+                rows = self.starved.around(lane.read)
+                opened = next(rows)
+                lane.run = opened.missing
+                yield lane, opened
+                for part in self.task.ahead.parts(rows, lane.run):
+                    yield lane, part
+            except GeneratorExit:
+                raise
+            except BaseException as failed:
+                error = failed
+            yield lane, _End(error)
+
+    def _preprocess(self, turns: Turns) -> None:
+        """Preprocess parts; one thread at a time takes the next, and hands one over in its turn."""
+        while True:
+            with self.taking:
+                taken = next(self.to_preprocess, None)
+            if taken is None:
+                return
+            number, (lane, item) = taken
+            try:
+                made = self.task.ahead.prepare(item.rows, lane.run) if isinstance(item, Part) else item
+            except BaseException as error:
+                made = _End(error)
+            try:
+                with turns.turn(number):
+                    self._hand_over(lane, item, made)
+            except BaseException as error:
+                lane.rows.end(error)
+                return
+
+    def _hand_over(self, lane: _Lane, item: OpenedUnit | Part | _End, made: OpenedUnit | RowBatch | _End) -> None:
+        """Hand over what was made of an item, rows only when those of a call are there, and nothing after an error."""
+        if isinstance(made, RowBatch):
+            lane.parts.append(made)
+            if isinstance(item, Part) and not item.ends:
+                return
+        parts, lane.parts = lane.parts, []
+        for rows in joined(parts) if not lane.has_ended else ():
+            lane.rows.put(rows, rows.nbytes)
+        if isinstance(made, OpenedUnit):
+            lane.rows.put(made, self.reading.limit // _MOST_AHEAD)
+        elif isinstance(made, _End) and not lane.has_ended:
+            lane.has_ended = True
+            lane.rows.end(made.error)
+
+    def _compute(self, lane: _Lane) -> None:
+        waits = self.task.waits
+        take: Callable[[], Any] = partial(waits.take, lane.rows, self.starved if self.preprocessing else time.monotonic)
+        lane.opened = opened = take()
+        self.to_keep.put(lane)
+        applier, ended = self.task.applier, None
+
+        def put(step: StepResult, is_last: bool) -> None:
+            with waits.for_writing():
+                lane.steps.put(step, step.values.nbytes, wait=not is_last)
+                if step.unkept is not None and not is_last:
+                    self.acknowledged.wait(step.unkept)
+
+        try:
+            applier.compute(lane.unit.work, opened.missing, iter(take, None), put)
+        except BaseException as error:
+            ended = error
+            if not isinstance(error, StillWaiting):
+                raise
+        finally:
+            lane.last, lane.speed = applier.unkept, applier.speed
+            lane.steps.end(ended)
+        with waits.for_writing():
+            self.acknowledged.wait(lane.last)
+
+    def _keep(self) -> None:
+        task, most = self.task, self.task.applier.sizer.most
+        target = task.target
+        while (lane := self.to_keep.get()) is not None:
+            assert lane.opened is not None
+            fragment = lane.unit.work
+            keeper = Keeper(target.store, target.job, target.work, fragment, self.acknowledged.kept, most)
+            try:
+                try:
+                    report = lane.opened.keep(lane.steps, keeper)
+                except StillWaiting as still:
+                    report = UnitReport(False, waiting=still.batches)
+                task.delayed.write_if_due(most)
+                if report is None:
+                    self.again.append(lane.unit)
+                report = report or UnitReport(False)
+                staged_now = report.staged and lane.opened.staged is None
+                lane.report = replace(report, speed=replace(lane.speed, fragments=int(staged_now)))
+                lane.opened = None
+                self.on_kept(report, lane.unit)
+                self.acknowledged.kept(lane.last)
+            except BaseException as error:
+                self.error = self.error or error
+                self.keeping.stop(error)
+                self._stop_reading(error)

@@ -1,0 +1,412 @@
+"""Units of work: how a shard is split into them, and how each computes and stages rows of a column or a view."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from time import sleep
+from typing import Any, TypeAlias
+
+from airflow_geneva.engine.apply.applier import StepResult
+from airflow_geneva.engine.apply.keeper import Keeper, joint_looked_at
+from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_rows, windows
+from airflow_geneva.engine.checkpoint.provenance import Failures
+from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
+from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
+from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.job.folder import APPLIED, JobFolder
+from airflow_geneva.engine.job.speed import UdfSpeed
+from airflow_geneva.engine.lance_io.fragments import live_offsets
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.model import JobSpec
+from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
+from airflow_geneva.engine.plan.saved_plan import SavedPlan
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.files import Storage, in_threads
+from airflow_geneva.engine.write.data_files import ColumnFileWriter, ViewFileWriter
+from airflow_geneva.errors import StorageError
+
+logger = logging.getLogger("airflow_geneva.run")
+_MOST_TIMES = 4
+_WAIT_SECONDS = 0.5
+_LISTED_ONCE = 8
+_FEWEST_TASKS, _MOST_TASKS, _TASK_SECONDS = 2, 16, 4.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The offsets of one fragment that a task computes; a `whole` unit also stages the fragment's data file."""
+
+    work: FragmentWork
+    run: Ranges
+    whole: bool
+
+    @property
+    def rows(self) -> int:
+        return len(self.run)
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """The result of a unit.
+
+    Args:
+        staged: whether the data file is there.
+        failed: how many of its rows failed.
+        speed: how fast UDFs were.
+        waiting: rows that a service has not answered yet, by submission.
+        notes: sentences for the job's result.
+    """
+
+    staged: bool
+    failed: int = 0
+    speed: UdfSpeed = field(default_factory=UdfSpeed)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: UnitReport) -> UnitReport:
+        staged = self.staged and other.staged
+        waiting = {**self.waiting, **other.waiting}
+        notes = (*self.notes, *other.notes)
+        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting, notes)
+
+
+StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
+
+
+def whole_unit(work: FragmentWork) -> Unit:
+    return Unit(work, work.due, not work.partial)
+
+
+def stopped_at_cap(folder: JobFolder, saved: SavedPlan, shard: int) -> str | None:
+    """Return why the computation of a shard stopped at a cap of its job; None if it did not."""
+    applied = folder.read_shard(saved.fingerprint, shard).get(APPLIED) or {}
+    return applied.get("stopped")
+
+
+def tasks_per_slot(work: JobSpec, shard: Shard, slots: int) -> int:
+    """Return how many tasks to give each slot: more if they take long, so that slots are idle for less at the end.
+
+    What rows cost may differ, and a slot that is done waits for the others. Nobody knows how long a first job takes; of
+    one that asks for GPUs it is worth small tasks.
+    """
+    if work.slot_seconds is None:
+        return _MOST_TASKS if any(udf.num_gpus for udf in work.udfs.values()) else _FEWEST_TASKS
+    seconds = work.slot_seconds * shard.rows_to_run / max(work.rows, 1) / max(slots, 1)
+    return min(max(int(seconds / _TASK_SECONDS), _FEWEST_TASKS), _MOST_TASKS)
+
+
+def split_into_tasks(
+    works: Sequence[FragmentWork], sizing: Sizing, slots: int, per_slot: int = _FEWEST_TASKS
+) -> list[tuple[Unit, ...]]:
+    """Group fragments into tasks of about ``task_size`` rows for these slots, and split much larger fragments."""
+    if not works:
+        return []
+    rows = sum(len(work.missing) for work in works)
+    size = sizing.task_size or max(rows // max(slots, 1) // per_slot, 1)
+    # Splitting costs a second pass over the fragment, so some imbalance is cheaper unless the user set a size.
+    splits_above = size if sizing.task_size else 2 * size
+    tasks: list[tuple[Unit, ...]] = []
+    group: list[Unit] = []
+    grouped = 0
+    for work in _shuffled(works, sizing.task_shuffle_diversity):
+        if len(work.missing) > splits_above:
+            tasks.extend((part,) for part in _split(work, size))
+            continue
+        group.append(whole_unit(work))
+        grouped += max(len(work.missing), 1)
+        if grouped >= size:
+            tasks.append(tuple(group))
+            group, grouped = [], 0
+    if group:
+        tasks.append(tuple(group))
+    return tasks
+
+
+def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
+    """Return the fragments that were split over several units, and still have to be staged."""
+    found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole and not unit.work.partial}
+    return [found[key] for key in sorted(found)]
+
+
+def group_units(shard: Shard, work: JobSpec, slots: int, stage: int) -> list[list[Unit]]:
+    """Group a shard's units by Spark task: first those that compute, in stage 1 those that stage split fragments.
+
+    With several threads per slot, a group has the units of several tasks.
+    """
+    threads = work.sizing.intra_applier_concurrency
+    per_slot = tasks_per_slot(work, shard, slots * threads)
+    tasks = split_into_tasks(shard.to_apply, work.sizing, slots * threads, per_slot)
+    if stage:
+        tasks = [(whole_unit(item),) for item in split_fragments(tasks)]
+    return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
+
+
+def _split(work: FragmentWork, size: int) -> list[Unit]:
+    parts = -(-len(work.missing) // size)
+    step = -(-len(work.missing) // parts)
+    offsets = work.missing.offsets()
+    cuts = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
+    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(cuts)]
+
+
+def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:
+    """Take fragments from ``diversity`` stretches of the table in turn, so that slow ones are not in one task."""
+    if not diversity or diversity <= 1:
+        return list(works)
+    length = -(-len(works) // diversity)
+    stretches = [works[at : at + length] for at in range(0, len(works), length)]
+    return [stretch[i] for i in range(length) for stretch in stretches if i < len(stretch)]
+
+
+@dataclass(frozen=True)
+class Target(Reusable):
+    """A column or a view: where its rows are read, which staged files fit, and how a data file is laid out."""
+
+    store: CheckpointStore
+    job: Storage
+    written: dict[str, StagedFragment] | None = field(default=None, kw_only=True)
+    """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
+    delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
+    """Takes new fragment checkpoints; None: each is written at once."""
+    behind: list[Future[None]] | None = field(default=None, kw_only=True)
+    """Takes the write of the last fragment checkpoints, which the commit waits for; None: it is waited for at once."""
+    listed: CheckpointIndex | None = field(default=None, kw_only=True)
+    """The checkpoints listed when a task of many fragments began; None: they are listed for each fragment."""
+
+    def at_begin(self, fragments: int) -> Target:
+        """Return the target for a task of some fragments, which are looked up in one listing if they are many."""
+        if self.listed is not None or fragments < _LISTED_ONCE:
+            return self
+        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules, written=self.written))
+
+    def index(self, fragment: FragmentWork, again: bool = False) -> CheckpointIndex:
+        """Return the checkpoints of a fragment, as they are now if it is asked `again`."""
+        if self.listed is not None and not again:
+            return self.listed
+        places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+        return CheckpointIndex(self.store, self.work.reuse_rules, places, self.written)
+
+    @property
+    @abstractmethod
+    def output_width(self) -> float | None:
+        """Bytes that the computed values of every row take in memory; None if rows differ."""
+
+    @abstractmethod
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+        """Assemble the fragment's data file; `BrokenFile` if a file is damaged, or was removed meanwhile."""
+
+    @abstractmethod
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        """Whether the computed rows alone make the data file, without values that the column has."""
+
+    @abstractmethod
+    def open_writer(self, fragment: FragmentWork) -> StagedWriter: ...
+
+    @abstractmethod
+    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+        """Return the fields of a fragment checkpoint that differ for a column and a view."""
+
+    def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> StagedFragment:
+        """Write computed rows straight into the data file of a whole fragment."""
+        began, writer = time.monotonic(), self.open_writer(fragment)
+        done = list[StepResult]()
+        for step in steps:
+            writer.put_step(step.values, step.runs, step.row_ids, step.end)
+            done.append(step.without_rows())
+        computed = merge_runs([step.runs for step in done])
+        by_job = {self.work.job_id: int(computed[:, 2].sum())}
+        layout = self.layout(fragment, live, joint_looked_at(done, computed))
+        failed = Ranges.union(step.failed for step in done)
+        return self.record(fragment, writer, computed, by_job, failed, layout, began)
+
+    def record(
+        self,
+        fragment: FragmentWork,
+        writer: StagedWriter,
+        runs: RowRuns,
+        by_job: Mapping[str, int],
+        failed: Ranges,
+        layout: Mapping[str, Any],
+        began: float | None = None,
+    ) -> StagedFragment:
+        """Finish a data file and write its fragment checkpoint, now or, of rows computed since `began`, delayed."""
+        staged = StagedFragment(
+            file=writer.finish(),
+            physical_rows=writer.rows,
+            src_data_files=tuple(fragment.files.source_paths()),
+            deletion=fragment.files.deletion,
+            runs=runs,
+            by_job=tuple(sorted(by_job.items())),
+            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
+            agreement=self.work.agreement,
+            nulls=writer.file.nulls,
+            size_bytes=writer.file.size_bytes,
+            **layout,
+        )
+        self.data.add(writer.file)
+        key = str(self.work.key(fragment))
+        if self.delayed is None or began is None:
+            self.store[key] = staged.to_batch()
+        else:
+            self.delayed.add(key, staged.to_batch(), writer.rows, began)
+        if self.written is not None:
+            self.written[key] = staged
+        return staged
+
+
+@dataclass(frozen=True)
+class OpenedUnit:
+    """A unit with what the store has of it.
+
+    Args:
+        held: rows that are in checkpoints.
+        staged: the fragment's data file, if it is there.
+        streams: whether the computed rows alone make the data file.
+    """
+
+    target: Target
+    unit: Unit
+    live: Ranges
+    held: ReusableRows
+    staged: StagedFragment | None
+    streams: bool
+
+    @property
+    def due(self) -> Ranges:
+        return self.unit.run & self.live
+
+    @cached_property
+    def missing(self) -> Ranges:
+        if self.staged is not None:
+            return Ranges.empty()
+        return self.due if self.streams else self.due - self.held.done
+
+    def rows(self, reads: Sequence[str] | Mapping[str, str], size: ReadSize) -> Iterator[RowBatch]:
+        """Read the rows that are to be computed."""
+        files, source, where = self.unit.work.files, self.target.source, self.target.work.where
+        for window in windows(self.missing):
+            yield from read_rows(source, files, self.live, window, reads, where, size)
+
+    def keep(self, steps: Iterable[StepResult], keeper: Keeper) -> UnitReport | None:
+        """Keep computed rows; a unit that owns its fragment stages it too. None: rows are missing at the end."""
+        target, fragment, staged = self.target, self.unit.work, self.staged
+        if staged is None and self.streams:
+            with closing(keeper.keep(steps, keep_last=False)) as kept:
+                staged = target.stream(kept, fragment, self.live)
+        elif staged is None:
+            for _ in keeper.keep(steps):
+                pass
+            if not self.unit.whole:
+                return UnitReport(False)
+            held = self.held
+            if self.missing:
+                held = target.held(fragment, target.index(fragment, again=True), self.due)
+            staged = stage_computed(target, fragment, self.due, held)
+        return None if staged is None else UnitReport(True, len(staged.failures.all))
+
+
+_NOTHING_HELD = ReusableRows((), Ranges.empty())
+
+
+def open_unit(target: Target, unit: Unit, again: bool = False) -> OpenedUnit:
+    """Look up what the store has of a unit, as it is now if it is asked `again`."""
+    fragment = unit.work
+    live = live_offsets(target.source, fragment.files)
+    index = target.index(fragment, again)
+    if index.is_staged(fragment.place):
+        # A pack would not replace a checkpoint that is a file of its own.
+        target = replace(target, delayed=None)
+    if unit.whole and (there := target.staged(fragment, index, live)):
+        return OpenedUnit(target, unit, live, _NOTHING_HELD, there, False)
+    due = unit.run & live
+    held = target.held(fragment, index, due)
+    streams = unit.whole and not held.pieces and target.can_stream(fragment, live, due)
+    return OpenedUnit(target, unit, live, held, None, streams)
+
+
+def is_shard_staged(target: Target, shard: Shard) -> bool:
+    return all(staged is not None for _, _, staged in _look(target, shard.to_apply))
+
+
+def staged_or_restaged(target: Target, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
+    """Return a fragment's staged data file; stage it again from checkpoints if it was removed or does not fit."""
+    live = live_offsets(target.source, fragment.files)
+    return target.staged(fragment, index, live) or _restaged(target, fragment, index, live)
+
+
+def _restaged(
+    target: Target, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
+) -> StagedFragment | None:  # fmt: skip
+    due = fragment.due & live
+    return stage_computed(target, fragment, due, target.held(fragment, index, due))
+
+
+def all_staged(
+    target: Target, fragments: Sequence[FragmentWork]
+) -> list[tuple[FragmentWork, CheckpointIndex, StagedFragment | None]]:
+    """Return each fragment with its checkpoints and what `staged_or_restaged` returns."""
+    return [
+        (fragment, index, staged or _restaged(target, fragment, index, live))
+        for fragment, (index, live, staged) in zip(fragments, _look(target, fragments), strict=True)
+    ]
+
+
+def _look(
+    target: Target, fragments: Sequence[FragmentWork]
+) -> list[tuple[CheckpointIndex, Ranges, StagedFragment | None]]:
+    """Look side by side for each fragment's checkpoints and its staged data file."""
+    target = target.at_begin(len(fragments))
+
+    def look(fragment: FragmentWork) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
+        index, live = target.index(fragment), live_offsets(target.source, fragment.files)
+        return index, live, target.staged(fragment, index, live)
+
+    return in_threads(look, fragments)
+
+
+def stage_computed(
+    target: Target, fragment: FragmentWork, wanted: Ranges, held: ReusableRows
+) -> StagedFragment | None:  # fmt: skip
+    """Stage a fragment from the rows that the store has; None if some are missing."""
+    times = Counter[str]()
+    while not wanted - held.done:
+        try:
+            return target.stage(fragment, held)
+        except BrokenFile as broken:
+            remove_broken(target, broken, {piece.key for piece in held.pieces if piece.source == broken.source})
+            times[broken.source] += 1
+            pause_before(times[broken.source], fragment, broken.source)
+        held = target.held(fragment, target.index(fragment, again=True), wanted)
+    return None
+
+
+def pause_before(time: int, fragment: FragmentWork, why: str) -> None:
+    """Wait before a fragment's rows are looked up again because others replaced them; not without end."""
+    if time > _MOST_TIMES:
+        raise StorageError(
+            f"Checkpoints of fragment {fragment.id} are replaced by other jobs of this column or view, or damaged, "
+            f"again and again: {why}, {time} times. Run the task again when no other job of it runs; if the error "
+            "returns, check the disk, or run with ignore_checkpoints=True."
+        )
+    sleep(_WAIT_SECONDS * (time - 1) * random.uniform(0.5, 1.5))
+
+
+def remove_broken(target: Target, broken: BrokenFile, keys: Iterable[str]) -> None:
+    """Remove the checkpoints that name a broken file, so that its rows count as missing; keep a replaced file's."""
+    if broken.__cause__ is not None:
+        logger.warning("Cannot read %s; its rows count as missing: %s", broken.source, broken.__cause__)
+        for key in keys:
+            del target.store[key]
+            if target.written is not None:
+                target.written.pop(key, None)

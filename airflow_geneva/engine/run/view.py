@@ -1,0 +1,361 @@
+"""A view as the target of a job: where its rows are read, what fits, how its files are laid out and swapped in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.engine.apply.reader import joint_width
+from airflow_geneva.engine.checkpoint.provenance import PriorFailures
+from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
+from airflow_geneva.engine.commit.view_state import CommittedViewState, newest_swap, taken_back
+from airflow_geneva.engine.commit.view_swap import Swapped, mirror_swap, swap_rows, version_of_plan
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
+from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_versions import reporting_cleaned_up
+from airflow_geneva.engine.plan.due_rows import OLD_CODE
+from airflow_geneva.engine.plan.model import Plan, RefreshSpec
+from airflow_geneva.engine.plan.refresh import plan_refresh
+from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
+from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met
+from airflow_geneva.engine.run.housekeeping import has_many_snapshots
+from airflow_geneva.engine.run.old_code import PlannedCode, find_old_code
+from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, stopped_at_cap
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf.definition import check_view_type
+from airflow_geneva.engine.udf.of_process import find_udf
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.write.data_files import (
+    WINDOW_ROWS,
+    CheckpointedRowsReader,
+    ViewFileWriter,
+    fit_rows,
+    own_values,
+    reorder_rows,
+)
+
+if TYPE_CHECKING:
+    import lance
+
+_FRESH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class ViewTarget(ReusableView, Target):
+    """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
+
+    @staticmethod
+    def at(location: TableLocation, work: RefreshSpec, *opened: lance.LanceDataset) -> ViewTarget:
+        """Open the source and the view, or raise that one, or the planned version, is gone or was created again."""
+        if opened:
+            source, view = opened
+        else:
+            source = TableLocation(work.read.uri, work.read.name, location.options).open(work.version)
+            work.read.check(source)
+            view = location.open()
+            work.written.check(view)
+        job = JobFolder.of(location.checkpoints, work.job_id).storage
+        return ViewTarget(source, work, CheckpointStore(location.checkpoints), job, view)
+
+    @property
+    def output_width(self) -> float | None:
+        if self.work.definition.explode is not None:
+            return None
+        return joint_width([self.view.schema.field(column.name).type for column in self.work.definition.columns])
+
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+        writer = self.open_writer(fragment)
+        due = fragment.due.offsets()
+        runs: list[RowRuns] = []
+        limit = self.work.sizing.batch_bytes
+        reader = CheckpointedRowsReader(self.view, self.store, held.pieces, limit, own_values)
+        at = 0
+        while at < len(due):
+            start = int(due[at])
+            until = min(at + WINDOW_ROWS, len(due))
+            end = reader.end_of_window(start, int(due[until - 1]) + 1)
+            parts, rows = fit_rows(partial(reader.read, start), end - start)
+            offsets = np.concatenate([part.offsets for part, _ in parts])
+            order = np.argsort(offsets, kind="stable")
+            ids = np.concatenate([part.row_ids for part, _ in parts])[order]
+            kind = parts[0][1].type
+            values = pa.concat_arrays([convert_array(values, kind) for _, values in parts])
+            writer.put(rows_at(values, pa.array(order)), ids)
+            runs.append(encode_runs(offsets[order], ids))
+            at = int(np.searchsorted(due, start + rows))
+        layout = self.layout(fragment, fragment.due, fragment.due)
+        return self.record(fragment, writer, merge_runs(runs), held.by_job, held.failed, layout)
+
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        return True
+
+    def open_writer(self, fragment: FragmentWork) -> ViewFileWriter:
+        return ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
+
+    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+        return {
+            "output_field_ids": tuple(field.id() for field in self.view.lance_schema.fields()),
+            "output_files": (),
+            "live": fragment.due,
+            "looked_at": fragment.due,
+            "dense": True,
+        }
+
+
+@dataclass(frozen=True)
+class _StagedRows:
+    """The fragments of some shards, with their staged files or None."""
+
+    fragments: Sequence[tuple[FragmentWork, StagedFragment | None]]
+
+    @cached_property
+    def pairs(self) -> list[tuple[FragmentWork, StagedFragment]]:
+        return [(fragment, staged) for fragment, staged in self.fragments if staged is not None]
+
+    @property
+    def missing(self) -> list[FragmentWork]:
+        return [fragment for fragment, staged in self.fragments if staged is None]
+
+    @property
+    def rows_missing(self) -> int:
+        return sum(len(fragment.due) for fragment in self.missing)
+
+    def counts(self, job_id: str) -> dict[str, Any]:
+        """Count the rows that this job computed, that other jobs computed, and that failed."""
+        due = sum(len(fragment.due) for fragment, _ in self.pairs)
+        ours = sum(rows for _, pair in self.pairs for job, rows in pair.by_job if job == job_id)
+        failed = sum(len(pair.failures.all) for _, pair in self.pairs)
+        return {"rows_computed": ours - failed, "rows_reused": due - ours, "rows_failed": failed}
+
+    @property
+    def failed(self) -> dict[str, PriorFailures]:
+        return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
+
+
+@dataclass
+class ViewPublisher:
+    """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once."""
+
+    location: TableLocation
+    saved: SavedPlan
+    work: RefreshSpec
+    swap: SwapPlan | None = None
+    checked: tuple[Checked, ...] = ()
+    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
+    newest: lance.LanceDataset | None = None
+    beside_end: list[Callable[[], object]] = field(default_factory=list)
+    behind: list[Future[None]] = field(default_factory=list)
+    opened: tuple[lance.LanceDataset, ...] = ()
+    _shards: dict[int, Shard] = field(default_factory=dict)
+    _verified: dict[int, _StagedRows] = field(default_factory=dict)
+    _swapped: Swapped = field(default_factory=Swapped)
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Check that all rows of a shard are staged; nothing becomes visible."""
+        staged = self._verified[shard.index] = self._verify(shard)
+        capped = stopped_at_cap(JobFolder(self.target.job, self.work.job_id), self.saved, shard.index)
+        self.uncomputed = [] if capped else [(self.target.source, fragment) for fragment in staged.missing]
+        return ShardResult(
+            shard.index,
+            self.saved.fingerprint,
+            **staged.counts(self.work.job_id),
+            rows_left=staged.rows_missing,
+            fragments=len(staged.pairs),
+            left_reasons=tuple((fragment.id, "not all of its rows are computed") for fragment in staged.missing),
+            visible=False,
+        )
+
+    def open_for_finish(self) -> None:
+        if self.work.rows_beyond:
+            return
+        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        load = partial(self.saved.load_swap, job)
+        shards = (partial(self.saved.load_shard, job, index) for index in range(len(self.saved.shards)))
+        targets = [lambda: self.target] if self.saved.shards else []
+        self.swap, *rest = job.side_by_side(load, *shards, *targets)
+        self._shards = dict(enumerate(rest[: len(self.saved.shards)]))
+
+    def finish(
+        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
+    ) -> tuple[BackfillResult, bool]:
+        """Swap the view's rows if all of them are staged; if the job failed, leave the view as it is."""
+        if failed:
+            return self.result(committed), False
+        if self.work.rows_beyond:
+            return replace(self.result(()), state=PARTIAL, notes=(*self.saved.notes, self.work.cap_note)), False
+        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        swap = self.swap or self.saved.load_swap(job)
+        if swap.idle and JobFolder(job, self.work.job_id).alone:
+            return replace(self.result(()), state=DONE), False
+        if swap.idle:
+            view = self.location.open()
+            self.work.written.check(view)
+            if view.version == self.work.written.version:
+                return replace(self.result(()), state=DONE), False
+        result = self._swap_rows(job, swap)
+        mirror = partial(mirror_swap, self.location, self._swapped)
+        if self._swapped.view is None:
+            self.newest = mirror()
+        else:
+            self.newest, self.beside_end = self._swapped.view, [mirror]
+        return result, bool(self.saved.shards) and has_many_snapshots(self.location, self._swapped.snapshots)
+
+    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
+        """Say that nothing is visible."""
+        return BackfillResult(
+            self.work.job_id,
+            FAILED,
+            rows_skipped=self.saved.rows_skipped,
+            rows_left=sum(int(shard["rows"]) for shard in self.saved.shards) + self.work.rows_beyond,
+            version=self.work.written.version,
+            from_version=self.work.written.version,
+            notes=self.saved.notes,
+        )
+
+    def _swap_rows(self, job: Storage, swap: SwapPlan) -> BackfillResult:
+        began, view, work, saved = time.monotonic(), self.location, self.work, self.saved
+        # The source may have been created again after its rows were read.
+        looks = partial(self._all_staged, job), view.open, partial(work.read.look, view.options)
+        waits = [write.result for write in self.behind]
+        self.behind.clear()
+        verified = (pair for found in self._verified.values() for _, pair in found.pairs if pair.physical_rows)
+        if not view.checkpoints.local and (first := next(verified, None)) is not None:
+            self.target.data.describe_ahead(self.target.view, first.file)
+        staged, dataset, *_ = view.checkpoints.side_by_side(*looks, *waits)
+        result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
+        # A try before this one may have been killed after its swap.
+        newest = newest_swap(view, dataset)
+        done = newest.identity != swap.based_on
+        # Later refreshes read back to this swap only.
+        restores = [restore for restore in newest.restores if restore[0] > work.written.version]
+        notes = (*saved.notes, *taken_back(dataset, restores))
+        version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
+        if version is None and staged.missing:
+            shards = range(len(saved.shards))
+            capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, work.job_id), saved, at))]
+            why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
+        elif version is None:
+
+            @cache
+            def judge() -> None:
+                checks = ValueChecks(dataset, work, work.sizing.batch_bytes)
+                self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
+                stop_if_not_met(self.checked, "The refresh of the view")
+
+            def snapshot() -> Snapshot:
+                judge()
+                return swap.snapshot_with(staged.failed)
+
+            try:
+                if not done:
+                    judge()
+                files = self._files(swap, staged)
+                data = self.target.data
+                fresh = not view.checkpoints.local and time.monotonic() - began < _FRESH_SECONDS
+                opened = dataset if fresh else None
+                self._swapped = swap_rows(view, work, saved.fingerprint, swap, files, data, snapshot, opened)
+                version, why = self._swapped.version, self._swapped.why
+            except BrokenFile as broken:
+                fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
+                remove_broken(self.target, broken, (str(work.key(fragment)) for fragment in fragments))
+                self._verified.clear()
+                return self._swap_rows(job, swap)
+        if why:
+            due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
+            notes = (*notes, f"left for the next run: {why}")
+            return replace(result, state=PARTIAL, rows_left=due, version=result.from_version, notes=notes)
+        return replace(
+            result,
+            **staged.counts(work.job_id),
+            version=version or result.from_version,
+            commits=(version,) if version else (),
+            notes=notes,
+        )
+
+    def _files(self, swap: SwapPlan, staged: _StagedRows) -> list[tuple[str, int]]:
+        """Return names and row counts of the files to swap in: the staged ones, or new ones in the view's order."""
+        if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
+            return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
+        fragments, limit = [pair for _, pair in staged.pairs], self.work.sizing.batch_bytes
+        return reorder_rows(self.location.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, limit)
+
+    def _all_staged(self, job: Storage) -> _StagedRows:
+        """Return the staged rows of all shards; this process may have verified some already."""
+        for index in range(len(self.saved.shards)):
+            if index not in self._verified:
+                shard = self._shards[index] if index in self._shards else self.saved.load_shard(job, index)
+                self._verified[index] = self._verify(shard)
+        return _StagedRows([found for index in sorted(self._verified) for found in self._verified[index].fragments])
+
+    def _verify(self, shard: Shard) -> _StagedRows:
+        """Find the staged rows, and restage from checkpoints what was removed."""
+        target = self.target
+        return _StagedRows([(fragment, staged) for fragment, _, staged in all_staged(target, list(shard.fragments))])
+
+    @cached_property
+    def target(self) -> ViewTarget:
+        return replace(ViewTarget.at(self.location, self.work, *self.opened), written={})
+
+
+def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
+    """Find the UDFs of a view, by column; InvalidInput if one cannot be found or imported here."""
+    return {column.name: find_column_udf(column) for column in definition.columns if column.udf}
+
+
+def find_column_udf(column: OutputColumn) -> UDF:
+    """Find the UDF of a computed column of a view; InvalidInput if it cannot be found or imported here."""
+    assert column.udf is not None
+    advice = "Move it to a module and create the view again, or run the code that defines it here."
+    return find_udf(column.udf, f"view column {column.name!r}", advice)
+
+
+def definitions_now(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> dict[str, UdfDefinition]:
+    """Return the definitions of a view's columns with the code that its UDFs have now."""
+    return {name: udf.definition(definition.column(name).inputs) for name, udf in udfs.items()}
+
+
+def plan(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    request: RefreshRequest,
+    newest: lance.LanceDataset | None = None,
+) -> Plan:
+    """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.engine.plan.refresh.plan_refresh`."""
+    udfs = load_udfs(definition)
+    code = PlannedCode(definitions_now(definition, udfs))
+    dataset = newest or view.open()
+
+    def shown() -> CommittedViewState:
+        state = CommittedViewState(view, dataset)
+        _ = state.snapshot
+        return state
+
+    state, read = view.checkpoints.side_by_side(shown, source.open)
+    with reporting_cleaned_up(view, dataset):
+        named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.udfs.items())
+        if same := {(name, before): udf.version for name, udf, before in named if before}:
+            state.rename_code(same)
+        if request.on_code_change == OLD_CODE:
+            code = find_old_code(view, state, code.udfs)
+        for name, udf in code.udfs.items():
+            check_view_type(view.name, name, definition.column(name).type, udf)
+        return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request, read)))

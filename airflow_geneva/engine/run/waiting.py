@@ -1,0 +1,86 @@
+"""Wait for the services of batch APIs: in this process, or until an Airflow task is woken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
+from airflow_geneva.engine.apply.udf_call import Mapper
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.folder import SUBMIT, SUBMITTED, WAKES, JobFolder
+from airflow_geneva.engine.job.meter import measured
+from airflow_geneva.engine.plan.model import JobSpec
+from airflow_geneva.engine.run.prepare import Udfs, submissions_of
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.errors import InvalidInput
+
+logger = logging.getLogger("airflow_geneva.run")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a shard waits for is noted in its status.
+
+    Args:
+        plan: the fingerprint of the plan.
+        here: wait in this process; else raise StillWaiting.
+    """
+
+    location: TableLocation
+    work: JobSpec
+    plan: str
+    shard: int
+    here: bool
+
+    def __call__(self, batches: Mapping[str, int]) -> None:
+        """Note what is submitted, and wait until the service is to be asked again; StillWaiting if not here."""
+        self.folder.update_shard(self.plan, self.shard, submitted=dict(batches))
+        rows, seconds = sum(batches.values()), poll_interval(self.work)
+        there = f"{counted(rows, 'row')} in {counted(len(batches), 'batch', 'batches')}"
+        logger.info("%s: a service has %s; it is asked again in %g s.", self.work.target, there, seconds)
+        if not self.here:
+            raise StillWaiting(batches)
+        measured().enter("service")
+        time.sleep(seconds)
+        measured().enter("apply")
+
+    @property
+    def folder(self) -> JobFolder:
+        return JobFolder.of(self.location.checkpoints, self.work.job_id)
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """What the shard waits for: rows by submission."""
+        return self.folder.read_shard(self.plan, self.shard).get(SUBMITTED) or {}
+
+    @property
+    def wakes(self) -> int:
+        """How often an Airflow task was deferred for the shard."""
+        return int(self.folder.read_shard(self.plan, self.shard, SUBMIT).get(WAKES) or 0)
+
+    def count_wake(self) -> None:
+        """Note that the task is deferred: what it starts on Spark next is none of what ended well before."""
+        self.folder.update_shard(self.plan, self.shard, wakes=self.wakes + 1)
+
+    def look(self, udfs: Udfs) -> None:
+        """Raise StillWaiting if the service has not answered every batch; go on if this process has other code."""
+        names = self.batches
+        try:
+            if not names or not udfs.have_planned_version():
+                return
+        except InvalidInput as missing:
+            logger.info("This process cannot ask the service, Spark does: %s", missing)
+            return
+        loaded = udfs.here()
+        for column, found in submissions_of(self.location, self.work, loaded).items():
+            mapper = BatchApiMapper(Mapper(loaded[column], ()), found)
+            if any(mapper.state_of(submission) == "waiting" for submission in found.named(names)):
+                raise StillWaiting(names)
+
+
+def poll_interval(work: JobSpec) -> float:
+    """Return the seconds between two looks at the batches of a job."""
+    return min((udf.poll_interval for udf in work.udfs.values() if udf.poll_interval), default=0.0)

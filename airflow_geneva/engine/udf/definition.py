@@ -1,0 +1,325 @@
+"""Definition of a computed column: a UDF and its inputs, checked against the table."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from airflow_geneva.engine.lance_io.arrays import check_storable
+from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.storage.documents import parse, well_typed
+from airflow_geneva.engine.udf.annotations import check_input_fields
+from airflow_geneva.engine.udf.decorator import UDF
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.udf.shipping import load_udf
+from airflow_geneva.errors import InvalidInput
+
+UDF_KEY = "geneva::udf"
+"""Key of the column's metadata under which its definition is stored."""
+
+FORMER_NAMES_KEY = "geneva::former_names"
+"""Key of the column's metadata that lists the names that it had before, as JSON."""
+
+PROMOTED_KEY = "geneva::promoted"
+"""Key of the column's metadata that says which columns had its name before it was promoted; see `Promoted`."""
+
+MIXED_VERSIONS_KEY = "geneva::udf_version"
+"""Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
+
+ColumnSpec: TypeAlias = UDF | str | tuple[UDF | str, Sequence[str]]
+"""A UDF or its import path, or one of them with its inputs."""
+
+logger = logging.getLogger("airflow_geneva.udf")
+_RESERVED = {"_distance", "_score"}
+
+
+def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
+    """Return the definition of a column that a UDF computes, checked against the table, and the UDF."""
+    fields = {field.name: field for field in schema}
+    definition, udf = _define(table, fields, column, spec)
+    _check_cycles(table, fields, {column: definition})
+    return definition, udf
+
+
+def _define(table: str, fields: Mapping[str, pa.Field], column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
+    udf, *given = spec if isinstance(spec, tuple) else (spec,)
+    inputs = given[0] if given else None
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    named = inputs is None or (isinstance(inputs, Sequence) and all(isinstance(name, str) for name in inputs))
+    if not named or (isinstance(spec, tuple) and len(spec) != 2):
+        raise InvalidInput(f'Column {column!r} got a tuple that is no UDF with its input columns, (my_udf, ["body"]).')
+    udf = load_udf(udf) if isinstance(udf, str) else udf
+    if not isinstance(udf, UDF):
+        raise InvalidInput(
+            f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate the function with @udf(...), and give "
+            "the function, not its result."
+        )
+    definition = udf.definition(inputs)
+    if definition.input_columns is None:
+        definition = replace(definition, input_columns=columns_to_take(fields.values(), column))
+        left_out = [name for name in fields if name not in (column, *(definition.input_columns or ()))]
+        logger.log(
+            logging.WARNING if left_out else logging.INFO,
+            "UDF %r of column %r of table %r gets the columns %s%s. Name others: (udf, [...]).",
+            udf.name, column, table, list(definition.input_columns or ()),
+            f", and not the computed {left_out}" if left_out else "",
+        )  # fmt: skip
+    check_input_fields(udf, fields, definition.input_columns, table)
+    if quoted := [name for name in definition.input_columns or () if "`" in name]:
+        renamed = quoted[0].replace("`", "_")
+        raise InvalidInput(
+            f"Column {column!r} of table {table!r} cannot be computed from {quoted}: Lance cannot select a column "
+            f"with a backtick in its name. Rename it: table.rename_column({quoted[0]!r}, {renamed!r})."
+        )
+    return definition, udf
+
+
+def columns_to_take(fields: Iterable[pa.Field], column: str) -> tuple[str, ...]:
+    """Return the columns that a record-batch UDF gets if none are named: those that are not computed.
+
+    A computed column that is filled later would make every row due again.
+    """
+    return tuple(field.name for field in fields if field.name != column and definition_in(field) is None)
+
+
+def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
+    """Return columns that are given as add_columns and alter_columns take them; InvalidInput if they are not."""
+    if not isinstance(columns, Mapping):
+        raise InvalidInput(f'Columns are given by name, such as {{"n": udf}}, not as a {type(columns).__name__}.')
+    return columns
+
+
+def define_columns(
+    table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str
+) -> tuple[pa.Schema, dict[str, UDF]]:
+    """Return new computed columns as Arrow fields that hold their definitions, and their UDFs.
+
+    A column may feed those after it.
+    """
+    for name in by_name(columns):
+        check_column_name(name)
+    known = {field.name: field for field in schema}
+    taken = [name for name in columns if name in known]
+    if taken:
+        raise InvalidInput(
+            f"Table {table!r} already has columns {taken}. Change the UDF of a computed column with "
+            "table.alter_columns(...), or choose other names."
+        )
+    new, definitions, udfs = list[pa.Field](), dict[str, UdfDefinition](), dict[str, UDF]()
+    required = [other.name for other in schema if not other.nullable]
+    for name, spec in columns.items():
+        definitions[name], udf = _define(table, known, name, spec)
+        field = pa.field(name, udf.data_type, metadata={UDF_KEY: definitions[name].to_json()})
+        if is_blob(field) and required:
+            raise InvalidInput(
+                f"Column {name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with NOT "
+                f"NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
+            )
+        new.append(field)
+        udfs[name] = udf
+        known[name] = field
+    _check_cycles(table, known, definitions)
+    check_storable(new, storage_version, f"table {table!r}")
+    return pa.schema(new), udfs
+
+
+def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
+    """Return the stored definition of a column; None if no UDF computes it."""
+    return definition_in(schema.field(column))
+
+
+def definition_in(field: pa.Field) -> UdfDefinition | None:
+    """Return the definition that a column's field holds; None if no UDF computes it."""
+    stored = (field.metadata or {}).get(UDF_KEY.encode())
+    return None if stored is None else UdfDefinition.from_json(stored)
+
+
+def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Return the computed columns, other than these, that are computed from these, with their inputs among them."""
+    found: dict[str, list[str]] = {}
+    for name in schema.names:
+        definition = stored_definition(schema, name)
+        if name not in columns and definition is not None:
+            inputs = [one for one in definition.columns if one in columns]
+            found |= {name: inputs} if inputs else {}
+    return found
+
+
+def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, dict[str, str | None]]:
+    """Return what a renaming changes in the metadata of columns: the inputs of its readers, and its former names."""
+    changed: dict[str, dict[str, str | None]] = {}
+    if stored_definition(schema, column) is not None:
+        changed[column] = {FORMER_NAMES_KEY: _former_names(schema, column, renamed)}
+    for name in readers_of(schema, [column]):
+        definition = read_definition("", schema, name)
+        inputs = renamed_inputs(definition.input_columns or (), {column: renamed})
+        changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
+    return changed
+
+
+def renamed_inputs(inputs: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return inputs, which may be fields of structs, with other names of their columns."""
+    paths = (one.split(".") for one in inputs)
+    return tuple(".".join([names.get(root, root), *rest]) for root, *rest in paths)
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """How a column came to its name, as its metadata says.
+
+    Args:
+        column: the name that it had before.
+        kept_as: what the column before it is called since.
+        before: field ids of all columns that had the name before, so that what reads the name may go on.
+    """
+
+    column: str
+    kept_as: str
+    before: tuple[int, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of(field: pa.Field) -> Promoted | None:
+        """Read what a column's field says; None if it was not promoted, or the text is damaged."""
+        stored = (field.metadata or {}).get(PROMOTED_KEY.encode())
+        try:
+            return None if stored is None else well_typed(_promoted(parse(stored)))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return None
+
+
+def _promoted(document: Mapping[str, Any]) -> Promoted:
+    return Promoted(document["column"], document["kept_as"], tuple(document["before"]))
+
+
+def columns_before(field: pa.Field) -> tuple[int, ...]:
+    """Return the field ids of the columns in whose place a column was promoted."""
+    promoted = Promoted.of(field)
+    return () if promoted is None else promoted.before
+
+
+def promoted_metadata(
+    schema: pa.Schema, ids: Mapping[str, int], column: str, to: str, keep_as: str
+) -> dict[int, dict[str, str | None]]:
+    """Return what a promotion changes in the metadata of columns, by field id.
+
+    Columns that are computed from `to` go on to read that name. Those that are computed from the promoted column follow
+    it, and it goes on to read the column that it replaces.
+    """
+    before = {ids[to], *columns_before(schema.field(to))} - {ids[column]}
+    changed: dict[int, dict[str, str | None]] = {
+        ids[column]: {PROMOTED_KEY: Promoted(column, keep_as, tuple(sorted(before))).to_json()},
+        ids[to]: {},
+    }
+    for name, renamed in ((column, to), (to, keep_as)):
+        if stored_definition(schema, name) is not None:
+            changed[ids[name]][FORMER_NAMES_KEY] = _former_names(schema, name, renamed)
+    for name in schema.names:
+        definition = stored_definition(schema, name)
+        new = {to: keep_as} if name == column else {column: to}
+        if definition is not None and not new.keys().isdisjoint(definition.columns):
+            inputs = renamed_inputs(definition.input_columns or (), new)
+            changed.setdefault(ids[name], {})[UDF_KEY] = replace(definition, input_columns=inputs).to_json()
+    return changed
+
+
+def _former_names(schema: pa.Schema, column: str, renamed: str) -> str:
+    names = [name for name in (*former_names(schema, column), column) if name != renamed]
+    return json.dumps(list(dict.fromkeys(names)))
+
+
+def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
+    if column not in schema.names:
+        raise InvalidInput(
+            f"Column {column!r} is not defined in table {table!r}, which has: {', '.join(schema.names)}. "
+            f'Define it first: table.add_columns({{"{column}": udf}}).'
+        )
+    definition = stored_definition(schema, column)
+    if definition is None:
+        raise InvalidInput(
+            f"Column {column!r} of table {table!r} has no UDF: it was not defined by table.add_columns(). "
+            "Name a computed column, or add one."
+        )
+    return definition
+
+
+def _check_cycles(table: str, fields: Mapping[str, pa.Field], changed: Mapping[str, UdfDefinition]) -> None:
+    """Reject a column that is computed from itself: every backfill would make all of its rows due again."""
+
+    def inputs_of(name: str) -> Iterator[str]:
+        definition = changed.get(name) or (definition_in(fields[name]) if name in fields else None)
+        return iter(definition.columns if definition else ())
+
+    done = set[str]()
+    for first in changed:
+        # Depth first, along a path of columns with their inputs; what is done leads to no cycle.
+        path = {} if first in done else {first: inputs_of(first)}
+        while path:
+            name = next(reversed(path))
+            for given in path[name]:
+                if given in path:
+                    if cycle := set(list(path)[list(path).index(given) :]) & changed.keys():
+                        column = next(one for one in changed if one in cycle)
+                        inputs = list(changed[column].input_columns or ())
+                        raise InvalidInput(
+                            f"Column {column!r} of table {table!r} would be computed from itself, by way of {inputs}. "
+                            "Compute it from other columns, or add another column for the result."
+                        )
+                elif given not in done:
+                    path[given] = inputs_of(given)
+                    break
+            else:
+                done.add(name)
+                del path[name]
+
+
+def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
+    if found != udf.data_type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
+            f"{udf.data_type}. Use a UDF of that type. Or have both side by side, until readers take the other: "
+            f"table.add_columns({{'{column}_2': udf}}), then table.backfill('{column}_2')."
+        )
+
+
+def check_view_type(view: str, column: str, found: str, udf: UdfDefinition) -> None:
+    """Refuse a UDF that gives another type than its column of a view has, which no refresh changes."""
+    if found != udf.data_type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of view {view!r}: it is {found}, and UDF {udf.name!r} gives "
+            f"{udf.data_type} now, so no row can be computed again. Have both side by side, until readers take the "
+            f"other: leave {udf.name!r} as it was, make the new function under another name, and create a view with it "
+            f"by the same query, such as {view + '_2'!r}."
+        )
+
+
+def former_names(schema: pa.Schema, column: str) -> list[str]:
+    """Return the names that a computed column had before, and that no column has now: jobs recorded it under them."""
+    stored = (schema.field(column).metadata or {}).get(FORMER_NAMES_KEY.encode(), b"[]")
+    try:
+        names = json.loads(stored)
+    except (ValueError, RecursionError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def check_column_name(name: object) -> None:
+    """Reject names that Lance uses for its own columns, or reads as paths into structs."""
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or name.startswith("_row")
+        or name in _RESERVED
+        or set(name) & set(".`")
+    ):
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a column: it is empty, one of Lance's own (_row..., _distance, "
+            "_score), or has a dot in it, which Lance reads as a path into a struct, or a backtick. Choose another."
+        )

@@ -1,0 +1,102 @@
+"""Find the UDF of a definition: by import path; one of a notebook or script in the process that made it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from airflow_geneva.engine.udf.decorator import UDF
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.udf.stored import load_stored_udf
+from airflow_geneva.errors import InvalidInput
+
+_given: dict[tuple[str, str], UDF] = {}
+"""UDFs without an import path that this process gave to a column or a view, by name and version."""
+_columns: dict[tuple[str, str], set[str]] = {}
+"""The columns to which these were given, by name and version."""
+_MOST_NAMED = 3
+
+
+def give_udf(udf: UDF, column: str) -> None:
+    """Keep a UDF that has no import path, so that `find_udf` finds it for the column to which it is given.
+
+    Args:
+        column: its table and name.
+
+    Raises:
+        InvalidInput: another column has a function of that name and version with other code, which is still there.
+    """
+    key = udf.name, udf.code_version
+    for columns in _columns.values():
+        columns.discard(column)
+    if udf.import_path is not None:
+        return
+    if not keep_udf(udf, column):
+        others = sorted(_columns[key])
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        raise InvalidInput(
+            f"A function {udf.name!r} with version {udf.code_version!r} and other code computes "
+            f"{', '.join(others[:_MOST_NAMED])}{more}, which would get the code of the one for {column}: this process "
+            "finds functions that have no module by name and version. Give one of them another name= or version=."
+        )
+    _columns.setdefault(key, set()).add(column)
+
+
+def keep_udf(udf: UDF, column: str = "") -> bool:
+    """Keep a UDF that has no import path, and that a job of a column uses.
+
+    Returns:
+        False if it is not kept, because another column has a function of that name and version with other code.
+    """
+    if udf.import_path is None:
+        key = udf.name, udf.code_version
+        if _columns.get(key, set()) - {column} and not _takes_place_of(udf, _given[key]):
+            return False
+        _given[key] = udf
+    return True
+
+
+def _takes_place_of(udf: UDF, other: UDF) -> bool:
+    """Whether a UDF has the code of another, or is what a cell bound to the other's name when it ran again."""
+    if udf is other or udf.value_identity == other.value_identity:
+        return True
+    name = getattr(udf.func, "__qualname__", "")
+    again = vars(sys.modules.get("__main__", ModuleType(""))).get(name)
+    return again is udf and name == getattr(other.func, "__qualname__", "")
+
+
+def kept_udf(name: str, version: str) -> UDF | None:
+    """Return the UDF of a notebook or script that this process used in this version."""
+    return _given.get((name, version))
+
+
+def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
+    """Return the UDF of a definition; a function that a notebook defined again under its name counts.
+
+    Args:
+        where: says in the error which column it computes.
+        advice: says in the error what to do.
+
+    Raises:
+        InvalidInput: it has no import path and this process did not make it, or it cannot be imported here.
+    """
+    if definition.import_path is not None:
+        return load_stored_udf(definition.import_path)
+    if (found := _made_here(definition)) is not None:
+        keep_udf(found)
+        return found
+    raise InvalidInput(
+        f"The UDF {definition.name!r} of {where} was defined in a notebook, a script or a function, and not in this "
+        f"process, so it cannot be found. {advice}"
+    )
+
+
+def _made_here(definition: UdfDefinition) -> UDF | None:
+    bound = vars(sys.modules.get("__main__", ModuleType("")))
+    named = [value for value in bound.values() if isinstance(value, UDF) and value.name == definition.name]
+    given = _given.get((definition.name, definition.version)) or next(
+        (udf for udf in named if udf.code_version == definition.version), None
+    )
+    # A cell that ran again, with other code or in a new kernel, has bound the name to another function.
+    again = bound.get(definition.name if given is None else getattr(given.func, "__qualname__", ""))
+    return again if isinstance(again, UDF) and again in named else given

@@ -1,0 +1,372 @@
+"""The definition of a materialized view and its columns, stored in its schema metadata for every later refresh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.storage.documents import parse, well_typed
+from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.engine.udf.definition import columns_before
+from airflow_geneva.engine.udf.expect import Expectation, check_expectations
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+SOURCE_ROW_ID = "__source_row_id"
+IS_SET = "__is_set"
+SYSTEM_COLUMNS = (SOURCE_ROW_ID, IS_SET)
+"""A view's first columns: the row id in the source (int64), and whether the row is computed (bool)."""
+
+QUERY_KEY = "geneva::view::query"
+BASE_TABLE_KEY = "geneva::view::base_table"
+BASE_DATABASE_KEY = "geneva::view::base_table_db_uri"
+BASE_VERSION_KEY = "geneva::view::base_table_version"
+VERSION_KEY = "geneva::view::version"
+
+NEVER_REFRESHED = "0"
+"""Value of `BASE_VERSION_KEY` before the first refresh: the view's placeholder rows have no values yet."""
+
+_MADE_BY = "airflow_geneva"
+_FORMAT = 1
+
+_NAMED = {
+    "source_table": "source table",
+    "source_database": "source database",
+    "where": "filter",
+    "shuffle_seed": "shuffle seed",
+    "limit": "limit",
+    "offset": "offset",
+    "explode": "exploded column",
+}
+
+Kind = Literal["column", "sql", "udf"]
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
+
+    `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
+    that name, or else a column of the source. `expect` is what the view itself expects of the values, beside the UDF.
+    """
+
+    name: str
+    kind: Kind
+    type: str
+    expression: str | None = None
+    udf: UdfDefinition | None = None
+    expect: list[dict[str, Any]] | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs of the UDF: columns, or fields of structs, as `chunk.text`."""
+        return (self.udf.input_columns or ()) if self.udf else ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns in which the inputs are."""
+        return self.udf.columns if self.udf else ()
+
+    def describe(self) -> str:
+        if self.udf is not None:
+            return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
+        return f"{self.origin} -> {self.type}"
+
+    @property
+    def origin(self) -> str:
+        if self.udf is not None:
+            return f"computed by {self.udf.call}"
+        return f"{'source column' if self.kind == 'column' else 'SQL'} {self.expression}"
+
+    def to_document(self) -> dict[str, Any]:
+        values = {**vars(self), "udf": self.udf and json.loads(self.udf.to_json())}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @staticmethod
+    def of_document(document: Mapping[str, Any]) -> OutputColumn:
+        udf = UdfDefinition.from_json(json.dumps(document["udf"])) if "udf" in document else None
+        about = (document["name"], document["kind"], document["type"], document.get("expression"))
+        return OutputColumn(*about, udf, document.get("expect"))
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column of the source that a query reads, with its name, nested field ids and type at the view's creation.
+
+    `before` are the field ids of the columns in whose place it was promoted; a definition does not store them.
+    """
+
+    name: str
+    fields: tuple[int, ...]
+    type: str
+    before: tuple[int, ...] = field(default=(), compare=False)
+
+    def to_document(self) -> dict[str, Any]:
+        return {"name": self.name, "fields": self.fields, "type": self.type}
+
+    def is_now(self, found: SourceColumn) -> bool:
+        """Whether a column of the same name is this one, or was promoted in its place."""
+        return found.fields[0] == self.fields[0] or self.fields[0] in found.before
+
+
+@dataclass(frozen=True)
+class ViewDefinition:
+    """The query of a materialized view: all that a refresh needs, without code and credentials.
+
+    Args:
+        source_version: version of the source when the view was created.
+        stable_row_ids: whether the source has them; without them the view can be refreshed to `source_version` only.
+        where: the whole SQL filter, which includes ``__is_set`` if the source is a view; or None.
+        columns: the columns, in order, without the two system columns.
+        all_columns: whether the query selected all columns of the source.
+        shuffle_seed: see `airflow_geneva.engine.views.rows`; None: by row id.
+        explode: the list column whose elements become rows, or None.
+        reads: every source column that the filter or a column reads, or that their SQL mentions.
+    """
+
+    source_table: str
+    source_database: str
+    source_version: int
+    stable_row_ids: bool
+    where: str | None
+    columns: tuple[OutputColumn, ...]
+    all_columns: bool
+    shuffle_seed: int | None
+    limit: int | None
+    offset: int
+    explode: str | None
+    reads: tuple[SourceColumn, ...]
+
+    @property
+    def version(self) -> str:
+        """The view format version: "2" if the source has stable row ids, "1" if not."""
+        return "2" if self.stable_row_ids else "1"
+
+    @property
+    def has_limit(self) -> bool:
+        return self.limit is not None or self.offset > 0
+
+    def is_of(self, database_uri: str, table: str) -> bool:
+        """Whether a table is the source."""
+        return (self.source_table, self.source_database) == (table, without_credentials(database_uri))
+
+    def column(self, name: str) -> OutputColumn:
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def expectations(self) -> list[tuple[str, Expectation]]:
+        """What the view expects of its columns, without what their UDFs expect."""
+        return [(column.name, Expectation.from_json(one)) for column in self.columns for one in column.expect or ()]
+
+    def expecting(self, columns: Mapping[str, Any], schema: pa.Schema, view: str) -> ViewDefinition:
+        """Return the definition with other expectations, by column, in place of those that it has."""
+        names = [column.name for column in self.columns]
+        if unknown := sorted(set(columns) - set(names)):
+            raise InvalidInput(f"View {view!r} has no column {unknown[0]!r}, only {', '.join(names)}.")
+        found = {name: check_expectations(given, schema.field(name).type) for name, given in columns.items()}
+        for name, expected in found.items():
+            if any(one.needs_function for one in expected):
+                raise InvalidInput(
+                    f"Column {name!r} of view {view!r} cannot have an expectation with a function: a view stores no "
+                    "code. Give it to the UDF of a column, as in @udf(expect=[satisfies(...)])."
+                )
+        stored = {name: [one.to_json() for one in expected] for name, expected in found.items()}
+        return replace(self, columns=tuple(replace(c, expect=stored.get(c.name) or None) for c in self.columns))
+
+    def to_json(self) -> str:
+        lists = {
+            "columns": [c.to_document() for c in self.columns],
+            "reads": [column.to_document() for column in self.reads],
+        }
+        marked = {"made_by": _MADE_BY, "format": _FORMAT, **vars(self), **lists}
+        return json.dumps(marked, sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
+        """Parse the output of `to_json`; `InvalidInput` if another system wrote it, or a later version of this one."""
+        try:
+            document = parse(text)
+            foreign = document.get("made_by") != _MADE_BY
+        except (AttributeError, ValueError):
+            foreign = True
+        if foreign:
+            raise InvalidInput(
+                f"View {view!r} was made by another system, whose definition airflow-geneva does not read: "
+                f"{text!r:.200}. Create the view again with its query: table.query()...create_materialized_view(...)."
+            )
+        if document.get("format") != _FORMAT:
+            raise InvalidInput(
+                f"The definition of view {view!r} has format {document.get('format')!r}; this version of "
+                f"airflow-geneva reads format {_FORMAT}. Upgrade airflow-geneva."
+            )
+        try:
+            values = {field.name: document[field.name] for field in fields(ViewDefinition)}
+            values["columns"] = tuple(map(OutputColumn.of_document, values["columns"]))
+            values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
+            found = well_typed(ViewDefinition(**values))
+            _ = found.expectations
+            return found
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"The definition of view {view!r} is damaged ({error!r}): {text!r:.200}.") from error
+
+    @staticmethod
+    def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
+        """Read the definition from a view's schema metadata; `InvalidInput` if the table is not a view of ours."""
+        if not is_view(metadata):
+            raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
+        return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
+
+    def metadata(self) -> dict[str, str]:
+        return {
+            QUERY_KEY: self.to_json(),
+            BASE_TABLE_KEY: self.source_table,
+            BASE_DATABASE_KEY: self.source_database,
+            BASE_VERSION_KEY: NEVER_REFRESHED,
+            VERSION_KEY: self.version,
+        }
+
+    def differences(self, wanted: ViewDefinition) -> list[str]:
+        """Describe how another definition differs from this one, as far as the view's rows depend on it.
+
+        These are not differences: another code version or other settings of the same UDF (`on_code_change` handles
+        them), and new source columns of a view that selects all columns (see `gained_columns`).
+        """
+        return list(self._differences(wanted))
+
+    def _differences(self, wanted: ViewDefinition) -> Iterator[str]:
+        for name, what in _NAMED.items():
+            ours, theirs = ("none" if (v := getattr(one, name)) is None else repr(v) for one in (self, wanted))
+            if ours != theirs:
+                yield f"the {what} is {ours} and would be {theirs}"
+        if self.stable_row_ids != wanted.stable_row_ids:
+            yield "the source " + ("has lost its" if self.stable_row_ids else "now has") + " stable row ids"
+        reads_now = {column.name: column for column in wanted.reads}
+        for read in self.reads:
+            found = reads_now.get(read.name, read)
+            if found.fields != read.fields and read.fields[0] not in found.before:
+                yield f"column {read.name!r} of the source was dropped and added again"
+        gained = self.gained_columns(wanted)
+        then = {column.name: column for column in self.columns}
+        now = {column.name: column for column in wanted.columns if column.name not in gained}
+        yield from (f"column {name!r} would be removed" for name in then if name not in now)
+        yield from (f"column {name!r} would be new: {now[name].describe()}" for name in now if name not in then)
+        for name in then.keys() & now.keys():
+            if then[name].describe() != now[name].describe():
+                yield f"column {name!r} is {then[name].describe()} and would be {now[name].describe()}"
+        if then.keys() == now.keys() and list(then) != list(now):
+            yield f"the columns are in the order {', '.join(then)} and would be in the order {', '.join(now)}"
+
+    def gained_columns(self, wanted: ViewDefinition) -> list[str]:
+        """Return the columns that the source gained since a view of all its columns was created."""
+        if not (self.all_columns and wanted.all_columns):
+            return []
+        mine = {column.name for column in self.columns}
+        return [column.name for column in wanted.columns if column.kind == "column" and column.name not in mine]
+
+    def check_source(self, dataset: lance.LanceDataset) -> None:
+        """Check that the source still has every column that the view reads, with the same field id, name and type.
+
+        A renamed column is rejected too, because the stored filter and expressions use its name. A column that was
+        promoted in the place of the one that the view read is accepted.
+        """
+        now = {column.name: column for column in source_columns(dataset, dataset.schema.names)}
+        by_id = {column.fields[0]: column.name for column in now.values()}
+        changes = []
+        for then in self.reads:
+            found = now.get(then.name)
+            if found is None or not then.is_now(found):
+                renamed = by_id.get(then.fields[0])
+                if renamed is not None:
+                    changes.append(f"column {then.name!r} is now called {renamed!r}: rename it back")
+                elif found is not None:
+                    changes.append(f"column {then.name!r} was dropped and added again")
+                else:
+                    changes.append(f"column {then.name!r} was dropped")
+            elif found.type != then.type:
+                changes.append(f"column {then.name!r} was {then.type} and is {found.type}")
+            elif found.fields != then.fields and found.fields[0] == then.fields[0]:
+                changes.append(f"nested fields of column {then.name!r} were dropped and added again")
+        if bool(dataset.has_stable_row_ids) != self.stable_row_ids:
+            had, has = ("had", "has none") if self.stable_row_ids else ("had no", "has them")
+            changes.append(f"it {had} stable row ids and now {has}, so it is another table")
+        if changes:
+            raise InvalidInput(
+                f"Table {self.source_table!r} no longer fits the view that reads it: {'; '.join(changes)}. "
+                "Undo the change, or create the view again from the current table."
+            )
+
+
+def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Whether a table is a materialized view, by its schema metadata; it may be one of another system."""
+    return QUERY_KEY.encode() in (metadata or {})
+
+
+def visible_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of a table's columns; for a view, without the two system columns."""
+    hidden = SYSTEM_COLUMNS if is_view(schema.metadata) else ()
+    return [name for name in schema.names if name not in hidden]
+
+
+def own_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of a view's columns: the two system columns, then the query's."""
+    return [*SYSTEM_COLUMNS, *(column.name for column in ViewDefinition.read(schema.metadata).columns)]
+
+
+def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:
+    """Return the inputs of each UDF column that are columns of the source, not earlier columns of the query."""
+    found: dict[str, tuple[str, ...]] = {}
+    earlier: set[str] = set()
+    for column in columns:
+        if column.udf is not None:
+            found[column.name] = tuple(name for name in column.columns if name not in earlier)
+        earlier.add(column.name)
+    return found
+
+
+def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:
+    """Return columns of one version of a table, with their field ids and types."""
+    by_name = {field.name(): field for field in dataset.lance_schema.fields()}
+    columns = {column.name: column for column in dataset.schema}
+    return tuple(
+        SourceColumn(name, tuple(_field_ids(by_name[name])), str(columns[name].type), columns_before(columns[name]))
+        for name in names
+    )
+
+
+def _field_ids(field: Any) -> Iterator[int]:
+    yield field.id()
+    for child in field.children():
+        yield from _field_ids(child)
+
+
+def exploded_schema(schema: pa.Schema, column: str) -> pa.Schema:
+    if column not in schema.names:
+        raise InvalidInput(f"explode({column!r}): the query has no such column, only {', '.join(schema.names)}.")
+    found = schema.field(column).type
+    if not (pa.types.is_list(found) or pa.types.is_large_list(found)):
+        raise InvalidInput(
+            f"explode({column!r}): the column is {found}. Give a list column, such as a generator UDF returns."
+        )
+    at = schema.get_field_index(column)
+    return schema.set(at, pa.field(column, found.value_type))
+
+
+def explode_rows(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
+    """Return one row per element of a list column, in order, with the other columns repeated."""
+    at = batch.schema.get_field_index(column)
+    lists = batch.column(at)
+    parents = pc.list_parent_indices(lists)
+    columns = [
+        pc.list_flatten(lists) if position == at else rows_at(values, parents)
+        for position, values in enumerate(batch.columns)
+    ]
+    return pa.record_batch(columns, schema=exploded_schema(batch.schema, column))

@@ -1,0 +1,200 @@
+"""Resolve the columns of a query against its source: check them and find their types."""
+
+from __future__ import annotations
+
+from collections import ChainMap, Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from airflow_geneva.engine.lance_io.arrays import find_field
+from airflow_geneva.engine.lance_io.blobs import blob_field, is_blob
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
+from airflow_geneva.engine.udf import UDF, load_udf
+from airflow_geneva.engine.udf.annotations import check_input_fields
+from airflow_geneva.engine.udf.definition import check_column_name
+from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+QuerySpec: TypeAlias = str | UDF | tuple[UDF | str, Sequence[str]]
+"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF, or its import path, with inputs."""
+
+# Metadata of a source column that its view must not inherit: the UDF that computes it, and its primary key.
+_NOT_INHERITED = (b"geneva::", b"lance-schema:")
+_INTERNAL = {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
+
+
+@dataclass(frozen=True)
+class ResolvedColumns:
+    """The columns of a query on one version of its source: their nullable fields, and the UDFs by column.
+
+    `reads` are the source columns that they read.
+    """
+
+    columns: tuple[OutputColumn, ...]
+    schema: pa.Schema
+    udfs: Mapping[str, UDF] = field(repr=False)
+    reads: frozenset[str]
+
+
+def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> ResolvedColumns:
+    """Check a query's columns, given by name and `QuerySpec`, and find their types.
+
+    An input of a UDF is an earlier column of the query with that name, else the source's column. SQL expressions read
+    the source's columns only.
+    """
+    visible = visible_columns(dataset.schema)
+    names = [name for name, _ in specs]
+    for name in names:
+        check_column_name(name)
+        if name.lower() in SYSTEM_COLUMNS:
+            raise InvalidInput(
+                f"{name!r} cannot be the name of a column: views have columns of that name. Choose another."
+            )
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise InvalidInput(f"The query of table {table!r} has columns {twice} twice. Give each column one name.")
+    if not names:
+        raise InvalidInput(f"The query of table {table!r} has no columns. Select some: {', '.join(visible)}.")
+    source = _Source(dataset, table, visible)
+    columns: list[OutputColumn] = []
+    fields: dict[str, pa.Field] = {}
+    udfs: dict[str, UDF] = {}
+    reads: set[str] = set()
+    for position, (name, spec) in enumerate(specs):
+        if isinstance(spec, str):
+            column, made, read = source.resolve_text(name, spec)
+        else:
+            udf, inputs = _split(name, spec)
+            column = source.resolve_udf(name, udf, inputs, fields, names[position:])
+            if udf.is_batch_api and (fed := sorted(udfs.keys() & set(column.columns))):
+                raise InvalidInput(
+                    f"Column {name!r}: UDF {udf.name!r} is a batch API, and takes {fed}, which other UDFs compute; "
+                    "these would compute it again while the service works. Make a view with these, and a view of it "
+                    "with the batch API, or a computed column."
+                )
+            made = pa.field(name, udf.data_type)
+            read = {given for given in column.columns if given not in fields}
+            udfs[name] = udf
+        columns.append(column)
+        fields[name] = made
+        reads |= read
+    return ResolvedColumns(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
+
+
+def check_expression(sql: object, what: str) -> str:
+    """Refuse an expression that is not a text, is empty, or reads system columns."""
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidInput(f"{what} is {sql!r:.200}. Give it as a text that is not empty.")
+    internal = names_in(sql) & {*_INTERNAL, *SYSTEM_COLUMNS}
+    if internal:
+        raise InvalidInput(
+            f"{what}, {sql!r}, reads {sorted(internal)}, which are Lance's and the views' own and change without the "
+            "rows changing. Use the table's columns."
+        )
+    depth = 0
+    for character in brackets_in(sql):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            # Lance would parse only the part before this bracket; in brackets of ours, the text means something else.
+            raise InvalidInput(f"{what}, {sql!r}, closes a bracket that it did not open. Write one condition or value.")
+    return sql.strip()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The table of a query, and the names of the columns that the query may use."""
+
+    dataset: lance.LanceDataset
+    table: str
+    visible: list[str]
+
+    @cached_property
+    def fields(self) -> dict[str, pa.Field]:
+        visible = set(self.visible)
+        return {field.name: field for field in self.dataset.schema if field.name in visible}
+
+    def resolve_text(self, name: str, text: str) -> tuple[OutputColumn, pa.Field, set[str]]:
+        """Resolve a column's name or an SQL expression; return also the source columns that it reads."""
+        source = text.strip()
+        if source.startswith("`") and source.endswith("`"):
+            source = source[1:-1]
+        if source in self.fields:
+            found = self.fields[source]
+            kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
+            made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
+            if is_blob(found):
+                # Convert the older kind of blob too: views use the newest storage format, which has one kind only.
+                made = blob_field(name)
+            return OutputColumn(name, "column", str(made.type), expression=source), made, {source}
+        sql = check_expression(text, f"The expression of column {name!r}")
+        made = pa.field(name, self._sql_type(name, sql))
+        return OutputColumn(name, "sql", str(made.type), expression=sql), made, set(where_columns(sql, self.visible))
+
+    def _sql_type(self, name: str, sql: str) -> pa.DataType:
+        try:
+            # Lance cannot scan an expression alone, so add row ids: a column's name might contain a backtick. An empty
+            # scan also finds errors in the execution plan.
+            with engine_errors():
+                scanner = self.dataset.scanner(columns={"value": f"({sql})"}, with_row_id=True, limit=0)
+                found = scanner.to_table().schema.field("value")
+        except EngineError as error:
+            listed = ", ".join(self.visible)
+            if sql.strip("`") == name:
+                raise InvalidInput(
+                    f"Column {name!r} is not in table {self.table!r}, which has: {listed}. Select one of these, or "
+                    f'give an expression: select({{"{name}": "..."}}).'
+                ) from None
+            raise InvalidInput(
+                f"The expression {sql!r} of column {name!r} is not valid for table {self.table!r} with the columns "
+                f"{listed}: {explain_sql_error(self.dataset, sql, error)} Write it as after SELECT in SQL, over "
+                "columns of the table, without aggregates."
+            ) from None
+        if is_blob(found):
+            raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")
+        if pa.types.is_null(found.type):
+            raise InvalidInput(f"Column {name!r} has no type: {sql!r} is NULL. Give one, as in CAST(NULL AS BIGINT).")
+        return found.type
+
+    def resolve_udf(
+        self, name: str, udf: UDF, inputs: Sequence[str] | None, earlier: dict[str, pa.Field], later: Sequence[str]
+    ) -> OutputColumn:
+        definition = udf.definition(inputs)
+        if definition.input_columns is None:
+            definition = replace(definition, input_columns=tuple(self.visible))
+        given = definition.input_columns or ()
+        columns = ChainMap(earlier, self.fields)
+        missing = [column for column in given if find_field(columns, column) is None]
+        if missing:
+            advice = f"Map its inputs: ({udf.name}, [...])."
+            if early := [column for column in missing if column in later]:
+                advice = (
+                    f"A UDF can take columns that come before it: put {early} before {name!r}, and no column feeds "
+                    "itself."
+                )
+            raise InvalidInput(
+                f"Column {name!r}: UDF {udf.name!r} takes {list(given)}, and there is no column {missing} in table "
+                f"{self.table!r} or before it in the query, only {', '.join(columns)}. {advice}"
+            )
+        check_input_fields(udf, columns, given, self.table)
+        return OutputColumn(name, "udf", str(udf.data_type), udf=definition)
+
+
+def _split(name: str, spec: Any) -> tuple[UDF, Sequence[str] | None]:
+    pair = isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == 2
+    udf, inputs = spec if pair else (spec, None)
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    udf = load_udf(udf) if pair and isinstance(udf, str) else udf
+    if not isinstance(udf, UDF):
+        raise InvalidInput(
+            f"Column {name!r} is given {spec!r:.200}. Give a column's name or an SQL expression as text, a UDF, or "
+            '(udf, ["input", ...]).'
+        )
+    return udf, inputs

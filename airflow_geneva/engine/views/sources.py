@@ -1,0 +1,74 @@
+"""The databases in which the source of a view may lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.storage.files import in_threads
+from airflow_geneva.engine.storage.location import TableLocation, table_names
+from airflow_geneva.engine.storage.uri import check_name, join, normalize_uri, without_credentials
+from airflow_geneva.engine.views.definition import ViewDefinition, is_view
+from airflow_geneva.errors import InvalidInput
+
+_created: set[tuple[str, str]] = set()
+"""Views that this process created, by URI, with the database of the source that it gave them."""
+
+
+def allow_databases(given: Iterable[str | os.PathLike[str]] | None) -> tuple[str, ...]:
+    """Return URIs in the form in which definitions name databases; `InvalidInput` if one is not valid."""
+    if isinstance(given, (str, os.PathLike)):
+        raise InvalidInput(f"sources={given!r} is one database. Give a list of them: sources=[{str(given)!r}].")
+    return tuple(without_credentials(normalize_uri(one)) for one in given or ())
+
+
+def keep_source(view: TableLocation, definition: ViewDefinition) -> None:
+    """Allow the source with which this process created a view, until it ends."""
+    _created.add((view.uri, definition.source_database))
+
+
+def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iterable[str] = ()) -> TableLocation:
+    """Return where the source of a view lies, with the credentials of the view.
+
+    Everyone who may write the view's folder may change its definition, and could have rows of any database copied there
+    that the reader may read. So the source lies in the view's database, in one of those that are `allowed`, or where
+    this process created the view from.
+
+    Raises:
+        InvalidInput: the definition names another database, or no valid table.
+    """
+    table, database = check_name(definition.source_table, "table"), definition.source_database
+    if database == without_credentials(view.database_uri):
+        database = view.database_uri
+    elif database not in allowed and (view.uri, database) not in _created:
+        raise InvalidInput(
+            f"The definition of view {view.name!r} names a source in another database, {database!r:.300}, and only "
+            "databases that you name are opened for it, since all who may write the view may change its definition. "
+            f"If it is right, allow it: db.open_view({view.name!r}, sources=[...]), in Airflow "
+            "RefreshTaskGroup(sources=[...]), of the command --source."
+        )
+    return TableLocation(join(database, f"{table}.lance"), table, view.options)
+
+
+def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:
+    """Return the views of a table in its own database, with their definitions; views that cannot be read are left out.
+
+    Every table of the database is opened.
+    """
+
+    def look(name: str) -> tuple[TableLocation, ViewDefinition] | None:
+        location = TableLocation(join(source.database_uri, f"{name}.lance"), name, source.options)
+        try:
+            metadata = location.open().schema.metadata
+            definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
+        except BaseException as error:  # one damaged view must not hide the others
+            if not is_failure(error):
+                raise
+            return None
+        if definition is None or not definition.is_of(source.database_uri, source.name):
+            return None
+        return location, definition
+
+    names = table_names(source.database_uri, source.options)
+    return {name: found for name, found in zip(names, in_threads(look, names), strict=True) if found is not None}

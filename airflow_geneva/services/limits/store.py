@@ -1,0 +1,92 @@
+"""Where a budget lies: in the configuration of a small Lance table without rows, whose commits are conditional.
+
+A write is a commit of one key of the configuration, and Lance refuses it if another process wrote the key since. That
+holds on every store that pylance reaches, and needs no server and no package beside pylance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.conflicts import is_undecided
+from airflow_geneva.engine.lance_io.engine_errors import engine_errors
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.outages import pylance_options
+from airflow_geneva.errors import StorageError
+from airflow_geneva.services.limits.budget import LATENESS, Budget, own_seconds
+
+_KEY = "geneva::budget"
+_KEPT_VERSIONS = 500
+_AT_EXIT = {"connect_timeout": "2s", "timeout": "5s", "client_max_retries": "0", "client_retry_timeout": "1"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A budget, the version of the table that has it, and when it was read by this machine's clock."""
+
+    budget: Budget
+    version: int
+    read_at: float
+
+
+@dataclass(frozen=True)
+class BudgetTable:
+    """The budget of one key of a database, whose limits lie in `storage`."""
+
+    storage: Storage
+    key: str
+
+    def at_exit(self) -> BudgetTable:
+        """Return it for the end of a process, which waits for no store."""
+        options = {**dict(self.storage.options), **_AT_EXIT}
+        return replace(self, storage=Storage(self.storage.root, tuple(sorted(options.items()))))
+
+    @property
+    def uri(self) -> str:
+        return self.storage.path(f"{self.key}.lance")
+
+    def read(self) -> Found:
+        """Read the newest budget, and make the table if there is none; `StorageError` if the store does not answer."""
+        import lance
+
+        began, options = own_seconds(), pylance_options(self.storage.options)
+        with engine_errors(lambda error: StorageError(f"Cannot read the limit {self.key!r} at {self.uri}: {error}.")):
+            try:
+                dataset = lance.dataset(self.uri, storage_options=options)
+            except (OSError, ValueError):
+                try:
+                    nothing = pa.table({"nothing": pa.array([], pa.int8())})
+                    dataset = lance.write_dataset(nothing, self.uri, mode="create", storage_options=options)
+                except OSError:
+                    # Another process made it first.
+                    dataset = lance.dataset(self.uri, storage_options=options)
+            text = dataset.config().get(_KEY)
+        return Found(Budget() if text is None else Budget.from_json(text), dataset.version, began)
+
+    def write(self, budget: Budget, found: Found) -> bool:
+        """Write a budget in place of the one that was found; False: it has to be read again."""
+        import lance
+
+        # A cleanup may have removed the versions between, and Lance would not see that others wrote them.
+        if own_seconds() - found.read_at > LATENESS:
+            return False
+        options = pylance_options(self.storage.options)
+        update = lance.LanceOperation.UpdateMap(updates={_KEY: budget.to_json()}, replace=False)
+        operation = lance.LanceOperation.UpdateConfig(config_updates=update)
+        with engine_errors(lambda error: StorageError(f"Cannot write the limit {self.key!r} at {self.uri}: {error}.")):
+            try:
+                fault_point("limit.before")
+                dataset = lance.LanceDataset.commit(
+                    self.uri, operation, read_version=found.version, storage_options=options, max_retries=0
+                )
+            except OSError as error:
+                if is_undecided(error):
+                    return False
+                raise
+            fault_point("limit.after")
+            if dataset.version % _KEPT_VERSIONS == 0:
+                dataset.cleanup_old_versions(retain_versions=_KEPT_VERSIONS)
+        return True
