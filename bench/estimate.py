@@ -150,7 +150,7 @@ def _on_warm_spark(database: airflow_geneva.Database, name: str, shape: Shape) -
     for begin in range(0, rows, size):
         table.add(some(before + begin, min(size, rows - begin)))
     plan = table.plan_backfill("y", concurrency=SLOTS)
-    estimate = estimate_by_history(plan, table.location, "spark")
+    estimate = estimate_by_history(plan, "spark")
     result = table.backfill("y", runner="spark", concurrency=SLOTS)
     return {
         "by": ON_SPARK,

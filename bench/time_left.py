@@ -108,7 +108,7 @@ def _run(table: Table, shape: Shape) -> None:
         return
     request = BackfillRequest("y", sizing=sizing)
     plan = plan_request(table.location, request, _UDFS[shape.udf], None)
-    about = {"expected": estimate_by_history(plan, table.location, "spark").pace()}
+    about = {"expected": estimate_by_history(plan, "spark").pace()}
     saved = record_plan(plan, table.location, store_code=True, about=about)
     job, results = PlannedJob(table.location, saved), []
     for shard in plan.shards:
