@@ -189,7 +189,7 @@ def _slot_seconds(table: airflow_geneva.Table, job_id: str) -> float:
     from airflow_geneva.engine.job.speed import UdfSpeed
 
     folder = JobFolder.of(table.location.checkpoints, job_id)
-    return UdfSpeed.from_json((folder.read_end(folder.read(RECORD) or {}) or {}).get("speed")).seconds
+    return UdfSpeed.from_json(((folder.read(RECORD) or {}).get("ended") or {}).get("speed")).seconds
 
 
 def _spend(seconds: float) -> None:
