@@ -25,7 +25,7 @@ _PRELOAD = (
     "airflow_geneva.table",
     "airflow_geneva.engine.plan.request",
     "airflow_geneva.engine.run.pipeline",
-    "airflow_geneva.cleanup",
+    "airflow_geneva.engine.cleanup",
     "tests.support.harness",
 )
 
