@@ -17,8 +17,9 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from airflow_geneva import UDF, connect, faults
+from airflow_geneva import UDF, connect
 from airflow_geneva.database import Database
+from airflow_geneva.engine import faults
 from airflow_geneva.engine.checkpoint import value_cache
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.job.folder import JobFolder
