@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
+from airflow_geneva.engine.storage import behind
 from airflow_geneva.engine.storage.behind import WriteBehind
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import JobFailed
@@ -67,16 +69,17 @@ def test_a_crash_of_the_thread_that_writes_behind_fails_the_run_and_the_next_one
 ) -> None:
     table = db.create_table("docs", numbers(*range(40)), max_rows_per_file=10)
     table.add_columns({"y": triple})
-    write, calls = WriteBehind._write, list[str]()
+    write, crashes = WriteBehind._write, list[str]()
 
     def crash(self: WriteBehind, key: tuple[str, str], storage: Storage, content: bytes) -> None:
-        calls.append(key[1])
-        if len(calls) == 1:
+        if threading.current_thread().name == "geneva-write-behind" and not crashes:
+            crashes.append(key[1])
             raise MemoryError
         write(self, key, storage, content)
 
     with monkeypatch.context() as crashing:
         crashing.setattr(WriteBehind, "_write", crash)
+        crashing.setattr(behind, "_EVERY_SECONDS", 0.0)
         with pytest.raises(JobFailed, match=r"thread that writes the documents of .* has crashed: MemoryError\(\)"):
             table.backfill("y", runner="inline", checkpoint_size=5)
     assert db.jobs(table="docs")[0].state == "FAILED"
