@@ -20,10 +20,11 @@ from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.lance_io.fragments import columns_of, field_ids
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.plan.model import Plan
-from airflow_geneva.engine.plan.saved_plan import save_plan, shard_summaries
+from airflow_geneva.engine.plan.saved_plan import shard_summaries
 from airflow_geneva.engine.plan.shard import fragments_per_commit
 from bench import processes, udfs
 from bench.cases import TABLE, open_table
+from tests.support.plans import save_plan
 
 ROWS = 1_000_000
 """Rows of a fragment, as its metadata say: no row is ever read."""

@@ -243,6 +243,12 @@ def failing_at_once(*kinds: type[GenevaError]) -> Iterator[None]:
         raise AirflowFailException(str(error)) from error
 
 
+def answered_by(answer: Mapping[str, Any]) -> str:
+    """Return who answered a required action, by the event of Airflow's human-in-the-loop operator."""
+    user = answer.get("responded_by_user") or {}
+    return str(user.get("name") or user.get("id") or "the default answer")
+
+
 def open_database(lance_conn_id: str, database: str | None) -> Database:
     """Open the database that templated fields name."""
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))

@@ -10,6 +10,7 @@ from airflow.sdk import Context
 
 from airflow_geneva.engine.job.heartbeat import APPROVAL
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._lance_task import answered_by
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
 
 
@@ -46,8 +47,7 @@ class ApproveOperator(ApprovalOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:
         answer = HITLOperator.execute_complete(self, context, event)
-        user = answer.get("responded_by_user") or {}
-        name = user.get("name") or user.get("id") or "the default answer"
+        name = answered_by(answer)
         if answer["chosen_options"] == [self.APPROVE]:
             self.log.info("Approved by %s.", name)
             return self._shards(context)

@@ -13,6 +13,7 @@ from airflow_geneva.engine.lance_io.conflicts import conflict_retries
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
+    answered_by,
     is_template,
     optional_int,
     parse_bool,
@@ -112,8 +113,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         answer = super().execute_complete(context, event)
-        user = answer.get("responded_by_user") or {}
-        name = user.get("name") or user.get("id") or "the default answer"
+        name = answered_by(answer)
         if answer["chosen_options"] == [self.APPROVE]:
             self.log.info("Approved by %s.", name)
             return self._promote(context)

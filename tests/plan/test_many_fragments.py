@@ -9,7 +9,6 @@ import pytest
 from airflow_geneva.engine.checkpoint.facts import Facts
 from airflow_geneva.engine.lance_io.manifest import Manifest
 from airflow_geneva.engine.lance_io.messages import Numbers
-from airflow_geneva.engine.plan.saved_plan import save_plan
 from airflow_geneva.engine.plan.shard import (
     FRAGMENTS_PER_COMMIT,
     FRAGMENTS_PER_SHARD,
@@ -18,6 +17,7 @@ from airflow_geneva.engine.plan.shard import (
 )
 from bench import planning, udfs
 from bench.cases import open_table
+from tests.support.plans import save_plan
 
 FRAGMENTS = 300
 

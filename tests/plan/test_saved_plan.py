@@ -18,7 +18,7 @@ from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, Plan
-from airflow_geneva.engine.plan.saved_plan import SwapPlan, load_plan, save_plan, shard_summaries
+from airflow_geneva.engine.plan.saved_plan import SwapPlan, load_plan, shard_summaries
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works, cut_shards
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage
@@ -26,6 +26,7 @@ from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.errors import InvalidInput
 from tests.support.counting import triple
 from tests.support.invariants import assert_closed
+from tests.support.plans import save_plan
 
 WORK = BackfillSpec(
     job_id="20310101T000000-abc",

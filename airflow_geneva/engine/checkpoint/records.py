@@ -170,8 +170,8 @@ class StagedFragment:
             looked_at=looked_at,
             failures=Failures.loads(row["failures"]),
             taken=_ranges_by_name(row["taken"]),
-            nulls=_ranges_by_name(row.get("nulls") or "[]"),
-            size_bytes=row.get("size_bytes") or 0,
+            nulls=_ranges_by_name(row["nulls"]),
+            size_bytes=row["size_bytes"],
         )
 
 

@@ -6,7 +6,6 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from airflow_geneva.engine.checkpoint.packs import from_bytes, to_bytes
@@ -134,13 +133,6 @@ def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, byte
     fingerprint = sha256(data)
     documents[plan_name(fingerprint)] = data
     return _saved(fingerprint, json.loads(data)), documents
-
-
-def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
-    """Write a plan into its job's folder."""
-    saved, documents = plan_documents(plan, run)
-    job.side_by_side(*(partial(job.write_bytes, name, data) for name, data in documents.items()))
-    return saved
 
 
 def _sizes(shard: Shard) -> dict[str, int]:
