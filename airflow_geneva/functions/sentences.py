@@ -57,7 +57,7 @@ class _SentenceEmbeddings:
         if not given:
             return filled([], at, len(texts), self.dimensions)
         if self.model == WORDLLAMA:
-            # It pads each batch to its longest text: texts that nobody has sorted are padded less in small batches.
+            # wordllama pads each batch to its longest text, so unsorted texts are padded less in small batches.
             fits = len(text) * (pc.max(bytes_of(text)).as_py() or 0) <= _MOST_PADDED
             found = self.loaded.embed(given, batch_size=len(given) if fits else _UNSORTED)
             if self.normalize:  # a text without words has the vector 0, of which wordllama would make NaN

@@ -40,6 +40,8 @@ def write() -> dict[str, Any]:
         "triggers": triggers(),
         "deferred": deferred(),
     }
+    # Where this checkout lies says nothing of the DAG.
+    found["dag"]["dag"] |= {"fileloc": "/dags/written_before.py", "_processor_dags_folder": "/dags"}
     for group in ("backfill", "refresh"):
         shards = run.xcom(f"{group}.plan")
         found[group] = {"shards": shards, "summary": run.xcom(f"{group}.plan", "summary")}

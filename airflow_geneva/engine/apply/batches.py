@@ -1,4 +1,4 @@
-"""Cut a window of rows into batches for a model: rows alike in weight, as many as fit."""
+"""Cut rows into batches for a model: rows of similar weight, up to the limit of a batch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Cutter:
-    """Cuts the rows of a window; by weight, the heaviest first, if there are weights.
+    """Cuts the rows of a window into batches, by descending weight if there are weights.
 
-    A batch costs what a model pads it to: the weight of its heaviest row times its number of rows. It is at most what
-    fits, or the batch is a single row.
+    The weight of a batch is that of its heaviest row times its number of rows, because a model pads all rows to the
+    longest one. It is at most the limit, unless the batch is a single row.
     """
 
     udf: UDF
@@ -42,7 +42,7 @@ class Cutter:
         return rows if self.weights is None else rows[np.argsort(-self.weights[rows], kind="stable")]
 
     def first_batch(self, rows: Rows) -> int:
-        """Return how many of these rows, in order, are the first batch, as much as fits by now."""
+        """Return the number of rows in the first batch of these sorted rows, by the current limit."""
         most = len(rows) if self.most_rows is None else min(self.most_rows, len(rows))
         if self.weights is None:
             return most
@@ -104,7 +104,7 @@ class _BegunWindow(BegunBatch):
         self._failures = list[RowFailure]()
 
     def cut(self, cutter: Cutter, rows: Rows) -> None:
-        """Take rows to compute; begin their batches now if calls are made in the background."""
+        """Set the rows to compute; start their batches now if calls run in the background."""
         self.cutter, rows = cutter, cutter.in_order(rows)
         while self.inner.calls_at_a_time and len(rows):
             count = cutter.first_batch(rows)
@@ -157,7 +157,7 @@ class _BegunWindow(BegunBatch):
         self._failures += failures
 
     def fail(self, row: int, error: UdfError) -> None:
-        """Note that a row fails the job: only those before it still have to be computed."""
+        """Record that a row fails the job, so that only the rows before it are computed."""
         if row < self.stop:
             self.stop, self.error = row, error
 
@@ -166,7 +166,7 @@ class _BegunWindow(BegunBatch):
         return self.inner.begin(self.window if in_order else rows_at(self.window, pa.array(rows)))
 
     def _take(self, rows: Rows, begun: BegunBatch) -> None:
-        """Wait for a batch and keep its results; of one with a row that fails the job, the rest is left to do."""
+        """Wait for a batch and keep its results; rows behind one that fails the job return to `todo`."""
         try:
             mapped = begun.result()
         except UdfError as error:
@@ -182,7 +182,7 @@ class _BegunWindow(BegunBatch):
         self.keep(rows, mapped.values, _moved(mapped.failures, rows))
 
     def _joined(self, stop: int) -> tuple[pa.Array, tuple[RowFailure, ...]]:
-        """Return the values and failures of the rows that are done and lie before one, in the order of the rows."""
+        """Return the values and failures of the computed rows before `stop`, in row order."""
         rows = np.concatenate([np.empty(0, np.int64), *self._rows])
         order = np.argsort(rows)
         values = pa.concat_arrays(self._values) if self._values else pa.nulls(0, self.kind)

@@ -1,4 +1,4 @@
-"""What a call says of its device: that its memory does not suffice, or that the device failed."""
+"""Recognize exceptions about a device: out of memory, and a failed device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FAILED = re.compile(
 
 
 def is_out_of_memory(error: BaseException, named: tuple[type[Exception], ...] = ()) -> bool:
-    """Whether a call ran out of its device's memory: by its exception, or because the UDF names it."""
+    """Whether an exception says that the device has no memory left, or is one of the UDF's `out_of_memory`."""
     return isinstance(error, named) or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}") is not None
 
 
@@ -37,14 +37,14 @@ def is_device_failure(text: str) -> bool:
 
 
 def device_failed(why: CallFailure | str) -> DeviceFailed:
-    """Return the error of the device that this process has; all later calls here fail, too."""
+    """Return an error that names this process's host and device; later calls in this process would fail too."""
     device = os.environ.get("CUDA_VISIBLE_DEVICES") or "all"
     text = why if isinstance(why, str) else f"{why.name}: {why.message}"
     return DeviceFailed(f"The device of host {socket.gethostname()}, CUDA_VISIBLE_DEVICES={device}, failed. {text}")
 
 
 def release(error: BaseException | None) -> None:
-    """Let go of what the frames of an exception hold: the tensors of a call that is made again, in smaller ones."""
+    """Release the objects in an exception's frames, such as the tensors of a call that is repeated with fewer rows."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

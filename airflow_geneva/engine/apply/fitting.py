@@ -1,4 +1,4 @@
-"""How large the calls of a UDF may be for its device's memory, as calls and earlier jobs found out."""
+"""The largest batches of a UDF that fit into its device's memory, learned from calls and from earlier jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _inherited: dict[_Key, float] = {}
 
 
 def most_fitting(udf: UDF) -> float:
-    """Return the largest call for which the device's memory is known to suffice: rows, or weight if it has weights."""
+    """Return the largest batch that fits into the device's memory, in rows or in weight; infinity if none failed."""
     return min(_learned.get(_key(udf), inf), _inherited.get(_key(udf), inf))
 
 
@@ -26,13 +26,13 @@ def learn(udf: UDF, most: float) -> None:
 
 
 def inherit(udfs: Iterable[UDF], known: Mapping[str, float]) -> None:
-    """Take over what earlier jobs of these UDF versions found out."""
+    """Adopt the limits that earlier jobs of these UDF versions learned."""
     for udf in udfs:
         _inherited[_key(udf)] = known.get(_name(udf), inf)
 
 
 def learned_by(udfs: Iterable[UDF]) -> dict[str, float]:
-    """Return what this process found out, for the next jobs."""
+    """Return the limits that this process learned, for later jobs."""
     return {_name(udf): most for udf in udfs if (most := _learned.get(_key(udf)))}
 
 

@@ -33,7 +33,7 @@ _PART_SECONDS, _FIRST_ROWS = 0.25, 4
 
 
 def prepared_columns(batch: pa.RecordBatch, of: str = "") -> list[pa.Array]:
-    """Return what a stage made of the rows of a batch; nothing if it has not run. A view has one for each column."""
+    """Return the values and states that a stage added to a batch, or nothing if it has not run."""
     names = batch.schema.names
     return [batch.column(name + of) for name in (VALUE, STATE) if name + of in names]
 
@@ -106,7 +106,7 @@ class PreprocessedMapper(BatchMapper):
         return _BegunBesideFailures(begun, rows, stop, failed)
 
     def _preprocess(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-        """Run the stage; return its values and how it went, up to a row that fails the job."""
+        """Run the stage; return values and states, up to a row that fails the job."""
         stage = self._free.get()
         fatal: dict[int, str] = {}
         try:
@@ -131,7 +131,7 @@ class PreprocessedMapper(BatchMapper):
         return values, pa.array(states, pa.string())
 
     def _prepared(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-        """Return the stage's values, and how it went, of all rows before one that fails the job."""
+        """Return the stage's values and states of all rows before one that fails the job."""
         prepared = prepared_columns(batch)
         if not prepared:
             return self._preprocess(batch)
@@ -159,7 +159,7 @@ class PreprocessedMapper(BatchMapper):
 
 @dataclass(frozen=True)
 class _Failed(BegunBatch):
-    """A batch of which no row is called."""
+    """A batch whose stage failed, so that no row is called."""
 
     error: BaseException
 
@@ -176,7 +176,7 @@ class _Failed(BegunBatch):
 
 @dataclass(frozen=True)
 class _BegunBesideFailures(BegunBatch):
-    """A batch of which the stage failed on some rows, and the others are called, up to one that fails the job.
+    """A batch with rows on which the stage failed; the other rows are called, up to one that fails the job.
 
     Args:
         rows: those that are called.
@@ -227,7 +227,7 @@ def _call_failure(told: Mapping[str, Any]) -> CallFailure:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that a stage works on at once; those of a call end with the part that `ends` it."""
+    """Rows that a stage processes together; `ends` marks the last part of a call."""
 
     rows: RowBatch
     ends: bool
@@ -252,7 +252,7 @@ class RowsAhead:
         self._width = 0.0
 
     def parts(self, batches: Iterable[RowBatch], run: Ranges) -> Iterator[Part]:
-        """Cut the rows of a fragment, by the number of those that are to run."""
+        """Cut the rows of a fragment into parts by the number of rows to compute."""
         begun = 0
         for rows in batches:
             chosen = rows.chosen(run)
@@ -269,7 +269,7 @@ class RowsAhead:
                 at, begun = until, 0 if ends else begun
 
     def prepare(self, rows: RowBatch, run: Ranges) -> RowBatch:
-        """Return rows with what the stages made of those that are to run."""
+        """Return rows with the stages' values and states for those to compute."""
         chosen = rows.chosen(run)
         picked = np.arange(len(rows.offsets)) if chosen is None else np.flatnonzero(chosen)
         if not len(picked):

@@ -1,4 +1,4 @@
-"""How much of the time a function ran, and what it waited for in the rest."""
+"""The share of time in which a function ran, and the causes of its waits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TELLING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Busy:
-    """What the function of a task did from its first call to the end of its newest one, in seconds; tasks add up.
+    """Seconds that the function of a task ran and waited; the values of several tasks are added.
 
     Args:
-        between: from the begin of the first call to the end of the newest one.
+        between: from the start of the first call to the end of the newest one.
         called: seconds in which the function ran.
-        reading, preprocessing, writing: seconds in which it waited for rows, for its stage to make its inputs of them,
-            and for its results to be written.
+        reading, preprocessing, writing: seconds in which it waited for rows, for its stage, and for its results to be
+            written.
     """
 
     between: float = 0.0
@@ -29,7 +29,7 @@ class Busy:
         return Busy(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
-        """Say it in one line; "" after a few seconds, which say little."""
+        """Describe it in one line; "" for runs of less than ten seconds."""
         if self.between < _TELLING_SECONDS:
             return ""
         waits = {"reading": self.reading, "preprocessing": self.preprocessing, "writing": self.writing}
@@ -39,10 +39,10 @@ class Busy:
 
     @staticmethod
     def from_json(document: object) -> Busy:
-        """Read what a document says; nothing if it says nothing, or if it is damaged."""
+        """Parse a document; return zeros if it is missing or damaged."""
         if not isinstance(document, Mapping):
             return Busy()
         try:
-            return Busy(*(float(document.get(part.name, 0.0)) for part in fields(Busy)))
-        except (TypeError, ValueError):
+            return Busy(*(float(document[part.name]) for part in fields(Busy)))
+        except (LookupError, TypeError, ValueError):
             return Busy()

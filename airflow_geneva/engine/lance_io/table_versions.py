@@ -66,7 +66,7 @@ def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
     """
     place = database.root, table
     location = TableLocation(database.path(f"{table}.lance"), table, database.options)
-    with suppress(FileNotFoundError, InvalidInput):  # dropped, or it cannot be opened, which is told apart below
+    with suppress(FileNotFoundError, InvalidInput):  # a dropped table, or one that cannot be opened: see below
         if not database.local and _KEPT.get(place) is not False and (place in _KEPT or location.exists()):
             newest = location.open()
             _KEPT[place] = newest.stats.dataset_stats()["num_fragments"] <= _MOST_KEPT_FRAGMENTS

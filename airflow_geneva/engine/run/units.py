@@ -95,10 +95,10 @@ def stopped_at_cap(folder: JobFolder, saved: SavedPlan, shard: int) -> str | Non
 
 
 def tasks_per_slot(work: JobSpec, shard: Shard, slots: int) -> int:
-    """Return how many tasks to give each slot: more if they take long, so that slots are idle for less at the end.
+    """Return the number of tasks per slot: more for long jobs, so that slots idle less at the end.
 
-    What rows cost may differ, and a slot that is done waits for the others. Nobody knows how long a first job takes; of
-    one that asks for GPUs it is worth small tasks.
+    Rows may differ in cost, and a slot that has finished its tasks waits for the others. Without an earlier job the
+    duration is unknown; a first job that asks for GPUs gets the most tasks.
     """
     if work.slot_seconds is None:
         return _MOST_TASKS if any(udf.num_gpus for udf in work.udfs.values()) else _FEWEST_TASKS
