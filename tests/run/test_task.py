@@ -13,12 +13,17 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Table, udf
+from airflow_geneva.engine.apply.applier import Applier
 from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Unkept
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.run import units
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import JobFailed, StorageError
 from tests.support.counting import Trace, leave_trace, triple, tripled
 from tests.support.invariants import assert_exact, assert_right
@@ -169,25 +174,60 @@ def test_a_write_that_fails_ends_the_task_and_what_was_kept_before_is_not_run_ag
     assert not set(trace.rows()) & before, "each step had its checkpoint"
 
 
+def _fails_at(fragment: int, read_rows: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def failing(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
+        if files.id == fragment:
+            raise StorageError("the store is away")
+        return read_rows(dataset, files, *more)
+
+    return failing
+
+
 def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = make_table(60, per_fragment=10)
     table.add_columns({"y": triple})
-    original = units.read_rows
-
-    def failing(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
-        if files.id == 3:
-            raise StorageError("the store is away")
-        return original(dataset, files, *more)
-
     with monkeypatch.context() as patched:
-        patched.setattr(units, "read_rows", failing)
+        patched.setattr(units, "read_rows", _fails_at(3, units.read_rows))
         with pytest.raises(JobFailed, match="the store is away") as failed:
             table.backfill("y", runner="inline")
     assert "in failing" in "".join(traceback.format_exception(failed.value))
     assert_exact(trace, range(30))
     table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, range(60))
+
+
+def test_a_fragment_that_is_staged_already_does_not_hold_up_the_function(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that keeps it may be done before the thread that computes finds that it has no rows."""
+    table = make_table(60, per_fragment=10)
+    table.add_columns({"y": triple})
+    plan = table.plan_backfill("y", checkpoint_interval=0.0)
+    job, (shard,) = PlannedJob(table.location, record_plan(plan, table.location)), plan.shards
+    with monkeypatch.context() as patched:
+        patched.setattr(units, "read_rows", _fails_at(4, units.read_rows))
+        with pytest.raises(StorageError, match="the store is away"):
+            job.apply(shard, Udfs({"y": triple}))
+    kept, compute, acknowledge = threading.Semaphore(0), Applier.compute, Acknowledgments.kept
+
+    def acknowledging(acknowledged: Acknowledgments, rows: Unkept) -> None:
+        acknowledge(acknowledged, rows)
+        kept.release()
+
+    def computing(applier: Applier, fragment: Any, run: Ranges, *more: Any) -> None:
+        compute(applier, fragment, run, *more)
+        assert run or kept.acquire(timeout=SECONDS)
+
+    monkeypatch.setattr(Acknowledgments, "kept", acknowledging)
+    monkeypatch.setattr(Applier, "compute", computing)
+    again = threading.Thread(target=job.apply, args=(shard, Udfs({"y": triple})), daemon=True)
+    again.start()
+    again.join(SECONDS)
+    assert not again.is_alive()
+    job.finish([job.commit(shard)])
     assert_right(table, "y", tripled)
     assert_exact(trace, range(60))
 

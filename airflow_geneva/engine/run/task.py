@@ -366,7 +366,9 @@ class _Run:
             if not isinstance(error, StillWaiting):
                 raise
         finally:
-            lane.last, lane.speed = applier.unkept, applier.speed
+            # Not replaced: of a unit that was staged before, the keeper has acknowledged them by now.
+            lane.last.since, lane.last.rows = applier.unkept.since, applier.unkept.rows
+            lane.speed = applier.speed
             lane.steps.end(ended)
         with waits.for_writing():
             self.acknowledged.wait(lane.last)
