@@ -15,7 +15,7 @@ from airflow_geneva.functions.made import check_whole, filled, library, make
 
 WORDLLAMA = "wordllama"
 _OF_WORDLLAMA = (64, 128, 256)
-_MOST_PADDED = 32_768
+_MOST_PADDED = 8_192
 """Bytes of a call of wordllama, padding included: larger ones leave a CPU's cache, and smaller ones cost more calls."""
 _UNSORTED = 32
 
@@ -80,7 +80,7 @@ def sentence_embeddings(
         dimensions: length of the vectors: of wordllama 64, 128 or 256. Others are cut to it.
         normalize: give vectors of length 1; that of an empty text stays 0.
         settings: for the decorator `udf`, such as `batch_limit`, `num_gpus` and `memory`. Texts of similar length are
-            called together, by their bytes (`batch_by`); wordllama gets at most 32,768 in a call, padding included.
+            called together, by their bytes (`batch_by`); wordllama gets at most 8,192 in a call, padding included.
     """
     check_whole("dimensions", dimensions)
     if model == WORDLLAMA and dimensions not in _OF_WORDLLAMA:
