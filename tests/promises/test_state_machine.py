@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ def value_of(number: int, x: int | None) -> int:
     return -1 - number if x is None else 1_000 * x + number
 
 
-def function(fails_at: int | None = None) -> UDF:
-    """One UDF version, which fails at one row when told to."""
+@udf(data_type=pa.struct({"id": pa.int64(), "x": pa.int64()}), version="1")
+def read(id: int, x: int | None) -> dict[str, int | None]:
+    return {"id": id, "x": x}
+
+
+def function(fails_at: int | None = None, staged: bool = False) -> UDF:
+    """One UDF version, with or without a stage, which fails at one row when told to."""
 
     def computed(id, x):  # type: ignore[no-untyped-def]
         leave_trace([id])
@@ -45,6 +51,9 @@ def function(fails_at: int | None = None) -> UDF:
             raise RuntimeError("told to")
         return value_of(id, x)
 
+    if staged:
+        of_stage = udf(data_type=pa.int64(), version="1", name="computed", preprocess=read)
+        return of_stage(lambda read: computed(**read))
     return udf(data_type=pa.int64(), version="1", name="computed")(computed)
 
 
@@ -114,11 +123,14 @@ class Histories(RuleBasedStateMachine):
     def remember(self) -> None:
         self.versions[self.table.version] = self.model.copy()
 
-    @initialize(xs=st.lists(XS, min_size=8, max_size=24), per_fragment=st.sampled_from([4, 7, 30]))
-    def make(self, xs: list[int | None], per_fragment: int) -> None:
+    @initialize(
+        xs=st.lists(XS, min_size=8, max_size=24), per_fragment=st.sampled_from([4, 7, 30]), staged=st.booleans()
+    )
+    def make(self, xs: list[int | None], per_fragment: int, staged: bool) -> None:
+        self.function = partial(function, staged=staged)
         db = connect(Path(self.scratch.name) / "db")
         self.table = db.create_table("docs", self.new_rows(xs), max_rows_per_file=per_fragment)
-        self.table.add_columns({"y": function()})
+        self.table.add_columns({"y": self.function()})
         self.remember()
 
     @rule(xs=st.lists(XS, min_size=1, max_size=6))
@@ -134,7 +146,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def promote_another_column_and_go_back(self) -> None:
         loosely = {"require_complete": False, "require_index": False}
-        self.table.add_columns({"other": function()})
+        self.table.add_columns({"other": self.function()})
         self.table.promote_column("other", to="y", keep_as="kept", **loosely)
         self.table.promote_column("kept", to="y", keep_as="other", **loosely)
         self.table.drop_columns(["other"])
@@ -241,7 +253,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def drop_the_column_and_add_it_again(self) -> None:
         self.table.lance.drop_columns(["y"])
-        self.table.add_columns({"y": function()})
+        self.table.add_columns({"y": self.function()})
         self.model.right.clear()
         self.model.loose.clear()
         self.model.forget_filters_on_the_column()
@@ -279,7 +291,12 @@ class Histories(RuleBasedStateMachine):
         self.trace.clear()
         try:
             result = self.table.backfill(
-                "y", udf=function(fails_at), where=where, runner="inline", checkpoint_size=batch, commit_granularity=2
+                "y",
+                udf=self.function(fails_at),
+                where=where,
+                runner="inline",
+                checkpoint_size=batch,
+                commit_granularity=2,
             )
         except JobFailed:
             assert fails_at is not None
@@ -312,7 +329,7 @@ class Histories(RuleBasedStateMachine):
             lambda: self.table.lance.update_config({"k": str(self.table.version)}),
         ):
             change()
-            assert_nothing_to_do_is_free(self.table, "y", self.trace, udf=function())
+            assert_nothing_to_do_is_free(self.table, "y", self.trace, udf=self.function())
         self.remember()
 
 
