@@ -142,7 +142,7 @@ def test_a_range_checkpoint_is_written_while_the_function_goes_on(
     table.add_columns({"y": function})
     monkeypatch.setattr(units.CheckpointStore, "__setitem__", writing)
     monkeypatch.setattr(
-        "airflow_geneva.engine.apply.applier.Applier._is_checkpoint_due", lambda self: self.unkept.rows >= 20
+        "airflow_geneva.engine.apply.applier.Applier._is_checkpoint_due", lambda self, calls: calls.unkept.rows >= 20
     )
     assert table.backfill("y", udf=function, runner="inline").rows_computed == 40
     assert written == [True]
@@ -338,9 +338,13 @@ def test_a_stopped_room_wakes_giver_and_taker_and_keeps_what_was_handed_over() -
     threading.Timer(0.05, room.stop, [failure]).start()
     with pytest.raises(ValueError, match="stopped"):
         other.put(2, 5)
+    assert (next(queue), next(other)) == (1, 2)
     with pytest.raises(ValueError, match="stopped"):
         next(other)
-    assert next(queue) == 1
+    patient = Queue[int](Room(10, takers_stop=False))
+    patient.room.stop(failure)
+    threading.Timer(0.05, patient.end).start()
+    assert list(patient) == []
 
 
 @pytest.mark.parametrize(("seconds", "most", "waits"), [(0.0, None, True), (1e9, 20, True), (1e9, 21, False)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.udf.error_policy import Retry, rules_of
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import UdfError
-from airflow_geneva.services.limits.rate_limit import affordable_rows, used_so_far
+from airflow_geneva.services.limits.rate_limit import Usage, affordable_rows, used_so_far
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF
@@ -78,9 +79,30 @@ class StepResult:
 
 
 @dataclass(eq=False)
+class _FragmentCalls:
+    """The steps of one fragment that are begun, and what is known of those that are finished.
+
+    `put` is called with each result, and whether it is one of the last before an error is raised; `end` with that
+    error, with the rows that are not in a checkpoint, and with the speed.
+    """
+
+    fragment: FragmentWork
+    put: Callable[[StepResult, bool], None]
+    end: Callable[[BaseException | None, Unkept, UdfSpeed], None]
+    begun: deque[_BegunStep] = field(default_factory=deque)
+    are_all_begun: bool = False
+    waiting: dict[str, int] = field(default_factory=dict)
+    speed: UdfSpeed = field(default_factory=UdfSpeed)
+    unkept: Unkept = field(default_factory=lambda: Unkept(time.monotonic()))
+    size: int = 0
+    paid_before: Usage = field(default_factory=used_so_far)
+
+
+@dataclass(eq=False)
 class _BegunStep:
     """A step whose calls may be in flight; `kept` is set once its rows, or those before a failing one, are kept."""
 
+    of: _FragmentCalls
     span: tuple[int, int]
     offsets: Offsets
     ids: RowIds
@@ -94,6 +116,7 @@ class _BegunStep:
 class Applier:
     """Calls the UDFs of a task on the rows of one fragment after another; `udf`, or None, gives the sizes.
 
+    Calls of an async UDF stay in flight from one fragment to the next; results are handed over in the order of rows.
     `on_rows` is called after every step, and may raise StopComputing. `fitting` estimates how many results fit. With
     `windows`, a step is a window of rows that the mapper cuts into batches.
     """
@@ -118,6 +141,7 @@ class Applier:
         self.interval = work.sizing.checkpoint_interval
         self.fitting = fitting
         self.computed = 0
+        self.open = deque[_FragmentCalls]()
         self.sizer = self._make_sizer(work.sizing, udf)
         self.began, self.finished, self.called = inf, 0.0, 0.0
 
@@ -134,36 +158,77 @@ class Applier:
         return sizer
 
     def compute(
-        self, fragment: FragmentWork, run: Ranges, batches: Iterable[RowBatch], put: Callable[[StepResult, bool], None]
+        self,
+        fragment: FragmentWork,
+        run: Ranges,
+        batches: Iterable[RowBatch],
+        put: Callable[[StepResult, bool], None],
+        end: Callable[[BaseException | None, Unkept, UdfSpeed], None],
     ) -> None:
         """Call the UDF on the selected rows of ``run``, in the order of the batches.
 
+        When it returns, calls may be in flight whose results are handed over by later calls, or by `finish`.
+
         Args:
             put: called with each result, and whether it is one of the last before an error is raised.
-
-        Raises:
-            StillWaiting: a service has some of the rows; the others are computed.
+            end: called after the last result with an error, or None, the rows since the last checkpoint, and the
+                speed; the error is StillWaiting if a service has some of the rows.
         """
-        self.fragment, self.put = fragment, put
-        self.waiting: dict[str, int] = {}
-        self.speed, self.size = UdfSpeed(), 0
-        self.unkept, self.paid_before = Unkept(time.monotonic()), used_so_far()
-        begun = deque[_BegunStep]()
-        try:
-            for rows in batches:
-                for step in self._begin_steps(rows, run, begun):
-                    begun.append(step)
-                    while self._is_first_due(begun):
-                        self._finish(begun)
-            while begun:
-                self._finish(begun)
-        except BaseException:
-            self._keep_succeeded(begun)
-            raise
-        if self.waiting:
-            raise StillWaiting(self.waiting)
+        calls = _FragmentCalls(fragment, put, end)
+        self.open.append(calls)
+        for rows in batches:
+            for step in self._begin_steps(calls, rows, run):
+                calls.begun.append(step)
+                while self._is_first_due():
+                    self._finish_first()
+        calls.are_all_begun = True
+        self._end_finished()
 
-    def _begin_steps(self, rows: RowBatch, run: Ranges, begun: Collection[_BegunStep]) -> Iterator[_BegunStep]:
+    def finish(self) -> None:
+        """Wait for all calls, and hand over their results."""
+        while any(self._begun):
+            self._finish_first()
+
+    def finish_ended(self) -> bool:
+        """Hand over the results whose turn it is without a wait; return whether calls are in flight."""
+        while any(self._begun) and first_has_ended(step.calls for step in self._begun):
+            self._finish_first()
+        return any(self._begun)
+
+    def _finish_first(self) -> None:
+        """Wait for the calls of the first step, and hand its rows over unless a service has them."""
+        wait_for_first([step.calls for step in self._begun])
+        step = next(self._begun)
+        try:
+            result = self._result(step)
+        except StillWaiting as still:
+            step.of.waiting |= still.batches
+            step.of.begun.popleft()
+        else:
+            step.of.begun.popleft()
+            self._keep(step.of, result)
+        self._end_finished()
+
+    def cancel(self, error: BaseException) -> None:
+        """Cancel the calls in flight because of an error, and hand over the rows that are done."""
+        try:
+            self._keep_succeeded(self._begun)
+        finally:
+            while self.open:
+                calls = self.open.popleft()
+                calls.end(error, calls.unkept, calls.speed)
+
+    @property
+    def _begun(self) -> Iterator[_BegunStep]:
+        """The steps that are begun, in the order of their rows."""
+        return chain.from_iterable(calls.begun for calls in self.open)
+
+    def _end_finished(self) -> None:
+        while self.open and self.open[0].are_all_begun and not self.open[0].begun:
+            calls = self.open.popleft()
+            calls.end(StillWaiting(calls.waiting) if calls.waiting else None, calls.unkept, calls.speed)
+
+    def _begin_steps(self, calls: _FragmentCalls, rows: RowBatch, run: Ranges) -> Iterator[_BegunStep]:
         due = rows.mask(run)
         chosen = due
         if rows.selected is not None:
@@ -172,22 +237,22 @@ class Applier:
         at, count, start, taken = 0, len(rows.offsets), rows.start, 0
         while at < count:
             # Size steps by the rows to run, not by the rows read: with a sparse filter, steps would be tiny.
-            taken += self._step_rows(self.unkept.rows + sum(len(step.offsets) for step in begun))
+            taken += self._step_rows(calls.unkept.rows + sum(len(step.offsets) for step in calls.begun))
             if picked is None:
                 until = min(taken, count)
             else:
                 until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
             end = rows.end if until == count else int(rows.offsets[until])
-            yield self._begin_step(rows, slice(at, until), (start, end), due, chosen)
+            yield self._begin_step(calls, rows, slice(at, until), (start, end), due, chosen)
             at, start = until, end
 
-    def _is_first_due(self, begun: Sequence[_BegunStep]) -> bool:
+    def _is_first_due(self) -> bool:
         """Whether to finish the first step before one more is begun; wait until that is clear.
 
         Of an async UDF as many calls wait as are in flight. A slow one holds up the others only when so many are done
         beyond it that their rows take the memory of a step, or that they are `_AHEAD` times as many.
         """
-        at_a_time = self.mapper.calls_at_a_time
+        begun, at_a_time = list(self._begun), self.mapper.calls_at_a_time
         rows = sum(len(step.offsets) for step in begun)
         calls = rows if self.mapper.calls_rows else len(begun)
         full = rows >= self._fitting_rows or sum(step.size for step in begun) >= self.work.sizing.batch_bytes
@@ -227,7 +292,13 @@ class Applier:
         return int(size)
 
     def _begin_step(
-        self, rows: RowBatch, part: slice, span: tuple[int, int], due: np.ndarray | None, chosen: np.ndarray | None
+        self,
+        calls: _FragmentCalls,
+        rows: RowBatch,
+        part: slice,
+        span: tuple[int, int],
+        due: np.ndarray | None,
+        chosen: np.ndarray | None,
     ) -> _BegunStep:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
         looked_at = None
@@ -239,19 +310,7 @@ class Applier:
             batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
         if self.mapper.needs_row_ids:
             batch = batch.append_column(ROW_ID, pa.array(ids, pa.uint64()))
-        return _BegunStep(span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
-
-    def _finish(self, begun: deque[_BegunStep]) -> None:
-        """Wait for the first step, which leaves the queue, and hand its rows over unless a service has them."""
-        wait_for_first([step.calls for step in begun])
-        try:
-            step = self._result(begun[0])
-        except StillWaiting as still:
-            self.waiting |= still.batches
-            begun.popleft()
-            return
-        begun.popleft()
-        self._keep(step)
+        return _BegunStep(calls, span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
 
     def _result(self, begun: _BegunStep) -> StepResult:
         span, offsets, ids = begun.span, begun.offsets, begun.ids
@@ -267,23 +326,25 @@ class Applier:
         self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)
         self.fitting.record(len(offsets), size)
         self.computed += len(offsets)
-        loading = (0.0, 0) if self.speed.rows else (seconds, len(offsets))
-        self.speed += UdfSpeed(len(offsets), seconds, *loading, size, called=seconds)
-        step = self._step(span, offsets, ids, mapped.values, begun.looked_at, mapped.failures)
+        calls = begun.of
+        loading = (0.0, 0) if calls.speed.rows else (seconds, len(offsets))
+        calls.speed += UdfSpeed(len(offsets), seconds, *loading, size, called=seconds)
+        step = self._step(calls.fragment, span, offsets, ids, mapped.values, begun.looked_at, mapped.failures)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
-            before = Ranges.union(again for _, again in self.work.tried(self.fragment)).mask(offsets)
+            before = Ranges.union(again for _, again in self.work.tried(calls.fragment)).mask(offsets)
             first = [failure for failure in mapped.failures if not before[failure.index]]
             try:
                 self.skipped.add(Counter(failure.rule for failure in first))
             except UdfError:
                 begun.kept = len(offsets)
-                self._keep_last(step)
+                self._keep_last(calls, step)
                 raise
         return step
 
     def _step(
         self,
+        fragment: FragmentWork,
         span: tuple[int, int],
         offsets: Offsets,
         ids: RowIds,
@@ -294,7 +355,7 @@ class Applier:
     ) -> StepResult:
         """Make the result of the first ``count`` rows of a step, which have values; failures may be of later rows."""
         failed = Ranges.from_offsets(failed_offsets(failures, offsets))
-        records = error_records(self.work, self.fragment, failures, offsets, ids)
+        records = error_records(self.work, fragment, failures, offsets, ids)
         offsets, ids = offsets[:count], ids[:count]
         return StepResult(*span, encode_runs(offsets, ids), ids, values, looked_at, failed, records)
 
@@ -308,45 +369,47 @@ class Applier:
                 offsets, ids = step.offsets[chosen], step.ids[chosen]
                 looked_at = None if step.looked_at is None else Ranges.from_offsets(offsets)
                 span = (int(offsets[0]), int(offsets[-1]) + 1)
-                self._keep_last(self._step(span, offsets, ids, values.take(pa.array(later)), looked_at))
+                last = self._step(step.of.fragment, span, offsets, ids, values.take(pa.array(later)), looked_at)
+                self._keep_last(step.of, last)
 
-    def _keep(self, step: StepResult, is_last: bool = False) -> None:
+    def _keep(self, calls: _FragmentCalls, step: StepResult, is_last: bool = False) -> None:
         fault_point("apply.step")
-        self.unkept.rows += len(step.values)
-        self.size += step.values.nbytes
-        if self._is_checkpoint_due():
-            step = replace(step, unkept=self.unkept)
-            self.unkept, self.size, self.paid_before = Unkept(time.monotonic()), 0, used_so_far()
-        self.put(step, is_last)
+        calls.unkept.rows += len(step.values)
+        calls.size += step.values.nbytes
+        if self._is_checkpoint_due(calls):
+            step = replace(step, unkept=calls.unkept)
+            calls.unkept, calls.size, calls.paid_before = Unkept(time.monotonic()), 0, used_so_far()
+        calls.put(step, is_last)
         self.skipped.add_failed(len(step.failed))
         self.on_rows(len(step.values))
 
-    def _is_checkpoint_due(self) -> bool:
+    def _is_checkpoint_due(self, calls: _FragmentCalls) -> bool:
         """Whether the rows since the last checkpoint are enough: one is written while the next half is computed."""
-        rows = self.unkept.rows
+        rows = calls.unkept.rows
         if self.sizer.most is not None and rows >= self.sizer.most:
             return True
-        waited = time.monotonic() - self.unkept.since
-        due = waited >= self.interval / 2 or self._cost_enough(waited)
-        return (due and rows >= self.sizer.least) or self.size >= self.work.sizing.checkpoint_bytes // 2
+        waited = time.monotonic() - calls.unkept.since
+        due = waited >= self.interval / 2 or self._cost_enough(waited, calls.paid_before)
+        return (due and rows >= self.sizer.least) or calls.size >= self.work.sizing.checkpoint_bytes // 2
 
-    def _cost_enough(self, seconds: float) -> bool:
+    def _cost_enough(self, seconds: float, before: Usage) -> bool:
         """Whether the calls since the last checkpoint cost as much as a kill may take."""
         used, most = used_so_far(), self.work.sizing.checkpoint_cost
-        paid, calls = used.paid - self.paid_before.paid, used.calls - self.paid_before.calls
+        paid, count = used.paid - before.paid, used.calls - before.calls
         if most is not None:
             return paid > 0 and paid >= most
-        part = paid / used.paid if used.paid else calls / max(used.calls, 1)
-        return calls >= _PAID_CALLS or (seconds >= PAID_SECONDS and part >= _PAID_PART)
+        part = paid / used.paid if used.paid else count / max(used.calls, 1)
+        return count >= _PAID_CALLS or (seconds >= PAID_SECONDS and part >= _PAID_PART)
 
-    def _keep_last(self, step: StepResult) -> None:
+    def _keep_last(self, calls: _FragmentCalls, step: StepResult) -> None:
         """Keep a step before an error is raised, which a reason to stop must not replace."""
         with suppress(StopComputing):
-            self._keep(step, is_last=True)
+            self._keep(calls, step, is_last=True)
 
     def _explained(self, error: UdfError, begun: _BegunStep) -> UdfError:
         """Name the failing row in the error, and keep the step's rows before it."""
-        fragment, span, offsets, ids = self.fragment, begun.span, begun.offsets, begun.ids
+        calls, fragment = begun.of, begun.of.fragment
+        span, offsets, ids = begun.span, begun.offsets, begun.ids
         whole = f"fragment {fragment.id}{' of its source' if isinstance(self.work, RefreshSpec) else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"
@@ -356,10 +419,10 @@ class Applier:
         if (row := error.row_index) is not None:
             failures = [fatal_failure(error, row)]
             if row and error.computed is not None:
-                step = self._step((span[0], offset), offsets, ids, error.computed, None, error.failures, row)
+                step = self._step(fragment, (span[0], offset), offsets, ids, error.computed, None, error.failures, row)
                 begun.kept = row
-                self._keep_last(step)
-            self.put(self._step((offset, offset), offsets, ids, _NO_VALUES, None, failures, 0), True)
+                self._keep_last(calls, step)
+            calls.put(self._step(fragment, (offset, offset), offsets, ids, _NO_VALUES, None, failures, 0), True)
             self.skipped.add_failed(1)
             with suppress(StopComputing):
                 self.on_rows(1)

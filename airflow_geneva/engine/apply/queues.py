@@ -18,10 +18,14 @@ class Stopped(BaseException):
 
 
 class Room:
-    """The bytes that some queues may hold together, and the lock that they share."""
+    """The bytes that some queues may hold together, and the lock that they share.
 
-    def __init__(self, limit: int) -> None:
+    Without `takers_stop`, those who take from a stopped room go on until the givers have ended their queues.
+    """
+
+    def __init__(self, limit: int, takers_stop: bool = True) -> None:
         self.limit = limit
+        self.takers_stop = takers_stop
         self.used = 0
         self.most_used = 0
         self.queues = 0
@@ -68,22 +72,35 @@ class Queue(Generic[Item]):
             self._expected, self._reserved = expected, size
 
     def put(self, item: Item, size: int, wait: bool = True) -> None:
+        """Hand an item over, also if the room was stopped, whose error is raised then: a result may have been paid."""
         with self.room.changed:
             expected = max(self._expected - size, 0)
             covered = self._reserved - min(expected, self._reserved)
-            if wait:
-                self._wait_for(size - covered)
-            self._items.append((item, size))
-            self.room.take(size - covered)
-            self._expected, self._reserved = expected, self._reserved - covered
-            self.room.changed.notify_all()
+            try:
+                if wait:
+                    self._wait_for(size - covered)
+            finally:
+                self._items.append((item, size))
+                self.room.take(size - covered)
+                self._expected, self._reserved = expected, self._reserved - covered
+                self.room.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that no more items come, and why if it is an error, which the taker raises after the last item."""
+        """Say once that no more items come, and why if it is an error, which the taker raises after the last item."""
         with self.room.changed:
-            self._ended, self._error = True, error
+            if not self._ended:
+                self._ended, self._error = True, error
             self.room.give(self._reserved)
             self._reserved = 0
+
+    def is_ready(self, seconds: float) -> bool:
+        """Wait some seconds at most; return whether the next item, or the end, is there."""
+
+        def is_ready() -> bool:
+            return bool(self._items) or self._ended or self.room.stopped is not None
+
+        with self.room.changed:
+            return self.room.changed.wait_for(is_ready, seconds)
 
     def __iter__(self) -> Iterator[Item]:
         return self
@@ -93,7 +110,7 @@ class Queue(Generic[Item]):
             self._taking = True
             self.room.changed.notify_all()
             while not self._items and not self._ended:
-                if self.room.stopped is not None:
+                if self.room.stopped is not None and self.room.takers_stop:
                     raise self.room.stopped
                 self.room.changed.wait()
             if self._items:

@@ -35,6 +35,8 @@ _READERS = _KEEPERS = 4
 _MOST_AHEAD = 256
 """Most units that are opened ahead, however few rows they have."""
 GRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
+"""Seconds between two looks for calls that have ended, while there are no rows to call."""
 _GONE = "computed rows were not there"
 
 
@@ -219,7 +221,7 @@ class _Run:
         stage = task.ahead.threads
         self.reading = Room(task.room // 2 if stage else task.room)
         self.preprocessing = Room(task.room // 2) if stage else None
-        self.keeping = Room(task.room)
+        self.keeping = Room(task.room, takers_stop=False)
         most = task.applier.sizer.most
         self.acknowledged = Acknowledgments(self.keeping, task.target.work.sizing.checkpoint_interval, most)
         self.lanes = [_Lane(unit, self.reading, self.preprocessing, self.keeping) for unit in units]
@@ -246,11 +248,17 @@ class _Run:
         try:
             for lane in self.lanes:
                 self._compute(lane)
+            self.task.applier.finish()
             self._end(keepers)
         except BaseException as error:
             self.error = error
             self._stop_reading(error)
-            self._end(keepers, GRACE_SECONDS if asked_to_end(error) else None)
+            try:
+                self.task.applier.cancel(error)
+            finally:
+                for lane in self.lanes:
+                    lane.steps.end(error)
+                self._end(keepers, GRACE_SECONDS if asked_to_end(error) else None)
         for thread in readers:
             thread.join(GRACE_SECONDS)  # a store that does not answer keeps no one
         if self.error is not None:
@@ -347,11 +355,17 @@ class _Run:
             lane.rows.end(made.error)
 
     def _compute(self, lane: _Lane) -> None:
-        waits = self.task.waits
-        take: Callable[[], Any] = partial(waits.take, lane.rows, self.starved if self.preprocessing else time.monotonic)
-        lane.opened = opened = take()
-        self.to_keep.put(lane)
-        applier, ended = self.task.applier, None
+        waits, applier = self.task.waits, self.task.applier
+        starved = self.starved if self.preprocessing else time.monotonic
+
+        def take() -> Any:
+            while applier.finish_ended() and not lane.rows.is_ready(_LOOK_SECONDS):
+                pass
+            try:
+                return waits.take(lane.rows, starved)
+            except Exception:
+                applier.finish()
+                raise
 
         def put(step: StepResult, is_last: bool) -> None:
             with waits.for_writing():
@@ -359,19 +373,18 @@ class _Run:
                 if step.unkept is not None and not is_last:
                     self.acknowledged.wait(step.unkept)
 
-        try:
-            applier.compute(lane.unit.work, opened.missing, iter(take, None), put)
-        except BaseException as error:
-            ended = error
-            if not isinstance(error, StillWaiting):
-                raise
-        finally:
+        def end(error: BaseException | None, unkept: Unkept, speed: UdfSpeed) -> None:
             # Not replaced: of a unit that was staged before, the keeper has acknowledged them by now.
-            lane.last.since, lane.last.rows = applier.unkept.since, applier.unkept.rows
-            lane.speed = applier.speed
-            lane.steps.end(ended)
-        with waits.for_writing():
-            self.acknowledged.wait(lane.last)
+            lane.last.since, lane.last.rows = unkept.since, unkept.rows
+            lane.speed = speed
+            lane.steps.end(error)
+            if error is None or isinstance(error, StillWaiting):
+                with waits.for_writing():
+                    self.acknowledged.wait(lane.last)
+
+        lane.opened = opened = take()
+        self.to_keep.put(lane)
+        applier.compute(lane.unit.work, opened.missing, iter(take, None), put, end)
 
     def _keep(self) -> None:
         task, most = self.task, self.task.applier.sizer.most
