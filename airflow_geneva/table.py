@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from airflow_geneva.engine.display import Summarized, Summary, counted
+from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
 from airflow_geneva.engine.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
 from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.job.table_history import table_history
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
 from airflow_geneva.engine.plan.freshness import (
@@ -109,6 +110,18 @@ class Table(Summarized, Readable):
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         defined = ((field, definition_in(field)) for field in schema)
         return [(field.name, str(field.type), f"computed by {udf.call}" if udf else "") for field, udf in defined]
+
+    def history(self, limit: int = 20) -> Rows:
+        """List the newest versions and what wrote them: a `pyarrow.Table` that prints as a grid, newest first.
+
+        Args:
+            limit: the most versions. On an object store each costs some requests.
+
+        Returns:
+            For each version its `time`, the `operation` as Lance calls it, the `columns` that it wrote values of, the
+            number of `rows` that it added or that a job made visible with it, and the `job_id` of that job.
+        """
+        return Rows(table_history(self.lance, limit))
 
     def query(self) -> Query:
         """Start a query of the table, from which a materialized view can be created."""

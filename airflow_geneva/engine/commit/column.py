@@ -15,7 +15,9 @@ from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, a
 from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY
 from airflow_geneva.engine.job.result import ShardResult
+from airflow_geneva.engine.job.table_history import ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (
@@ -423,10 +425,11 @@ class ShardCommitter:
         def transaction() -> lance.Transaction:
             named = zip(verdict.fitting, self.data.data_files(self.planned, names), strict=True)
             groups = [operation.DataReplacementGroup(candidate.work.id, file) for candidate, file in named]
+            rows = sum(len(candidate.rows) - len(candidate.failed) for candidate in verdict.fitting)
             return lance.Transaction(
                 read_version=dataset.version,
                 operation=operation.DataReplacement(groups),
-                transaction_properties={"geneva.job_id": self.work.job_id},
+                transaction_properties={JOB_PROPERTY: self.work.job_id, ROWS_PROPERTY: str(rows)},
             )
 
         try:

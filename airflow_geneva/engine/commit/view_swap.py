@@ -29,6 +29,7 @@ from airflow_geneva.engine.commit.view_state import (
 )
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY
+from airflow_geneva.engine.job.table_history import ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
@@ -148,6 +149,7 @@ def _swap_of_rows(
         ),
         transaction_properties={
             JOB_PROPERTY: work.job_id,
+            ROWS_PROPERTY: str(sum(rows for _, rows in files)),
             SOURCE_VERSION: str(work.version),
             SNAPSHOT: snapshot,
             PLAN: plan,
