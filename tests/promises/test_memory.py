@@ -151,7 +151,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
 
         monkeypatch.setattr(owner, name, noted)
 
-    noting(seen.read, compute.Applier, "_begin_steps", 1)
+    noting(seen.read, compute.Applier, "_begin_steps", 2)
     noting(seen.put, DataFileWriter, "write", 1)
     noting(seen.kept, CheckpointStore, "__setitem__", 2)
     monkeypatch.setattr(compute.RowBatch, "nbytes", property(lambda rows: rows.columns.nbytes), raising=False)

@@ -42,8 +42,8 @@ def read(id: int, x: int | None) -> dict[str, int | None]:
     return {"id": id, "x": x}
 
 
-def function(fails_at: int | None = None, staged: bool = False) -> UDF:
-    """One UDF version, with or without a stage, which fails at one row when told to."""
+def function(fails_at: int | None = None, kind: str = "plain") -> UDF:
+    """One UDF version, plain, with a stage or async, which fails at one row when told to."""
 
     def computed(id, x):  # type: ignore[no-untyped-def]
         leave_trace([id])
@@ -51,10 +51,13 @@ def function(fails_at: int | None = None, staged: bool = False) -> UDF:
             raise RuntimeError("told to")
         return value_of(id, x)
 
-    if staged:
-        of_stage = udf(data_type=pa.int64(), version="1", name="computed", preprocess=read)
-        return of_stage(lambda read: computed(**read))
-    return udf(data_type=pa.int64(), version="1", name="computed")(computed)
+    async def in_flight(id, x):  # type: ignore[no-untyped-def]
+        return computed(id, x)
+
+    settings: dict[str, Any] = {"data_type": pa.int64(), "version": kind, "name": "computed"}
+    if kind == "staged":
+        return udf(preprocess=read, **settings)(lambda read: computed(**read))
+    return udf(max_in_flight=4, **settings)(in_flight) if kind == "async" else udf(**settings)(computed)
 
 
 @dataclass
@@ -124,10 +127,12 @@ class Histories(RuleBasedStateMachine):
         self.versions[self.table.version] = self.model.copy()
 
     @initialize(
-        xs=st.lists(XS, min_size=8, max_size=24), per_fragment=st.sampled_from([4, 7, 30]), staged=st.booleans()
+        xs=st.lists(XS, min_size=8, max_size=24),
+        per_fragment=st.sampled_from([4, 7, 30]),
+        kind=st.sampled_from(["plain", "staged", "async"]),
     )
-    def make(self, xs: list[int | None], per_fragment: int, staged: bool) -> None:
-        self.function = partial(function, staged=staged)
+    def make(self, xs: list[int | None], per_fragment: int, kind: str) -> None:
+        self.function = partial(function, kind=kind)
         db = connect(Path(self.scratch.name) / "db")
         self.table = db.create_table("docs", self.new_rows(xs), max_rows_per_file=per_fragment)
         self.table.add_columns({"y": self.function()})

@@ -231,8 +231,8 @@ def test_preprocessed_rows_take_no_more_than_their_room(make_table: MakeTable, m
     rooms, limit = list[Room](), 1 << 20
     original = Room.__init__
 
-    def noting(room: Room, limit: int) -> None:
-        original(room, limit)
+    def noting(room: Room, limit: int, **options: bool) -> None:
+        original(room, limit, **options)
         rooms.append(room)
 
     def widened(x: int) -> bytes:

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
@@ -24,9 +25,11 @@ MOST_PACKS = 8
 FULL_BYTES = 16_000_000
 _FULL = ".full."
 _LOOK_SECONDS = 30.0
+_FEW_READS = 16
+"""Documents of a pack on a disk that are read one by one; if more are asked for, all are read at once."""
 _LOADING = [threading.Lock() for _ in range(16)]
 _LOADED: dict[tuple[Storage, str], dict[str, bytes]] = {}
-"""The documents of packs on object stores, by key: those that were read last, of `FULL_BYTES` in all."""
+"""The documents of packs that were read whole, by key: those that were read last, of `FULL_BYTES` in all."""
 _KEY, _VALUE = "key", "value"
 # Lance compresses the documents of a page together: a third of the bytes, and 25 times faster, than one by one.
 _ZSTD = {"lance-encoding:compression": "zstd"}
@@ -39,6 +42,7 @@ class Packs:
     def __init__(self, storage: Storage, listed: Iterable[str] | None = None) -> None:
         self.storage = storage
         self.names: list[str] = []
+        self._reads = Counter[str]()
         self._looked = time.monotonic()
         if listed is None:
             self.look()
@@ -84,7 +88,8 @@ class Packs:
             keys = keys_of_pack(self.storage, name)
             at = bisect_left(keys, key)
             if at < len(keys) and keys[at] == key:
-                if not self.storage.local:
+                self._reads[name] += 1
+                if not self.storage.local or self._reads[name] > _FEW_READS:
                     return _documents(self.storage, name).get(key)
                 for _, value in _rows(self.storage, name, np.array([at])):
                     return value
@@ -136,7 +141,7 @@ def _read_keys(storage: Storage, path: str) -> list[str]:
 
 
 def _documents(storage: Storage, path: str) -> dict[str, bytes]:
-    """Return the documents of a pack on an object store, which is read with one request."""
+    """Return all documents of a pack; on an object store, it is read with one request."""
     pack = storage, path
     with _LOADING[hash(pack) % len(_LOADING)]:
         found = _LOADED.pop(pack, None) or dict(_rows(storage, path, None))
