@@ -25,6 +25,7 @@ from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace, leave_trace
 from tests.support.invariants import assert_honest, assert_nothing_to_do_is_free
 
+FAILS_AT = "GENEVA_TEST_FAILS_AT"
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
 
 WHERES = [None, None, None, "id % 3 = 0", "x >= 50", "x IS NULL", "y IS NULL"]
@@ -42,22 +43,29 @@ def read(id: int, x: int | None) -> dict[str, int | None]:
     return {"id": id, "x": x}
 
 
-def function(fails_at: int | None = None, kind: str = "plain") -> UDF:
+def traced_value(id: int, x: int | None) -> int:
+    leave_trace([id])
+    if str(id) == os.environ.get(FAILS_AT):
+        raise RuntimeError("told to")
+    return value_of(id, x)
+
+
+def function(kind: str) -> UDF:
     """One UDF version, plain, with a stage or async, which fails at one row when told to."""
 
-    def computed(id, x):  # type: ignore[no-untyped-def]
-        leave_trace([id])
-        if id == fails_at:
-            raise RuntimeError("told to")
-        return value_of(id, x)
+    def plain(id, x):  # type: ignore[no-untyped-def]
+        return traced_value(id, x)
+
+    def staged(read):  # type: ignore[no-untyped-def]
+        return traced_value(read["id"], read["x"])
 
     async def in_flight(id, x):  # type: ignore[no-untyped-def]
-        return computed(id, x)
+        return traced_value(id, x)
 
-    settings: dict[str, Any] = {"data_type": pa.int64(), "version": kind, "name": "computed"}
+    settings: dict[str, Any] = {"data_type": pa.int64(), "version": "1", "name": kind}
     if kind == "staged":
-        return udf(preprocess=read, **settings)(lambda read: computed(**read))
-    return udf(max_in_flight=4, **settings)(in_flight) if kind == "async" else udf(**settings)(computed)
+        return udf(preprocess=read, **settings)(staged)
+    return udf(max_in_flight=4, **settings)(in_flight) if kind == "async" else udf(**settings)(plain)
 
 
 @dataclass
@@ -109,7 +117,8 @@ class Histories(RuleBasedStateMachine):
         self.versions: dict[int, Model] = {}
 
     def teardown(self) -> None:
-        os.environ.pop(TRACE, None)
+        for name in (TRACE, FAILS_AT):
+            os.environ.pop(name, None)
         self.scratch.cleanup()
 
     def new_rows(self, xs: list[int | None]) -> pa.Table:
@@ -132,7 +141,7 @@ class Histories(RuleBasedStateMachine):
         kind=st.sampled_from(["plain", "staged", "async"]),
     )
     def make(self, xs: list[int | None], per_fragment: int, kind: str) -> None:
-        self.function = partial(function, kind=kind)
+        self.function = partial(function, kind)
         db = connect(Path(self.scratch.name) / "db")
         self.table = db.create_table("docs", self.new_rows(xs), max_rows_per_file=per_fragment)
         self.table.add_columns({"y": self.function()})
@@ -294,10 +303,11 @@ class Histories(RuleBasedStateMachine):
         before, selected, version = self.rows_now(), self.selected_by(where), self.table.version
         assert {row: x for row, (x, _) in before.items()} == self.model.x
         self.trace.clear()
+        os.environ[FAILS_AT] = str(fails_at)
         try:
             result = self.table.backfill(
                 "y",
-                udf=self.function(fails_at),
+                udf=self.function(),
                 where=where,
                 runner="inline",
                 checkpoint_size=batch,

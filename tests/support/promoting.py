@@ -129,16 +129,21 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
     while not (folder / "stop").exists():
         kind = chance.choice(("append", "update", "compact", "delete"))
         dataset = table.lance
-        if kind == "append":
-            table.add([{"id": following + at, "x": following + at} for at in range(3)])
-        elif kind == "update":
-            # No other row ever has this input.
-            some = chance.choice(dataset.to_table(columns=["id"])["id"].to_pylist())
-            dataset.update({"x": f"{following + 500}"}, where=f"id = {some}")
-        elif kind == "compact":
-            dataset.optimize.compact_files(target_rows_per_fragment=200)
-        elif dataset.count_rows() > ROWS:
-            dataset.delete(f"id = {dataset.to_table(columns=['id'])['id'][0].as_py()}")
+        try:
+            if kind == "append":
+                table.add([{"id": following + at, "x": following + at} for at in range(3)])
+            elif kind == "update":
+                # No other row ever has this input.
+                some = chance.choice(dataset.to_table(columns=["id"])["id"].to_pylist())
+                dataset.update({"x": f"{following + 500}"}, where=f"id = {some}")
+            elif kind == "compact":
+                dataset.optimize.compact_files(target_rows_per_fragment=200)
+            elif dataset.count_rows() > ROWS:
+                dataset.delete(f"id = {dataset.to_table(columns=['id'])['id'][0].as_py()}")
+        except OSError as conflict:
+            # Lance asks for the same again if a promotion was committed meanwhile.
+            if "Retryable commit conflict" not in str(conflict):
+                raise
         following += 1_000
         rounds[kind] += 1
         compute_both(table)
