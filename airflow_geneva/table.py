@@ -14,7 +14,6 @@ from airflow_geneva.engine.job.current_errors import ErrorGroup, failing_now, gr
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
 from airflow_geneva.engine.job.status import job_ids
-from airflow_geneva.engine.job.table_history import table_history
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
 from airflow_geneva.engine.plan.freshness import (
@@ -121,6 +120,8 @@ class Table(Summarized, Readable):
             For each version its `time`, the `operation` as Lance calls it, the `columns` that it wrote values of, the
             number of `rows` that it added or that a job made visible with it, and the `job_id` of that job.
         """
+        from airflow_geneva.engine.job.table_history import table_history
+
         return Rows(table_history(self.lance, limit))
 
     def query(self) -> Query:

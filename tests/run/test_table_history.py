@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva import Table
+from airflow_geneva import Table, udf
 from tests.support.counting import triple
 from tests.support.tables import MakeTable
 
@@ -31,6 +31,14 @@ def test_a_job_is_named_with_its_column_and_rows(make_table: MakeTable) -> None:
     assert (operation, set(columns) >= {"x"}, rows, job) == ("Append", True, 3, None)
     assert ("DataReplacement", ["y"], 20, first.job_id) in found
     assert rows_of(table, limit=2) == found[:2]
+
+
+def test_a_column_of_structs_is_named(make_table: MakeTable) -> None:
+    table = make_table(3)
+    both = udf(data_type=pa.struct({"a": pa.int64(), "b": pa.list_(pa.int64())}), version="1", name="both")
+    table.add_columns({"nested": both(lambda x: {"a": x, "b": [x]})})
+    job = table.backfill("nested", runner="inline").job_id
+    assert ("DataReplacement", ["nested"], 3, job) in rows_of(table)
 
 
 def test_a_view_names_its_refreshes(make_table: MakeTable) -> None:

@@ -15,9 +15,8 @@ from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, a
 from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.outbox import JOB_PROPERTY
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.job.result import ShardResult
-from airflow_geneva.engine.job.table_history import ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (

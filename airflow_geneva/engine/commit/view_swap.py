@@ -28,8 +28,7 @@ from airflow_geneva.engine.commit.view_state import (
     write_intent,
 )
 from airflow_geneva.engine.faults import fault_point
-from airflow_geneva.engine.job.outbox import JOB_PROPERTY
-from airflow_geneva.engine.job.table_history import ROWS_PROPERTY
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors

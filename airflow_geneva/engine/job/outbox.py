@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import lance
 
 JOB_PROPERTY = "geneva.job_id"
+ROWS_PROPERTY = "geneva.rows"
+"""The transaction property that has the number of computed rows which a commit makes visible."""
 _MARKS = "unannounced"
 _AT_ONCE = 4
 """Commits that are read side by side at first: usually there are few, and all are needed."""

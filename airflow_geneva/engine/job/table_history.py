@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_geneva.engine.job.outbox import JOB_PROPERTY
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
+from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.history import commits_newest_first, files_written
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, written_at
+from airflow_geneva.engine.storage.files import in_threads
 
 if TYPE_CHECKING:
     import lance
 
-ROWS_PROPERTY = "geneva.rows"
-"""The transaction property that has the number of computed rows which a commit makes visible."""
 SCHEMA = pa.schema(
     {
         "version": pa.int64(),
@@ -31,24 +31,32 @@ SCHEMA = pa.schema(
 
 def table_history(dataset: lance.LanceDataset, limit: int) -> pa.Table:
     """Return the newest versions of a table, newest first, up to those that were cleaned up."""
-    return pa.Table.from_pylist(list(islice(_versions(dataset, limit), limit)), SCHEMA)
-
-
-def _versions(dataset: lance.LanceDataset, limit: int) -> Iterator[dict[str, Any]]:
     newest = int(dataset.version)
-    names = {field.id(): field.name() for field in dataset.lance_schema.fields()}
-    for commit in commits_newest_first(dataset, newest, max(newest - limit + 1, 1)):
-        if (opened := open_version_or_none(dataset, commit.version)) is None:
-            return
-        fields = {field for file in files_written(commit.operation) for field in file.fields}
-        yield {
-            "version": commit.version,
-            "time": written_at(opened) // 1_000,
-            "operation": None if commit.operation is None else type(commit.operation).__name__,
-            "columns": [name for field, name in names.items() if field in fields],
-            "rows": _rows(commit.operation, commit.properties.get(ROWS_PROPERTY)),
-            "job_id": commit.properties.get(JOB_PROPERTY),
-        }
+    commits = list(commits_newest_first(dataset, newest, max(newest - limit + 1, 1), limit))
+    # pylance refuses two concurrent reads of one dataset object.
+    opened = in_threads(lambda commit: open_version_or_none(copy.copy(dataset), commit.version), commits)
+    names = {field: name for name in dataset.schema.names for field in field_ids(dataset, name)}
+    found = list[dict[str, Any]]()
+    for commit, version in zip(commits, opened, strict=True):
+        if version is None:
+            break
+        found.append(
+            {
+                "version": commit.version,
+                "time": written_at(version) // 1_000,
+                "operation": None if commit.operation is None else type(commit.operation).__name__,
+                "columns": _columns(commit.operation, names),
+                "rows": _rows(commit.operation, commit.properties.get(ROWS_PROPERTY)),
+                "job_id": commit.properties.get(JOB_PROPERTY),
+            }
+        )
+    return pa.Table.from_pylist(found, SCHEMA)
+
+
+def _columns(operation: Any, names: Mapping[int, str]) -> list[str]:
+    """Return the columns of which an operation wrote values, in the order of the schema, without dropped ones."""
+    fields = {field for file in files_written(operation) for field in file.fields}
+    return list(dict.fromkeys(name for field, name in names.items() if field in fields))
 
 
 def _rows(operation: Any, noted: str | None) -> int | None:
