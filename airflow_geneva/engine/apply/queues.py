@@ -95,12 +95,10 @@ class Queue(Generic[Item]):
 
     def is_ready(self, seconds: float) -> bool:
         """Wait some seconds at most; return whether the next item, or the end, is there."""
-
-        def is_ready() -> bool:
-            return bool(self._items) or self._ended or self.room.stopped is not None
-
         with self.room.changed:
-            return self.room.changed.wait_for(is_ready, seconds)
+            return self.room.changed.wait_for(
+                lambda: bool(self._items) or self._ended or self.room.stopped is not None, seconds
+            )
 
     def __iter__(self) -> Iterator[Item]:
         return self

@@ -355,36 +355,37 @@ class _Run:
             lane.rows.end(made.error)
 
     def _compute(self, lane: _Lane) -> None:
-        waits, applier = self.task.waits, self.task.applier
-        starved = self.starved if self.preprocessing else time.monotonic
-
-        def take() -> Any:
-            while applier.finish_ended() and not lane.rows.is_ready(_LOOK_SECONDS):
-                pass
-            try:
-                return waits.take(lane.rows, starved)
-            except Exception:
-                applier.finish()
-                raise
-
-        def put(step: StepResult, is_last: bool) -> None:
-            with waits.for_writing():
-                lane.steps.put(step, step.values.nbytes, wait=not is_last)
-                if step.unkept is not None and not is_last:
-                    self.acknowledged.wait(step.unkept)
-
-        def end(error: BaseException | None, unkept: Unkept, speed: UdfSpeed) -> None:
-            # Not replaced: of a unit that was staged before, the keeper has acknowledged them by now.
-            lane.last.since, lane.last.rows = unkept.since, unkept.rows
-            lane.speed = speed
-            lane.steps.end(error)
-            if error is None or isinstance(error, StillWaiting):
-                with waits.for_writing():
-                    self.acknowledged.wait(lane.last)
-
+        take = partial(self._take, lane)
         lane.opened = opened = take()
         self.to_keep.put(lane)
-        applier.compute(lane.unit.work, opened.missing, iter(take, None), put, end)
+        put, end = partial(self._put, lane), partial(self._end_steps, lane)
+        self.task.applier.compute(lane.unit.work, opened.missing, iter(take, None), put, end)
+
+    def _take(self, lane: _Lane) -> Any:
+        """Take the opened unit, and then its batches, or None at their end; meanwhile hand over what calls return."""
+        applier = self.task.applier
+        while applier.finish_ended() and not lane.rows.is_ready(_LOOK_SECONDS):
+            pass
+        try:
+            return self.task.waits.take(lane.rows, self.starved if self.preprocessing else time.monotonic)
+        except Exception:
+            applier.finish()  # the rows before those that could not be read
+            raise
+
+    def _put(self, lane: _Lane, step: StepResult, is_last: bool) -> None:
+        with self.task.waits.for_writing():
+            lane.steps.put(step, step.values.nbytes, wait=not is_last)
+            if step.unkept is not None and not is_last:
+                self.acknowledged.wait(step.unkept)
+
+    def _end_steps(self, lane: _Lane, error: BaseException | None, unkept: Unkept, speed: UdfSpeed) -> None:
+        # Not replaced: of a unit that was staged before, the keeper may have acknowledged them by now.
+        lane.last.since, lane.last.rows = unkept.since, unkept.rows
+        lane.speed = speed
+        lane.steps.end(error)
+        if error is None or isinstance(error, StillWaiting):
+            with self.task.waits.for_writing():
+                self.acknowledged.wait(lane.last)
 
     def _keep(self) -> None:
         task, most = self.task, self.task.applier.sizer.most
