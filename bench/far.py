@@ -124,12 +124,13 @@ class _Store:
         saved = record_plan(plan, table.location)
         for shard in plan.shards:
             PlannedJob(table.location, saved).apply(shard, Udfs({"y": udfs.double}))
-        given = self.uri, options_of(self.proxy.url), saved.work.job_id, saved.fingerprint
+        far = self.uri, options_of(self.proxy.url)
+        runs = {"plan": (_plan_staged, *far), "commit": (_commit_staged, *far, saved.work.job_id, saved.fingerprint)}
         # The proxy has this process to itself.
         with ProcessPoolExecutor(1, get_context("spawn")) as another:
-            for name, run in (("plan", _plan_staged), ("commit", _commit_staged)):
+            for name, run in runs.items():
                 with self.proxy.counting() as requests:
-                    seconds, rows = another.submit(run, *given).result()
+                    seconds, rows = another.submit(*run).result()
                 self._add(f"staged fragments, {name}", seconds, requests)
                 if rows != fragments:
                     raise SystemExit(f"Case far: {name} found {rows} of {fragments} staged fragments.")
@@ -157,7 +158,7 @@ class _Store:
         self.found[name] = {"seconds": seconds, "requests": len(requests), "depth": requests.depth}
 
 
-def _plan_staged(uri: str, options: dict[str, str], job: str, fingerprint: str) -> tuple[float, int]:
+def _plan_staged(uri: str, options: dict[str, str]) -> tuple[float, int]:
     """Plan the column again; return the seconds, and the rows that a run of the plan would not compute."""
     began = time.perf_counter()
     plan = connect(uri, storage_options=options).open_table("staged").plan_backfill("y", udf=udfs.double)

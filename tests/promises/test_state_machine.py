@@ -62,6 +62,7 @@ def function(kind: str) -> UDF:
     async def in_flight(id, x):  # type: ignore[no-untyped-def]
         return traced_value(id, x)
 
+    # A process finds functions that have no module by name and version.
     settings: dict[str, Any] = {"data_type": pa.int64(), "version": "1", "name": kind}
     if kind == "staged":
         return udf(preprocess=read, **settings)(staged)
