@@ -85,7 +85,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     busy = results["busy"]
     assert set(busy["at"]) == ({"disk", "1 ms"} if WEED.exists() else {"disk"})
     assert all(0 < run["busy"] <= 1 and run["devices"] == 1 for sides in busy["at"].values() for run in sides.values())
-    assert len(busy["at"]["disk"]) == 4
+    assert len(busy["at"]["disk"]) == 5
     indexed = results["indexes"]
     assert (indexed["unindexed"], indexed["segments"]) == (0, 8)
     assert indexed["recall"] >= indexed["rebuilt"] - 0.01
