@@ -2,8 +2,8 @@
 # makes the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows;
 # RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes; CELERY=1, with the providers of Celery
 # and PostgreSQL, for the test of Celery's workers. STORE=azurite runs the tests of an object store on Azurite, in the usual one.
-VERSION := $(filter 3.%,$(PYTHON))
-VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(CELERY:%=-celery)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
+PYTHON_VERSION := $(filter 3.%,$(PYTHON))
+VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(CELERY:%=-celery)$(PYLANCE:%=-pylance-%)$(PYTHON_VERSION:%=-py%)
 LOCK := requirements/$(if $(RECIPES),recipes,$(if $(CELERY),celery,$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev)))).txt
 BIN := $(VENV)/bin
 LANCEDB := .venv-lancedb/.installed
@@ -19,7 +19,7 @@ FOUND := $(PATH):$(CURDIR)/$(AZURITE)$(addprefix :,$(lastword $(sort $(wildcard 
 export QUERY
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ui test test-fast mutants lint format bench docs soak clean lock servers always
+.PHONY: help install demo demo-ui test test-fast coverage mutants lint format bench docs soak dist release released publish-docs clean lock servers always
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,10 +59,16 @@ soak: install ## Run all tests with many more examples, and kill for GENEVA_SOAK
 mutants: install ## Remove guards of the engine one at a time: a test must notice each; only some files: FILES="commit/ plan/"
 	@$(BIN)/python -m tests.mutants $(FILES)
 
-lint: install ## Check format, lint and types
+coverage: install ## Run the fast tests, and fail if they run too little of the package
+	@$(BIN)/python -m pytest -q -m "not spark and not airflow and not crash and not slow and not soak" --cov --cov-report=term --cov-fail-under=75
+
+lint: install ## Check format, lint, types, spelling, the hosted workflows and the fragments of the changelog
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/codespell airflow_geneva bench changes dags_examples docs scripts tests *.md
+	@$(BIN)/zizmor --offline --quiet .github
+	@$(BIN)/towncrier build --draft --version next >/dev/null
 
 format: install ## Format the code, apply automatic fixes, and copy the code that the docs show into them
 	@$(BIN)/ruff format .
@@ -94,6 +100,26 @@ lock: install ## Resolve requirements/*.txt again, keeping what still fits (need
 	done
 	@uv pip compile requirements/bench.in --universal --python-version 3.10 \
 		--custom-compile-command "make lock" --quiet --output-file requirements/bench.txt
+
+dist: install ## Build the wheel and the sdist, check them, and run the demo from the wheel in an empty environment
+	@scripts/check_dist.sh $(BIN)/python
+
+release: install ## Cut a release: VERSION=0.3.0 sets the version, makes its section of CHANGELOG.md, and keeps the ratios of the bench
+	@test -n "$(VERSION)" || { echo "release: which one? make release VERSION=0.3.0" >&2; exit 1; }
+	@sed -i.before 's/^__version__ = .*/__version__ = "$(VERSION)"/' airflow_geneva/__init__.py && rm airflow_geneva/__init__.py.before
+	@$(BIN)/towncrier build --yes --version "$(VERSION)"
+	@$(BIN)/python -m bench --cases smoke --record
+	@echo "release: look at git diff, commit, and push the tag v$(VERSION)"
+
+released: ## Check that the checkout is the release VERSION: its version, its section of CHANGELOG.md, and nothing left in changes/
+	@grep -q '^__version__ = "$(VERSION)"$$' airflow_geneva/__init__.py || { echo "released: __version__ is not $(VERSION)" >&2; exit 1; }
+	@grep -q '^## $(VERSION) - ' CHANGELOG.md || { echo "released: CHANGELOG.md has no section $(VERSION)" >&2; exit 1; }
+	@test "$$(ls changes)" = README.md || { echo "released: changes/ has more than README.md" >&2; exit 1; }
+
+publish-docs: install ## Publish the documentation as that of this minor version and the latest (pushes the branch gh-pages)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --push --update-aliases \
+		"$$(sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' airflow_geneva/__init__.py)" latest
+	@$(BIN)/mike set-default --push latest
 
 clean: ## Remove what was built and computed, but not .venv
 	rm -rf .demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # The package's metadata is built from this line, so a zip of the package on sys.path knows its version too.
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Every Airflow process imports this package to read the provider's description: nothing is loaded before it is used.
 _HOMES = {

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow_geneva import __version__
 from airflow_geneva.spark.installation import java_environment
-from bench import gpu, report, wide
+from bench import gpu, report, smoke, wide
 from bench.cases import CASES
 from tests.support.s3_server import WEED
 
@@ -249,11 +250,18 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
     everything = [*CASES, *OTHERS]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, inline by default: does it work?")
-    parser.add_argument("--cases", default=",".join(everything), help="comma-separated cases; default: %(default)s")
+    parser.add_argument(
+        "--cases",
+        default=",".join(everything),
+        help=f"comma-separated cases, or {smoke.NAME}: those of the last release; default: %(default)s",
+    )
+    parser.add_argument("--record", action="store_true", help=f"keep the ratios of {smoke.NAME} as those of a release")
     parser.add_argument("--runners", default=None, help=f"comma-separated, of {','.join(RUNNERS)}")
     options = parser.parse_args(arguments)
-    cases = options.cases.split(",")
-    runners = (options.runners or ("inline" if options.quick else ",".join(RUNNERS))).split(",")
+    smoking = options.cases == smoke.NAME
+    cases = list(smoke.CASES) if smoking else options.cases.split(",")
+    usual = smoke.RUNNERS if smoking or options.quick else RUNNERS
+    runners = options.runners.split(",") if options.runners else list(usual)
     for given, known in ((cases, everything), (runners, RUNNERS)):
         unknown = [name for name in given if name not in known]
         if unknown:
@@ -264,7 +272,11 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print(report.joined(report.render(results)))
-    if not options.quick and set(runners) == set(RUNNERS):
+    if smoking:
+        if options.record:
+            smoke.record(__version__, results["compare"])
+        print(smoke.compare(results["compare"]))
+    elif not options.quick and set(runners) == set(RUNNERS):
         # A section is written if all of its cases were measured.
         needed = {"compare": CASES, "once": CASES, "view": ("f", "f16m")}
         complete = {name: found for name, found in results.items() if set(needed.get(name, ())) <= set(cases)}
