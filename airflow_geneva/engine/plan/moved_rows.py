@@ -24,6 +24,7 @@ from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_err
 from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets
 from airflow_geneva.engine.lance_io.history import History, Tracer, among
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.rows_by_id import take_rows
 from airflow_geneva.engine.lance_io.table_versions import version_exists
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.model import BackfillSpec
@@ -239,7 +240,7 @@ class _Search:
         self.found.deleted += len(ids) - sum(map(len, there))
 
     def _not_comparable(self, one: LostRows, ids: RowIds) -> Iterator[_Moved]:
-        rows = self.newest._take_rows(ids.tolist(), columns=["_rowid", "_rowaddr"])
+        rows = take_rows(self.newest, ids.tolist(), ["_rowid", "_rowaddr"])
         found, fragments = rows.column("_rowid").to_numpy(), rows.column("_rowaddr").to_numpy() >> np.uint64(32)
         self.found.deleted += len(ids) - len(found)
         for fragment in np.unique(fragments).tolist():

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
+from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, columns_of
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_keys import row_keys
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
-from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID
 from airflow_geneva.engine.views.rows import RowIdArray
 from airflow_geneva.errors import InvalidInput
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
     from airflow_geneva.engine.plan.refresh import ChangedFragment
 
-_BATCH_ROWS = 65_536
 _FEW_ROWS = 10_000
 _NONE = np.empty(0, np.int64)
 
@@ -84,14 +83,16 @@ def find_renumbered(
         documents = [rows.column(SOURCE_ROW_ID).to_numpy() for rows in then.rows(gone_ids, (SOURCE_ROW_ID,))]
         of_documents = [
             _ids(rows)[np.isin(rows.column(SOURCE_ROW_ID).to_numpy(), np.concatenate(documents))]
-            for rows in _take(dataset, ids, (SOURCE_ROW_ID,))
+            for rows in rows_in_batches(dataset, ids, (SOURCE_ROW_ID,))
             if documents
         ]
         ids = np.concatenate([_NONE, *of_documents])
     places: dict[bytes, list[int]] = {}
     for key, row in _keys(then.rows(gone_ids[::-1], names), names):
         places.setdefault(key, []).append(row)
-    pairs = [(places[key].pop(), row) for key, row in _keys(_take(dataset, ids, names), names) if places.get(key)]
+    pairs = [
+        (places[key].pop(), row) for key, row in _keys(rows_in_batches(dataset, ids, names), names) if places.get(key)
+    ]
     ordered = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     return RenumberedRows(ordered[:, 0], ordered[:, 1])
 
@@ -120,22 +121,11 @@ class _Shown:
         return _Shown(then, tuple(f.id for f in read_manifest(then, columns).values() if f.signature in known))
 
     def rows(self, ids: RowIdArray, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        for rows in _take(self.dataset, ids, (*names, "_rowaddr")):
+        for rows in rows_in_batches(self.dataset, ids, (*names, "_rowaddr")):
             shown = np.isin(
                 rows.column("_rowaddr").to_numpy().astype(np.int64) >> OFFSET_BITS.bit_length(), self.fragments
             )
             yield rows if shown.all() else rows_at(rows, pa.array(np.flatnonzero(shown)))
-
-
-def _take(dataset: lance.LanceDataset, ids: RowIdArray, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Read rows by id, in batches bounded by bytes; those that are not there are left out."""
-    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
-    while len(ids):
-        size = min(fitting.careful_rows, _BATCH_ROWS)
-        rows = single_batch(dataset._take_rows(ids[:size].tolist(), columns=[*names, "_rowid"]))
-        fitting.record(rows.num_rows, rows.nbytes)
-        ids = ids[size:]
-        yield rows
 
 
 def _keys(batches: Iterable[pa.RecordBatch], names: tuple[str, ...]) -> Iterator[tuple[bytes, int]]:

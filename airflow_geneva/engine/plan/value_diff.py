@@ -26,12 +26,11 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
+from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches, take_rows
 
 if TYPE_CHECKING:
     import lance
 
-_BATCH_ROWS = 65_536
 Mask = npt.NDArray[np.bool_]
 
 
@@ -114,13 +113,7 @@ def compare_rows(
     reference: ReferenceVersion, dataset: lance.LanceDataset, ids: RowIds, names: tuple[str, ...]
 ) -> Iterator[ComparedRows]:
     """Compare rows by id with an earlier version, in batches bounded by bytes; rows that one lacks are left out."""
-    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
-    columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
-    while len(ids):
-        size = min(fitting.careful_rows, _BATCH_ROWS)
-        rows = single_batch(dataset._take_rows(ids[:size].tolist(), columns=columns))
-        fitting.record(rows.num_rows, rows.nbytes)
-        ids = ids[size:]
+    for rows in rows_in_batches(dataset, ids, [*names, "_rowaddr"]):
         yield _compare(reference, rows, names)
 
 
@@ -128,7 +121,7 @@ def _compare(reference: ReferenceVersion, now: pa.RecordBatch, names: tuple[str,
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
     # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
-    then = single_batch(reference.dataset._take_rows(ids.to_pylist(), columns=columns))
+    then = single_batch(take_rows(reference.dataset, ids.to_pylist(), columns))
     order = np.argsort(then.column("_rowid").to_numpy())
     then_ids = then.column("_rowid").to_numpy()[order]
     if len(then_ids) == 0:

@@ -1,0 +1,33 @@
+"""Read rows of a version by their row ids. Lance leaves out those that the version does not have, and says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.lance_io.arrays import single_batch
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
+
+if TYPE_CHECKING:
+    import lance
+
+_BATCH_ROWS = 65_536
+
+
+def take_rows(dataset: lance.LanceDataset, ids: Any, columns: Sequence[str] | Mapping[str, str]) -> pa.Table:
+    """Read rows at once; ids are an array or a list, and a mapping has SQL or quoted columns by output name."""
+    return dataset._take_rows(ids, columns=dict(columns) if isinstance(columns, Mapping) else list(columns))
+
+
+def rows_in_batches(dataset: lance.LanceDataset, ids: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read rows, and their ids as column `_rowid`, in batches bounded by bytes; ids are an array of NumPy."""
+    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
+    wanted = list(dict.fromkeys([*columns, "_rowid"]))
+    while len(ids):
+        size = min(fitting.careful_rows, _BATCH_ROWS)
+        rows = single_batch(take_rows(dataset, ids[:size].tolist(), wanted))
+        fitting.record(rows.num_rows, rows.nbytes)
+        ids = ids[size:]
+        yield rows
