@@ -11,7 +11,7 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from airflow_geneva.engine.job.meter import Meter, measuring
+from airflow_geneva.engine.job.meter import JobMeter, measuring
 
 _FIRST_AFTER = 0.5
 """Seconds; what is done sooner needs no bar."""
@@ -21,12 +21,12 @@ _EVERY = 0.5
 @contextmanager
 def progress_bar(target: str) -> Iterator[None]:
     """Show a bar while the body runs a job; not where nobody can see it, as in a log."""
-    meter = Meter(target)
+    meter = JobMeter(target)
     with show(meter), measuring(meter):
         yield
 
 
-def show(meter: Meter) -> AbstractContextManager[None]:
+def show(meter: JobMeter) -> AbstractContextManager[None]:
     """Show a bar of a job that another thread may run, for as long as the body runs."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -36,7 +36,7 @@ def show(meter: Meter) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _on_terminal(meter: Meter) -> Iterator[None]:
+def _on_terminal(meter: JobMeter) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
@@ -60,7 +60,7 @@ def _on_terminal(meter: Meter) -> Iterator[None]:
 
 
 @contextmanager
-def _in_notebook(meter: Meter) -> Iterator[None]:
+def _in_notebook(meter: JobMeter) -> Iterator[None]:
     notebook: Any = import_module("IPython.display")
     shown: list[Any] = []
     ended = threading.Event()
@@ -90,6 +90,6 @@ def _in_notebook(meter: Meter) -> Iterator[None]:
             draw()
 
 
-def _html(meter: Meter) -> str:
+def _html(meter: JobMeter) -> str:
     value = f' value="{meter.rows_done}" max="{meter.rows}"' if meter.rows_done else ""
     return f"<div><b>{escape(meter.target)}</b> <progress{value}></progress> {escape(str(meter))}</div>"

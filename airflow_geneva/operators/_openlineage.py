@@ -57,8 +57,7 @@ def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
 
 def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
     """Return the source columns of the filter."""
-    where = work.definition.where if isinstance(work, RefreshSpec) else work.where
-    return tuple(where_columns(where, source.schema.names))
+    return tuple(where_columns(work.selects, source.schema.names))
 
 
 def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:

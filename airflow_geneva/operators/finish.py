@@ -89,7 +89,6 @@ class FinishOperator(LanceOperator):
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.plan.model import RefreshSpec
         from airflow_geneva.engine.run.choice import RunnerChoice
 
         summary, plan_failed = self._summary(context)
@@ -110,7 +109,7 @@ class FinishOperator(LanceOperator):
         with alive, retries, failing_at_once(InvalidInput):
             result = job.finish(there, _seconds(job, summary, there))
         self._finished = (job, result)
-        of_view = isinstance(job.work, RefreshSpec)
+        of_view = job.work.of_view
         self.log.info("%s: %s", job.work.target, result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
@@ -180,15 +179,13 @@ class FinishOperator(LanceOperator):
 
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
-        from airflow_geneva.engine.plan.model import RefreshSpec
 
         work = job.work
-        column = None if isinstance(work, RefreshSpec) else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
         checkpoints = job.location.checkpoints
         dataset, marks = checkpoints.side_by_side(job.location.open, partial(read_outbox, checkpoints, work.outbox))
         jobs = {mark.job_id: mark for mark in marks}
-        if not isinstance(work, RefreshSpec):
+        if not work.of_view:
             jobs.setdefault(work.job_id, OutboxEntry(work.job_id, work.version))
 
         def is_ours(version: int, commit: str | None) -> bool:
@@ -198,7 +195,7 @@ class FinishOperator(LanceOperator):
             stamp = _stamp(job, version)
             return commit is None or stamp is None or stamp.commit == commit
 
-        announced = announced_version(asset, column, is_ours, job_start_time(min(jobs, default=work.job_id)))
+        announced = announced_version(asset, work.column, is_ours, job_start_time(min(jobs, default=work.job_id)))
         oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
 
@@ -218,7 +215,7 @@ class FinishOperator(LanceOperator):
         event: dict[str, Any] = {
             "producer": PRODUCER,
             "table": work.table_name,
-            "column": column,
+            "column": work.column,
             "from_version": first if announced is None else announced,
             "to_version": max(commits),
             "commit": None if stamp is None else stamp.commit,
@@ -229,8 +226,8 @@ class FinishOperator(LanceOperator):
             "rows_failed": result.rows_failed,
             "rows_left": result.rows_left,
         }
-        if isinstance(work, RefreshSpec):
-            event |= {"source": work.definition.source_table, "source_version": work.version}
+        if work.of_view:
+            event |= {"source": work.source_name, "source_version": work.version}
         if self._alias is None:
             context["outlet_events"][asset].extra = event
         else:

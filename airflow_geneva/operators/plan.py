@@ -118,7 +118,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         max_cost: float | str | None = None,
         **kwargs: Any,
     ) -> None:
-        given = locals()
+        given = locals()  # the sizes, as a DAG author gave them: their names are the fields of Sizing
         super().__init__(**kwargs)
         self.on_code_change = on_code_change
         self.ignore_checkpoints = ignore_checkpoints
@@ -257,14 +257,12 @@ class PlanOperator(LanceOperator, SkipMixin):
         """
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
-        from airflow_geneva.engine.plan.model import BackfillSpec
-
         work = saved.work
         return {
             "fingerprint": saved.fingerprint,
             "job_id": work.job_id,
             "table": work.table_name,
-            "column": work.column if isinstance(work, BackfillSpec) else None,
+            "column": work.column,
             "udf": work.identity.udf,
             "udf_version": work.udf_version,
             "where": work.where,

@@ -373,7 +373,7 @@ def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds
 
 
 @dataclass(frozen=True)
-class History:
+class JobHistory:
     """The newest ended jobs of a column or view, oldest first."""
 
     name: str
@@ -388,10 +388,10 @@ class History:
         )
 
 
-def read_histories(opened: VisibleDatabase, location: TableLocation) -> list[History]:
+def read_histories(opened: VisibleDatabase, location: TableLocation) -> list[JobHistory]:
     """Read the newest jobs of a table's columns, or of a view, that the viewer may see."""
     names = [item.name for item in describe_table(location).computed]
     most = min(_JOBS_SHOWN * max(len(names), 1), _MOST_READ)
     ended = [job for job in list_jobs(opened, names=[location.name], most=most).jobs if not job.open]
     found = {name: [job for job in ended if name == (job.view or job.column)][:_JOBS_SHOWN] for name in names}
-    return [History(name, tuple(jobs[::-1])) for name, jobs in found.items() if jobs]
+    return [JobHistory(name, tuple(jobs[::-1])) for name, jobs in found.items() if jobs]

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_geneva import udf
 from airflow_geneva.bar import _html
-from airflow_geneva.engine.job.meter import Meter
+from airflow_geneva.engine.job.meter import JobMeter
 from airflow_geneva.engine.job.progress import ProgressReporter
 from airflow_geneva.spark import local
 from airflow_geneva.spark.installation import JavaNotFound
@@ -129,7 +129,7 @@ def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monk
 
 
 def test_it_tells_failed_rows_and_escapes_names() -> None:
-    meter = Meter("<b>&", "commit", 10, reporters={0: ProgressReporter(6, 1, rows_done=6, rows_failed=2)})
+    meter = JobMeter("<b>&", "commit", 10, reporters={0: ProgressReporter(6, 1, rows_done=6, rows_failed=2)})
     meter.reporters[1] = ProgressReporter(4, 1, rows_done=1)
     assert str(meter) == "committing, 0 s, 7 of 10 rows, 2 failed"
     assert "<b>&lt;b&gt;&amp;</b>" in _html(meter)

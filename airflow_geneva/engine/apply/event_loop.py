@@ -81,6 +81,10 @@ class CurrentLoop:
     """The loop of this process that takes new calls: a client such as `httpx.AsyncClient` belongs to one loop."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, in a forked process: it has no copy of the thread that runs the loop."""
         self.ended = 0
         self._call_ended = threading.Condition()
         self._lock = threading.Lock()
@@ -113,12 +117,7 @@ _here = threading.local()
 LOOP = CurrentLoop()
 
 
-def _after_fork() -> None:
-    """Create a new loop: a forked process has no copy of the thread that runs it."""
-    LOOP.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=LOOP.forget)
 
 
 async def call_within(function: Callable[..., Awaitable[Any]], timeout: float | None, *arguments: Any) -> Any:

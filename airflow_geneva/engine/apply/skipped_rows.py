@@ -13,7 +13,7 @@ from airflow_geneva.engine.apply.udf_call import RowFailure
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, RowIds
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -67,7 +67,7 @@ def error_records(
     for before, rows in work.tried(fragment):
         runs[rows.mask(failed)] = before + 1
     now = time.time()
-    source = work.definition.source_table if isinstance(work, RefreshSpec) else ""
+    source = work.source_name
     records = []
     for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
         column, udf, udf_version = _maker(work, failure.column)

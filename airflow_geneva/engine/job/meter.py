@@ -26,7 +26,7 @@ _SHARD_STAGES = {"spark": STARTING, "apply": "applying"}
 
 
 @dataclass
-class Meter:
+class JobMeter:
     """The stage of a job, its rows to compute, what earlier jobs let expect, and the reporters of its shards."""
 
     target: str
@@ -67,16 +67,16 @@ class Meter:
         return ", ".join(parts)
 
 
-_current: ContextVar[Meter | None] = ContextVar("geneva_meter", default=None)
+_current: ContextVar[JobMeter | None] = ContextVar("geneva_meter", default=None)
 
 
-def measured() -> Meter:
+def measured() -> JobMeter:
     """Return the meter of the job that the calling thread works on; one that nothing looks at if there is none."""
-    return _current.get() or Meter("")
+    return _current.get() or JobMeter("")
 
 
 @contextmanager
-def measuring(meter: Meter) -> Iterator[None]:
+def measuring(meter: JobMeter) -> Iterator[None]:
     """Give the job that the body runs a meter, which knows afterwards how that ended."""
     token = _current.set(meter)
     try:

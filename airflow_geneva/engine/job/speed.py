@@ -183,10 +183,10 @@ class PastJob:
         return None if declared is None else declared * (1 - min(saved / self.speed.rows, 1.0))
 
 
-History: TypeAlias = Callable[[], list[PastJob]]
+EarlierJobs: TypeAlias = Callable[[], list[PastJob]]
 
 
-def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> History:
+def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> EarlierJobs:
     """Return what reads the earlier jobs when it is called first."""
     return cache(partial(read_history, checkpoints, described))
 

@@ -9,8 +9,11 @@ from typing import Any
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.shard_status import AT_WORK, FAILED, QUEUED, WAITING, ShardStatus
 
-SPARK_START = 10.0
-"""Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more."""
+_USUAL_SPARK_START = 10.0
+"""Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more.
+
+What a plan states before are the limits of it: `SPARK_START` of `estimate.py`.
+"""
 
 _EXPECTED_SHARE = 0.5
 """What earlier jobs took counts as much as this share of a shard's rows would."""
@@ -53,7 +56,7 @@ def estimate_time_left(
         now: seconds since the epoch.
     """
     before = float(expected.get("rows_per_second", 0.0))
-    default = float(expected.get("start_seconds", SPARK_START if on_spark else 0.0))
+    default = float(expected.get("start_seconds", _USUAL_SPARK_START if on_spark else 0.0))
     start = _mean([shard.start_seconds for shard in shards if shard.start_seconds is not None], default)
     speeds = (shard.rows_per_second or shard.applied_per_second for shard in shards)
     speed = _mean([speed for speed in speeds if speed > 0], before)

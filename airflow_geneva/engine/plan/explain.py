@@ -7,7 +7,7 @@ from itertools import islice
 from airflow_geneva.engine.checkpoint.provenance import version_label
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
-from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, Plan
 
 _LISTED = 8
 
@@ -15,12 +15,8 @@ _LISTED = 8
 def explain(plan: Plan) -> str:
     """Say what would run, what would not, and why; a few lines for a table of any size."""
     work = plan.work
-    where = f" where {work.where}" if work.where else ""
     lines = [
-        f"Refresh of view {work.target} to version {work.version} of its source"
-        if isinstance(work, RefreshSpec)
-        else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
-        f"table version {work.version}",
+        work.heading,
         f"  {counted(plan.rows_total, 'row')}: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
     ]
     for tally in plan.reason_counts:

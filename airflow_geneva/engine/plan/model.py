@@ -15,7 +15,7 @@ from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_fai
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.outbox import OUTBOX_OF_VIEW
-from airflow_geneva.engine.job.speed import History
+from airflow_geneva.engine.job.speed import EarlierJobs
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from airflow_geneva.engine.job.estimate import Estimate
     from airflow_geneva.engine.plan.saved_plan import SwapPlan
+    from airflow_geneva.engine.udf.expect import Expectation
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class _JobSpec(ABC):
     """
 
     kind: ClassVar[str]
+    of_view: ClassVar[bool] = False
     _after_too_many: ClassVar[tuple[str, str]]
 
     job_id: str
@@ -140,6 +142,31 @@ class _JobSpec(ABC):
     @abstractmethod
     def target(self) -> str:
         """The view or the column that the job computes, for messages."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the job is, to begin a sentence."""
+
+    @property
+    @abstractmethod
+    def heading(self) -> str:
+        """The first line of a printed plan."""
+
+    @property
+    def selects(self) -> str | None:
+        """The condition on the rows that are read, in SQL."""
+        return self.where
+
+    @property
+    def source_name(self) -> str:
+        """The table that a view reads; "" of a column."""
+        return ""
+
+    @property
+    def expectations(self) -> list[tuple[str, Expectation]]:
+        """What a view itself expects of its columns, by their names."""
+        return []
 
     @property
     def cap_note(self) -> str:
@@ -266,6 +293,16 @@ class BackfillSpec(_JobSpec):
         return f"{self.table_name}.{self.column}"
 
     @property
+    def title(self) -> str:
+        return f"Backfill of {self.target}"
+
+    @property
+    def heading(self) -> str:
+        where = f" where {self.where}" if self.where else ""
+        by = f"{self.udf_name} (version {self.udf_version})"
+        return f"{self.title} with {by}{where}, table version {self.version}"
+
+    @property
     def outbox(self) -> str:
         return f"field-{self.field_id}"
 
@@ -290,6 +327,9 @@ class RefreshSpec(_JobSpec):
     """
 
     kind: ClassVar[str] = "refresh"
+    of_view = True
+    column: ClassVar[None] = None
+    field_id: ClassVar[None] = None
     _after_too_many = ("The view is unchanged; computed rows are kept.", "")
 
     query: str
@@ -313,11 +353,31 @@ class RefreshSpec(_JobSpec):
         return self.table_name
 
     @property
+    def title(self) -> str:
+        return f"Refresh of view {self.target!r}"
+
+    @property
+    def heading(self) -> str:
+        return f"Refresh of view {self.target} to version {self.version} of its source"
+
+    @property
+    def selects(self) -> str | None:
+        return self.definition.where
+
+    @property
+    def source_name(self) -> str:
+        return self.definition.source_table
+
+    @property
+    def expectations(self) -> list[tuple[str, Expectation]]:
+        return self.definition.expectations
+
+    @property
     def outbox(self) -> str:
         return OUTBOX_OF_VIEW
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "view": self.table_name, "source": self.definition.source_table}
+        return {**super().describe(), "view": self.table_name, "source": self.source_name}
 
 
 JobSpec: TypeAlias = BackfillSpec | RefreshSpec
@@ -380,7 +440,7 @@ class Plan(Described):
     ledgers: int = 0
     opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)
     index: CheckpointIndex | None = field(default=None, repr=False, compare=False)
-    earlier: History = field(default=list, repr=False, compare=False)
+    earlier: EarlierJobs = field(default=list, repr=False, compare=False)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property

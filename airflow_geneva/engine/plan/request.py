@@ -18,7 +18,7 @@ from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_ver
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.engine.plan.backfill import plan_backfill
 from airflow_geneva.engine.plan.due_rows import OLD_CODE, ON_CODE_CHANGE, DueRules
-from airflow_geneva.engine.plan.model import BackfillSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.location import TableLocation
@@ -272,10 +272,10 @@ def cap_rows(plan: Plan) -> Plan:
             f"max_cost={work.sizing.max_cost:g} does not pay for one row of {work.target}, which costs "
             f"{work.cost_per_row:g} by @udf(cost=...). Give at least that."
         )
-    kept, of_view = list[Shard](), isinstance(work, RefreshSpec)
+    kept = list[Shard]()
     for shard in plan.shards:
         rows = shard.rows_to_run
-        works = shard.fragments if rows <= most else Works(_works_within(shard.fragments, most, of_view))
+        works = shard.fragments if rows <= most else Works(_works_within(shard.fragments, most, work.of_view))
         most = max(most - rows, 0)
         if len(works):
             kept.append(Shard(len(kept), works))

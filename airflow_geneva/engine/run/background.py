@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from airflow_geneva.engine.job.meter import Meter, Stopwatch, measuring
+from airflow_geneva.engine.job.meter import JobMeter, Stopwatch, measuring
 from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.plan.model import Plan
@@ -22,7 +22,7 @@ logger = logging.getLogger("airflow_geneva.run")
 
 _REMIND_SECONDS = 60.0
 
-ShowBar = Callable[[Meter], AbstractContextManager[object]]
+ShowBar = Callable[[JobMeter], AbstractContextManager[object]]
 """Shows a bar of a job for as long as a thread waits for it."""
 
 
@@ -33,7 +33,7 @@ class JobFuture:
     nothing is half-written then, and the next backfill continues from the checkpoints.
     """
 
-    def __init__(self, job: PlannedJob, meter: Meter, show: ShowBar) -> None:
+    def __init__(self, job: PlannedJob, meter: JobMeter, show: ShowBar) -> None:
         self._job = job
         self._meter = meter
         self._show = show
@@ -99,7 +99,7 @@ def start_in_background(
     plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, show: ShowBar = nullcontext
 ) -> JobFuture:
     """Write a job's record and plan as `pipeline.start` does, and run it in a thread."""
-    meter = Meter(plan.work.target)
+    meter = JobMeter(plan.work.target)
     with measuring(meter):
         job = start(plan, location, udfs, runner, watch)
     future = JobFuture(job, meter, show)

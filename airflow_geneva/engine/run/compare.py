@@ -16,7 +16,7 @@ from airflow_geneva.engine.lance_io.table_versions import open_version
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest
-from airflow_geneva.engine.run.estimate import Sample, check_rows, sample_plan
+from airflow_geneva.engine.run.estimate import ComputedSample, check_rows, sample_plan
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.view import definitions_now, find_column_udf
 from airflow_geneva.engine.storage.location import TableLocation
@@ -108,7 +108,7 @@ def compare_view_column(
     snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
     made_by = {made for name, made in (*snapshot.code, *snapshot.older) if name == column} if snapshot else set()
     if snapshot is None or made_by == {version}:
-        return _comparison(target, version, column, Sample(column), None)
+        return _comparison(target, version, column, ComputedSample(column), None)
     asked = replace(definition, columns=columns, explode=None)
     udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
     request = RefreshRequest(new_job_id(), snapshot.source_version, on_code_change="recompute", ignore_checkpoints=True)
@@ -188,7 +188,7 @@ def _comparison(
     target: str,
     version: str,
     column: str,
-    found: Sample,
+    found: ComputedSample,
     before: pa.ChunkedArray | None,
     shown: Sequence[bool] | None = None,
 ) -> Comparison:

@@ -17,7 +17,7 @@ from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, RowIds
-from airflow_geneva.engine.plan.model import Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
 from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, ready_to_open
@@ -33,7 +33,7 @@ _FRAGMENTS = 4
 
 
 @dataclass
-class Sample:
+class ComputedSample:
     """Rows that were computed: their inputs, values and errors, and the time of the calls.
 
     Args:
@@ -74,7 +74,7 @@ def check_rows(name: str, rows: Any) -> int:
     return rows
 
 
-def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also: Sequence[str] = ()) -> Sample:
+def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also: Sequence[str] = ()) -> ComputedSample:
     """Compute some of a plan's due rows, taken from several fragments.
 
     Args:
@@ -85,7 +85,7 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     """
     works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
     work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
-    sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
+    sample = ComputedSample(work.column or "")
     meter = Meter()
     with (
         calling(location.limits, meter),
@@ -149,7 +149,7 @@ def _pieces(rows: Ranges) -> Iterator[Ranges]:
             yield Ranges.of(at, min(at + 1_024, end))
 
 
-def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatch, sample: Sample) -> None:
+def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatch, sample: ComputedSample) -> None:
     """Call the UDF; a row that fails gets its error and NULL, and the rows after it a call of their own."""
     while batch.num_rows:
         began = time.monotonic()

@@ -52,7 +52,7 @@ class ValueChecks:
     @cached_property
     def expected(self) -> list[tuple[str, Expectation]]:
         of_udfs = [(column, one) for column, udf in self.work.udfs.items() for one in _with_functions(column, udf)]
-        return [*of_udfs, *_declared(self.work)]
+        return [*of_udfs, *self.work.expectations]
 
     def check(self, staged: Iterable[StagedFragment]) -> list[Checked]:
         """Read computed values batch by batch; rows on which a UDF failed are not checked."""
@@ -126,11 +126,6 @@ def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: flo
     return file.read(columns, positions[:rows], room)
 
 
-def _declared(work: JobSpec) -> list[tuple[str, Expectation]]:
-    """Return what a view itself expects of its columns."""
-    return work.definition.expectations if isinstance(work, RefreshSpec) else []
-
-
 def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:
     """Return the planned expectations, with the functions that the UDF has here."""
     planned = udf.expectations
@@ -162,7 +157,7 @@ def _checked(column: str, one: Expectation, ids: RowIds, values: pa.Table) -> Ch
 
 def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked]) -> tuple[Checked, ...]:
     """Return what the commits of a job's shards found, and its `finish`."""
-    if not (_declared(saved.work) or any(udf.expect for udf in saved.work.udfs.values())):
+    if not (saved.work.expectations or any(udf.expect for udf in saved.work.udfs.values())):
         return ()
     shards = (folder.read_shard(saved.fingerprint, index, COMMIT) for index in range(len(saved.shards)))
     found = (Checked.from_json(document) for shard in shards for document in shard.get(CHECKED, ()))

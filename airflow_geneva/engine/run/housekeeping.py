@@ -101,7 +101,7 @@ def with_indexes(
     """
     if not work.indexes and not result.commits:
         return result
-    field_id = None if isinstance(work, RefreshSpec) else work.field_id
+    field_id = work.field_id
     try:
         if work.indexes:
             update_indexes(location, field_id)
@@ -135,7 +135,7 @@ def has_many_snapshots(view: TableLocation, unpacked: int | None) -> bool:
 
 def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
     """Pack the fragment checkpoints of a UDF version, and remove the range checkpoints that they include."""
-    if isinstance(work, RefreshSpec):
+    if work.of_view:
         pack_snapshots(location.checkpoints)
     store = CheckpointStore(location.checkpoints)
     folder = work.prefix.partition("_where-")[0]

@@ -16,7 +16,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.result import PENDING
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
-from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import CodeArchive, JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
 from airflow_geneva.engine.run.choice import RunnerChoice
 from airflow_geneva.engine.storage.location import TableLocation
@@ -75,7 +75,7 @@ def record_plan(
         fault_point("plan.recorded")
 
     def learn() -> None:
-        if isinstance(work, BackfillSpec):
+        if work.field_id is not None:
             append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
 
     if folder.alone and not store_code and not plan.shards and plan.swap is None:
@@ -152,5 +152,4 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def what_failed(work: JobSpec) -> str:
-    what = f"Refresh of view {work.target!r}" if isinstance(work, RefreshSpec) else f"Backfill of {work.target}"
-    return f"{what} failed (job {work.job_id})"
+    return f"{work.title} failed (job {work.job_id})"
