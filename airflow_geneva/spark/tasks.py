@@ -23,7 +23,7 @@ from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.run.caps import CapReached, Caps
-from airflow_geneva.engine.run.inline import open_reporter, run_units
+from airflow_geneva.engine.run.inline import Reporting, open_reporter
 from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
 from airflow_geneva.engine.storage.files import Storage
@@ -331,9 +331,11 @@ class _GroupRunner:
             if again:
                 opened.store.look_again()
             given = (task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter)
-            with prepare(*given, opened.at_begin(len(units))) as (run, skipped):
-                reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-                reports = run_units(run, units, reporter, lambda rows: allowance.wait())
+            with (
+                prepare(*given, opened.at_begin(len(units))) as task,
+                Reporting(reporter, task, lambda rows: allowance.wait()) as reporting,
+            ):
+                reports = task.run(units, reporting.add_rows, reporting.add_unit)
             write({**reporter.document(), ENDED: True})
         except DriverLost as lost:
             write({**reporter.document(), FAILURE: [StorageError.__name__, str(lost)]})

@@ -66,8 +66,8 @@ class Stations:
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
         udfs = Udfs({self.plan.work.column: self.function})
-        with prepare(self.table.location, self.plan.work, udfs, {}, Meter()) as (run, _):
-            run([Unit(work, work.due, False) for work in self.plan.fragments])
+        with prepare(self.table.location, self.plan.work, udfs, {}, Meter()) as task:
+            task.run([Unit(work, work.due, False) for work in self.plan.fragments])
 
     def commit(self) -> BackfillResult:
         results = [PlannedJob(self.table.location, self.saved).commit(shard) for shard in self.plan.shards]

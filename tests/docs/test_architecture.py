@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
+
+import pytest
+
+from scripts import walks
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "airflow_geneva"
@@ -54,3 +59,14 @@ def test_every_file_that_the_table_of_rooms_names_exists() -> None:
     for room, named in rooms:
         for path in re.findall(r"`([\w/]+\.py)`", named):
             assert (PACKAGE / room / path).exists() or (PACKAGE / path).exists(), f"{room}/{path}"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="frames have no qualified names")
+def test_the_traced_walks_are_those_of_the_code_and_short() -> None:
+    traced = walks.walks()
+    assert walks.described(traced) in PAGE, "make the page again: python scripts/walks.py"
+    to_function, to_commit = (
+        [len(walk) for name, walk in traced.items() if name.endswith(end)] for end in ("function", "commit")
+    )
+    assert max(to_function) <= 17
+    assert max(to_commit) <= 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,6 +37,7 @@ ROOMS = (
     "spark",
 )
 FLOORS = {"engine", "services"}
+HOUSE = ("services", "engine", "spark", "nouns", "functions", "cli", "Airflow")
 FOUNDATIONS = {"display", "errors", "faults"}
 NOUNS = {"database", "table", "query", "view"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
@@ -170,20 +171,29 @@ def test_the_root_keeps_what_users_import_and_airflow_finds_by_name() -> None:
     assert len(entries) <= MOST_AT_THE_ROOT
 
 
-def draw_imports() -> str:
-    """Draw which room imports which: a row each, with a dot where it imports the room of the column's number."""
-    width = max(map(len, ROOMS))
-    rows = [" " * (width + 4) + " ".join(f"{number:2}" for number in range(1, len(ROOMS) + 1))]
-    for number, importer in enumerate(ROOMS, 1):
-        found = {place_of(found.imported) for found in WITHIN if place_of(found.importer) == importer}
-        dots = " ".join(" ●" if room in found and room != importer else " ·" for room in ROOMS[:number])
-        above = " ".join(" ○" if room in found else "  " for room in ROOMS[number:])
+def floor_of(module: str) -> str:
+    """Return the floor of a module, or which of the entrances to the house it belongs to."""
+    first = module.removeprefix(f"{NAME}.").partition(".")[0]
+    if first in (*FLOORS, "spark"):
+        return first
+    return "Airflow" if first in AIRFLOW_SIDE else "nouns" if first in NOUNS else first
+
+
+def draw_imports(names: Sequence[str], of: Callable[[str], str]) -> str:
+    """Draw what imports what: a row each, with a dot where it imports what has the column's number."""
+    width = max(map(len, names))
+    rows = [" " * (width + 4) + " ".join(f"{number:2}" for number in range(1, len(names) + 1))]
+    for number, importer in enumerate(names, 1):
+        found = {of(found.imported) for found in WITHIN if of(found.importer) == importer}
+        dots = " ".join(" ●" if name in found and name != importer else " ·" for name in names[:number])
+        above = " ".join(" ○" if name in found else "  " for name in names[number:])
         rows.append(f"{number:2}  {importer:{width}}{dots} {above}".rstrip())
     return "\n".join(rows)
 
 
-def test_the_picture_of_the_imports_is_the_drawn_one() -> None:
-    picture = draw_imports()
+@pytest.mark.parametrize(("names", "of"), [(HOUSE, floor_of), (ROOMS, place_of)], ids=["floors", "rooms"])
+def test_the_pictures_of_the_imports_are_the_drawn_ones(names: Sequence[str], of: Callable[[str], str]) -> None:
+    picture = draw_imports(names, of)
     assert f"```text\n{picture}\n```" in (PACKAGE.parent / "docs" / "architecture.md").read_text(), picture
 
 

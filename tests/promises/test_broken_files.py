@@ -65,8 +65,8 @@ class Column:
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}, Meter()) as (run, _):
-            run([Unit(work, work.due, False) for work in self.fragments()])
+        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}, Meter()) as task:
+            task.run([Unit(work, work.due, False) for work in self.fragments()])
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -114,8 +114,8 @@ class Refreshed:
     def checkpoint(self) -> None:
         work = self.made.work
         definition = self.view.view_definition
-        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as (run, _):
-            run([Unit(fragment, fragment.due, False) for fragment in self.fragments()])
+        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as task:
+            task.run([Unit(fragment, fragment.due, False) for fragment in self.fragments()])
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)

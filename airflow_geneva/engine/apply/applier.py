@@ -27,7 +27,7 @@ from airflow_geneva.engine.apply.event_loop import LOOP
 from airflow_geneva.engine.apply.queues import Unkept
 from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch
 from airflow_geneva.engine.apply.skipped_rows import SkipCount, error_records, failed_offsets, fatal_failure
-from airflow_geneva.engine.apply.udf_call import RowFailure
+from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.engine.checkpoint.records import ROW_ID, RowRuns, encode_runs
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import ErrorRecord
@@ -35,7 +35,7 @@ from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.udf.error_policy import Retry, rules_of
@@ -199,12 +199,16 @@ class Applier:
         """Wait for the calls of the first step, and hand its rows over unless a service has them."""
         wait_for_first([step.calls for step in self._begun])
         step = next(self._begun)
+        at_work = max(step.since, self.finished) if self.mapper.calls_at_a_time else time.monotonic()
         try:
-            result = self._result(step)
+            mapped = step.calls.result()
         except StillWaiting as still:
             step.of.waiting |= still.batches
             step.of.begun.popleft()
+        except UdfError as error:
+            raise self._explained(error, step) from error
         else:
+            result = self._result(step, mapped, at_work)
             step.of.begun.popleft()
             self._keep(step.of, result)
         self._end_finished()
@@ -312,13 +316,9 @@ class Applier:
             batch = batch.append_column(ROW_ID, pa.array(ids, pa.uint64()))
         return _BegunStep(calls, span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
 
-    def _result(self, begun: _BegunStep) -> StepResult:
+    def _result(self, begun: _BegunStep, mapped: MappedBatch, at_work: float) -> StepResult:
+        """Measure what the calls of a step took that were `at_work` since then, and make its result."""
         span, offsets, ids = begun.span, begun.offsets, begun.ids
-        at_work = max(begun.since, self.finished) if self.mapper.calls_at_a_time else time.monotonic()
-        try:
-            mapped = begun.calls.result()
-        except UdfError as error:
-            raise self._explained(error, begun) from error
         self.began, self.finished = min(self.began, at_work), time.monotonic()
         seconds, size = self.finished - at_work, mapped.values.nbytes
         self.called += seconds
@@ -410,7 +410,7 @@ class Applier:
         """Name the failing row in the error, and keep the step's rows before it."""
         calls, fragment = begun.of, begun.of.fragment
         span, offsets, ids = begun.span, begun.offsets, begun.ids
-        whole = f"fragment {fragment.id}{' of its source' if isinstance(self.work, RefreshSpec) else ''}"
+        whole = f"fragment {fragment.id}{' of its source' if self.work.of_view else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"
         else:
@@ -427,7 +427,7 @@ class Applier:
             with suppress(StopComputing):
                 self.on_rows(1)
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target
-        version = None if isinstance(self.work, RefreshSpec) else self.work.udf_version
+        version = None if self.work.of_view else self.work.udf_version
         cause, _, details = str(error).partition("\n")
         parts = [f"Computing {target} failed at {where}: {cause}", advise(error, version)]
         if not missing_package(str(error)):

@@ -257,15 +257,29 @@ class ShardCommitter:
             TableRemade: the table was dropped and created again; a commit to the new table is undone.
         """
         self._left.extend(missing)
-        self._commit_groups(candidates, shard, on_group, check, at_once)
-        for _ in range(_MOST_ROUNDS):
-            if not self._lost and not self._removed:
+        for rounds in range(_MOST_ROUNDS + 1):
+            left = self._without_repeated_failures(candidates)
+            asked = len(candidates) if at_once else self.work.sizing.commit_granularity
+            least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
+            while left:
+                group, left = left[:size], left[size:]
+                began = time.monotonic()
+                self._commit_group(group, check, at_once)
+                rows_done = sum(len(done.rows) - len(done.failed) for done in self._done)
+                on_group(len(self._done), rows_done, tuple(self._versions))
+                if asked is None:
+                    spent = max(time.monotonic() - began, 1e-3)
+                    size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
+            if rounds == _MOST_ROUNDS or not (self._lost or self._removed):
                 break
-            again = [*self._rebuild(), *self._follow(self.location.open())]
+            candidates = [*self._rebuild(), *self._follow(self.location.open())]
             if at_once:
                 # All values are checked together, including those that are already visible.
-                again, self._done = [*self._done, *again], []
-            self._commit_groups(again, shard, on_group, check, at_once)
+                candidates, self._done = [*self._done, *candidates], []
+        return self._result(shard)
+
+    def _result(self, shard: Shard) -> ShardResult:
+        """Return what became of the rows of a shard, when no candidate is left to commit."""
         for lost in self._lost:
             self._leave(lost.work.id, len(lost.rows), lost.why)
         if self._warned > _MOST_WARNED:
@@ -290,27 +304,6 @@ class ShardCommitter:
 
     def _computed_by_this_job(self, staged: StagedFragment) -> int:
         return sum(rows for job, rows in staged.by_job if job == self.work.job_id)
-
-    def _commit_groups(
-        self,
-        candidates: Sequence[Candidate],
-        shard: Shard,
-        on_group: Callable[[int, int, tuple[int, ...]], None],
-        check: Check | None,
-        at_once: bool,
-    ) -> None:
-        left = self._without_repeated_failures(candidates)
-        asked = len(candidates) if at_once else self.work.sizing.commit_granularity
-        least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
-        while left:
-            group, left = left[:size], left[size:]
-            began = time.monotonic()
-            self._commit_group(group, check, at_once)
-            rows_done = sum(len(done.rows) - len(done.failed) for done in self._done)
-            on_group(len(self._done), rows_done, tuple(self._versions))
-            if asked is None:
-                spent = max(time.monotonic() - began, 1e-3)
-                size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
 
     def _rebuild(self) -> list[Candidate]:
         """Stage the fragments again whose committed data file was removed, with the values that checkpoints hold."""

@@ -121,6 +121,15 @@ class Caps:
             self.reported = used_so_far().paid
             self.check()
 
+    def watching(self, on_rows: Callable[[int], None]) -> Callable[[int], None]:
+        """Return what counts computed rows after ``on_rows`` was called with them."""
+
+        def both(rows: int) -> None:
+            on_rows(rows)
+            self.add(rows)
+
+        return both
+
     def see(self, rows: int, task_seconds: float, reported: float = 0.0) -> None:
         """Take over what all tasks of the shard report, and stop if that is enough."""
         self.computed, self.task_seconds, self.reported = rows, task_seconds, reported

@@ -124,41 +124,69 @@ class ColumnPublisher:
     def target(self) -> ColumnTarget:
         return replace(ColumnTarget.at(self.location, self.work, *self.opened), written={})
 
-    def commit(self, shard: Shard) -> ShardResult:
-        self.uncomputed = []
-        if self.work.at_once:
-            candidates, missing = self._staged(shard)
-            due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
-            failed = sum(len(candidate.failed) for candidate in candidates)
-            jobs = [pair for candidate in candidates for pair in candidate.staged.by_job]
-            ours = sum(rows for job, rows in jobs if job == self.work.job_id)
-            return ShardResult(
-                shard.index,
-                self.saved.fingerprint,
-                rows_computed=max(ours - failed, 0),
-                rows_reused=max(due - max(ours, failed), 0),
-                rows_failed=failed,
-                rows_left=sum(rows for _, rows, _ in missing),
-                fragments=len(candidates),
-                left_reasons=tuple((fragment, why) for fragment, _, why in missing),
-                visible=False,
-            )
-        return self._commit(shard, [shard])
+    def _count_staged(self, shard: Shard) -> ShardResult:
+        """Return what is staged of a shard that `finish` commits."""
+        candidates, missing = self._staged(shard)
+        due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
+        failed = sum(len(candidate.failed) for candidate in candidates)
+        jobs = [pair for candidate in candidates for pair in candidate.staged.by_job]
+        ours = sum(rows for job, rows in jobs if job == self.work.job_id)
+        return ShardResult(
+            shard.index,
+            self.saved.fingerprint,
+            rows_computed=max(ours - failed, 0),
+            rows_reused=max(due - max(ours, failed), 0),
+            rows_failed=failed,
+            rows_left=sum(rows for _, rows, _ in missing),
+            fragments=len(candidates),
+            left_reasons=tuple((fragment, why) for fragment, _, why in missing),
+            visible=False,
+        )
 
-    def _commit(self, whole: Shard, parts: Sequence[Shard]) -> ShardResult:
-        """Check and commit what is staged of the parts of a shard; rows in a damaged file count as missing."""
-        began, checkpoints = time.monotonic(), self.location.checkpoints
-        opening = [] if checkpoints.local else [self.location.open, *self._beside_opening(whole)]
-        staged, *opened = checkpoints.side_by_side(lambda: [self._staged(part) for part in parts], *opening)
-        newest = opened[0] if opened and time.monotonic() - began < _FRESH_SECONDS else None
-        candidates = [candidate for found, _ in staged for candidate in found]
-        missing = [left for _, found in staged for left in found]
-        try:
-            return self._commit_staged(whole, candidates, missing, newest)
-        except BrokenFile as broken:
-            damaged = [one.work for one in candidates if one.staged.file == broken.source]
-            remove_broken(self.target, broken, (str(self.work.key(fragment)) for fragment in damaged))
-            return self._commit(whole, parts)
+    def commit(self, shard: Shard, parts: Sequence[Shard] = ()) -> ShardResult:
+        """Check and commit what is staged of a shard, or of its parts; rows in a damaged file count as missing."""
+        if not parts:
+            self.uncomputed = []
+            if self.work.at_once:
+                return self._count_staged(shard)
+            parts = [shard]
+        work, target, checkpoints = self.work, self.target, self.location.checkpoints
+        while True:
+            began = time.monotonic()
+            opening = [] if checkpoints.local else [self.location.open, *self._beside_opening(shard)]
+            staged, *opened = checkpoints.side_by_side(lambda: [self._staged(part) for part in parts], *opening)
+            newest = opened[0] if opened and time.monotonic() - began < _FRESH_SECONDS else None
+            candidates = [candidate for found, _ in staged for candidate in found]
+            missing = [left for _, found in staged for left in found]
+            reporter = self._reporter(shard, candidates)
+            committer = ShardCommitter(
+                self.location, self.saved, work, target.source, target.data, self._restage, newest
+            )
+            judge = _Judge(self, shard)
+            check = judge.check if judge.checks.expected else None
+            try:
+                result = committer.commit(shard, candidates, missing, reporter.set_committed, check, work.at_once)
+            except BrokenFile as broken:
+                damaged = [one.work for one in candidates if one.staged.file == broken.source]
+                remove_broken(target, broken, (str(work.key(fragment)) for fragment in damaged))
+                continue
+            self.newest = committer.newest or self.newest
+            return result
+
+    def _reporter(self, shard: Shard, candidates: Sequence[Candidate]) -> ProgressReporter:
+        """Report how far the commit of a shard is."""
+        folder, plan = JobFolder(self.target.job, self.work.job_id), self.saved.fingerprint
+        failed = sum(len(candidate.failed) for candidate in candidates)
+        reporter = ProgressReporter(
+            shard.rows,
+            len(shard.fragments),
+            lambda progress: folder.update_shard(plan, shard.index, committing=progress),
+            rows_ready=sum(candidate.work.rows for candidate in candidates) - failed,
+            rows_failed=failed,
+            ready=len(candidates),
+        )
+        reporter.keep()
+        return reporter
 
     def _beside_opening(self, shard: Shard) -> list[Callable[[], object]]:
         """Begin to describe the first file that this process has staged, and return the waits for checkpoints."""
@@ -191,68 +219,13 @@ class ColumnPublisher:
                 missing.append((fragment.id, fragment.rows, _NOT_STAGED if gone else _NOT_COMPUTED))
         return candidates, missing
 
-    def _commit_staged(
-        self,
-        shard: Shard,
-        candidates: Sequence[Candidate],
-        missing: Sequence[tuple[int, int, str]],
-        newest: lance.LanceDataset | None,
-    ) -> ShardResult:
-        work, target = self.work, self.target
-        folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
-        failed = sum(len(candidate.failed) for candidate in candidates)
-        reporter = ProgressReporter(
-            shard.rows,
-            len(shard.fragments),
-            lambda progress: folder.update_shard(plan, shard.index, committing=progress),
-            rows_ready=sum(candidate.work.rows for candidate in candidates) - failed,
-            rows_failed=failed,
-            ready=len(candidates),
-        )
-        reporter.keep()
-        checks = ValueChecks(target.source, work, work.sizing.batch_bytes)
-        found: list[Checked] = []
-        judged: dict[tuple[str, Any], Candidate] = {}
-
-        def check(verdict: Verification) -> bool:
-            manifest = verdict.manifest
-            visible = {
-                (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one
-                for one in verdict.fitting
-            }
-            # An earlier try has made these visible, which cannot be undone.
-            visible |= {(one.staged.file, "committed"): one for one in verdict.done}
-            if work.at_once and visible.keys() != judged.keys():
-                # All values are judged together, so none of an earlier version counts.
-                judged.clear()
-                found.clear()
-            fresh = {key: one for key, one in visible.items() if key not in judged}
-            judged.update(fresh)
-            live = (without_deleted(one.staged, verdict.dataset, manifest[one.work.id]) for one in fresh.values())
-            new = checks.check(live)
-            found[:] = total([*found, *new])
-            if work.at_once:
-                self.checked = tuple(found)
-            elif new:
-                folder.update_shard(plan, shard.index, checked=[asdict(one) for one in found])
-            if verdict.fitting:
-                whole = work.at_once and not verdict.done
-                stop_if_not_met(new, "The column" if whole else "This part of the column")
-            return bool(new)
-
-        committer = ShardCommitter(self.location, self.saved, work, target.source, target.data, self._restage, newest)
-        judge = check if checks.expected else None
-        result = committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
-        self.newest = committer.newest or self.newest
-        return result
-
     def _commit_at_once(self) -> list[ShardResult]:
         """Check and commit all shards; the first result has the rows of all of them."""
         job, count = self.target.job, len(self.saved.shards)
         shards = [self.saved.load_shard(job, index) for index in range(count)]
         whole = Shard(0, Works(work for shard in shards for work in shard.fragments))
         others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
-        return [self._commit(whole, shards), *others]
+        return [self.commit(whole, shards), *others]
 
     def _restage(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
         spec = replace(self.work, version=int(dataset.version))
@@ -337,6 +310,42 @@ class ColumnPublisher:
         computed = min(visible, (status.get(APPLIED) or {}).get("rows_computed", 0))
         left = max(int(self.saved.shards[shard]["rows"]) - visible, 0)
         return ShardResult(shard, plan, rows_computed=computed, rows_reused=visible - computed, rows_left=left)
+
+
+class _Judge:
+    """Checks the values of a shard that a commit makes visible against the column's expectations."""
+
+    def __init__(self, publisher: ColumnPublisher, shard: Shard) -> None:
+        self.publisher = publisher
+        self.shard = shard
+        self.checks = ValueChecks(publisher.target.source, publisher.work, publisher.work.sizing.batch_bytes)
+        self.found: list[Checked] = []
+        self.judged: dict[tuple[str, Any], Candidate] = {}
+
+    def check(self, verdict: Verification) -> bool:
+        work, manifest = self.publisher.work, verdict.manifest
+        visible = {
+            (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one for one in verdict.fitting
+        }
+        # An earlier try has made these visible, which cannot be undone.
+        visible |= {(one.staged.file, "committed"): one for one in verdict.done}
+        if work.at_once and visible.keys() != self.judged.keys():
+            # All values are judged together, so none of an earlier version counts.
+            self.judged, self.found = {}, []
+        fresh = {key: one for key, one in visible.items() if key not in self.judged}
+        self.judged |= fresh
+        live = (without_deleted(one.staged, verdict.dataset, manifest[one.work.id]) for one in fresh.values())
+        new = self.checks.check(live)
+        self.found = total([*self.found, *new])
+        if work.at_once:
+            self.publisher.checked = tuple(self.found)
+        elif new:
+            folder, plan = JobFolder(self.publisher.target.job, work.job_id), self.publisher.saved.fingerprint
+            folder.update_shard(plan, self.shard.index, checked=[asdict(one) for one in self.found])
+        if verdict.fitting:
+            whole = work.at_once and not verdict.done
+            stop_if_not_met(new, "The column" if whole else "This part of the column")
+        return bool(new)
 
 
 def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import replace
 
@@ -50,22 +50,18 @@ def apply_inline(
     reporter, counting = open_reporter(location, work, shard, plan), meter or Meter()
     reporter.usage = lambda: counting.usage
     opened = target or open_target(location, work)
-
-    def compute(units: Sequence[Unit]) -> list[UnitReport]:
-        nonlocal opened
-        target, opened = opened.at_begin(len(units)), replace(opened, listed=None)
-        with prepare(location, work, udfs, skipped_before(location, work), counting, target) as (run, skipped):
-            reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-            return run_units(run, units, reporter, on_rows, waiting.append)
-
-    units, waiting, done = [whole_unit(item) for item in works], list[Unit](), list[UnitReport]()
+    units, done = [whole_unit(item) for item in works], list[UnitReport]()
     try:
         while units:
-            waiting.clear()
-            reports = compute(units)
+            begun, opened = opened.at_begin(len(units)), replace(opened, listed=None)
+            with (
+                prepare(location, work, udfs, skipped_before(location, work), counting, begun) as task,
+                Reporting(reporter, task, on_rows) as reporting,
+            ):
+                reports = task.run(units, reporting.add_rows, reporting.add_unit)
             done += [report for report in reports if not report.waiting]
             # Batches are asked for until the last one is there.
-            units = list(waiting)
+            units = reporting.waiting
             if units:
                 reporter.keep()
                 wait(sum(reports, UnitReport(True)).waiting)
@@ -91,50 +87,43 @@ def open_reporter(
     return reporter
 
 
-def run_units(
-    run: TaskRunner,
-    units: Sequence[Unit],
-    reporter: ProgressReporter,
-    on_rows: Callable[[int], None] = lambda rows: None,
-    on_waiting: Callable[[Unit], None] = lambda unit: None,
-) -> list[UnitReport]:
-    """Run the units of a task and report their progress; `on_waiting` is called with units that a service has."""
-    return_large_buffers()
-    reporter.busy = lambda: run.busy
-    lock = threading.Lock()
+class Reporting:
+    """Reports the progress of a task for the time of a block, in a thread: the function does not wait for the store.
 
-    def add_unit(report: UnitReport, unit: Unit) -> None:
-        with lock:
-            if report.staged:
-                reporter.add_ready(unit.work.rows - report.failed)
-            if report.waiting:
-                on_waiting(unit)
+    Args:
+        on_rows: called with the number of rows after every step.
+    """
 
-    with _Ticking(reporter) as ticking:
-
-        def add_rows(rows: int) -> None:
-            reporter.rows_done += rows
-            ticking.check()
-            on_rows(rows)
-
-        return run(units, add_rows, add_unit)
-
-
-class _Ticking:
-    """Writes progress in a thread of its own, for the time of a block: the function does not wait for the store."""
-
-    def __init__(self, reporter: ProgressReporter) -> None:
+    def __init__(
+        self, reporter: ProgressReporter, task: TaskRunner, on_rows: Callable[[int], None] = lambda rows: None
+    ) -> None:
+        self.waiting: list[Unit] = []
+        """The units that a service has."""
         self._reporter = reporter
+        reporter.busy = lambda: task.busy
+        reporter.skipped, reporter.failed = task.skipped.counted, lambda: task.skipped.failed
+        self._on_rows = on_rows
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._stop: BaseException | None = None
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._run,), name="geneva-progress", daemon=True
         )
 
-    def check(self) -> None:
-        """Raise what ended the thread: StopComputing if the job was stopped meanwhile."""
+    def add_rows(self, rows: int) -> None:
+        """Count computed rows, or raise what ended the thread: StopComputing if the job was stopped meanwhile."""
+        self._reporter.rows_done += rows
         if self._stop is not None:
             raise self._stop
+        self._on_rows(rows)
+
+    def add_unit(self, report: UnitReport, unit: Unit) -> None:
+        """Count a unit that is done."""
+        with self._lock:
+            if report.staged:
+                self._reporter.add_ready(unit.work.rows - report.failed)
+            if report.waiting:
+                self.waiting.append(unit)
 
     def _run(self) -> None:
         try:
@@ -143,7 +132,8 @@ class _Ticking:
         except BaseException as stop:
             self._stop = stop
 
-    def __enter__(self) -> _Ticking:
+    def __enter__(self) -> Reporting:
+        return_large_buffers()
         self._thread.start()
         return self
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -203,6 +203,22 @@ def apply_and_commit(
         return result
 
 
+@dataclass
+class _Applied:
+    """A shard while it is computed, with the caps of the job; then what its units report, and the written result."""
+
+    shard: Shard
+    caps: Caps
+    reports: Sequence[UnitReport] = ()
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self) -> Caps:
+        """Return the caps; CapReached if the job is at one before there is anything to compute."""
+        if self.shard.to_apply:
+            self.caps.check()
+        return self.caps
+
+
 class PlannedJob:
     """A job whose record and plan are written. Each step works in any process, and after a kill it can be repeated.
 
@@ -272,38 +288,34 @@ class PlannedJob:
             UdfError: a UDF failed; rows computed before are checkpointed.
             TableRemade: a table was dropped and created again.
         """
-
-        status = {} if target is None else self.folder.read_shard(self.saved.fingerprint, shard.index)
+        plan, location = self.saved.fingerprint, self.location
+        status = {} if target is None else self.folder.read_shard(plan, shard.index)
+        before = UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed"))
         index, self._index = self._index, None
         behind = self.publisher.behind if commits and not self.folder.storage.local else None
         target = target or replace(self.publisher.target, listed=index, behind=behind)
-
-        def compute(caps: Caps) -> list[UnitReport]:
-            plan, wait = self.saved.fingerprint, caps.around(self.waiting(shard))
+        with self._applying(shard, before) as applied:
+            caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                return apply_in_session(self.location, target.work, shard, udfs, plan, caps, wait)
-
-            def both(rows: int) -> None:
-                on_rows(rows)
-                caps.add(rows)
-
-            more = (plan, target, wait, Meter(lambda: caps.most_reported, lambda: caps.add(0)))
-            return apply_inline(self.location, target.work, shard, udfs, both, *more)
-
-        self._apply(shard, compute, UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed")))
+                applied.reports = apply_in_session(location, target.work, shard, udfs, plan, caps, wait)
+            else:
+                meter = Meter(lambda: caps.most_reported, lambda: caps.add(0))
+                watched = caps.watching(on_rows)
+                applied.reports = apply_inline(location, target.work, shard, udfs, watched, plan, target, wait, meter)
 
     def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
         """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
         from airflow_geneva.spark.tasks import apply_on_spark
 
-        def compute(caps: Caps) -> list[UnitReport]:
-            udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
-            wait = caps.around(self.waiting(shard))
-            return apply_on_spark(session, self.location, self.work, shard, udfs, plan, caps, wait, **every)
-
-        return self._apply(shard, compute)
+        udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
+        with self._applying(shard) as applied:
+            caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
+            applied.reports = apply_on_spark(
+                session, self.location, self.work, shard, udfs, plan, caps, wait, **every
+            )  # fmt: skip
+        return applied.document
 
     def waiting(self, shard: Shard) -> Waiting:
         """Return what a shard waits for, of a batch API, and how."""
@@ -313,24 +325,21 @@ class PlannedJob:
         """Note that a task has begun to work on a shard, before Spark is started for it."""
         self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
 
-    def _apply(
-        self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]], before: UdfSpeed | None = None
-    ) -> dict[str, Any]:
-        """Compute a shard until the job reaches a cap, and write the result, with how fast it was computed `before`."""
-        began, stopped, caps = time.monotonic(), None, self._caps(shard)
-
+    @contextmanager
+    def _applying(self, shard: Shard, before: UdfSpeed | None = None) -> Iterator[_Applied]:
+        """Write the result of a block that computes a shard, and ends it at a cap; `before`: how fast it was before."""
+        began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard)), None
+        caps = applied.caps
         with reporting_remade(self.work.tables, self.location.options):
             try:
-                if shard.to_apply:
-                    caps.check()
-                reports = compute(caps)
+                yield applied
             except CapReached as reached:
-                reports, stopped = reached.reports, str(reached)
+                applied.reports, stopped = reached.reports, str(reached)
                 logger.warning("%s %s.", self.work.target, stopped)
             finally:
                 caps.keep(caps.own)
-            reports = reports if before is None else [*reports, UnitReport(True, speed=before)]
-            return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
+            reports = [*applied.reports, *([] if before is None else [UnitReport(True, speed=before)])]
+            applied.document = self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
 
     def _caps(self, shard: Shard) -> Caps:
         plan, shards = self.saved.fingerprint, len(self.saved.shards)

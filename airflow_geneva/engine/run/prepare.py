@@ -113,11 +113,11 @@ def prepare(
     before: Mapping[int, int],
     meter: Meter,
     target: Target | None = None,
-) -> Iterator[tuple[TaskRunner, SkipCount]]:
-    """Give what runs the units of a task, and the counter of rows that the job skips; the meter counts what calls use.
+) -> Iterator[TaskRunner]:
+    """Give what runs the units of a task; the meter counts what calls use.
 
-    So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
-    other tasks. After that the batches are forgotten of which all rows are there.
+    `before` counts the rows that the job has skipped, by rule. At the end the checkpoints of all finished fragments are
+    written, and values for other tasks. After that the batches are forgotten of which all rows are there.
     """
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
@@ -150,7 +150,7 @@ def prepare(
                 mapper = stack.enter_context(ThreadedMapper(mappers))
             applier = Applier(work, first, mapper, skipped, fitting, comes_in_windows(loaded))
             learned = partial(learned_by, loaded.values())
-            yield TaskRunner(target, applier, reads, delayed, known.values(), learned), skipped
+            yield TaskRunner(target, applier, reads, delayed, known.values(), learned)
     except BaseException:
         try:
             keep()

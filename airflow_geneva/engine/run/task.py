@@ -21,6 +21,7 @@ from airflow_geneva.engine.apply.dedup import KnownValues
 from airflow_geneva.engine.apply.keeper import Keeper
 from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Stopped, Turns, Unkept
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch
+from airflow_geneva.engine.apply.skipped_rows import SkipCount
 from airflow_geneva.engine.apply.stages import Part, RowsAhead, joined
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.job.busy import Busy
@@ -72,7 +73,12 @@ class TaskRunner:
         self.knows_width = self.read_size.fitting.width is not None
         self.measuring = threading.Lock()
 
-    def __call__(
+    @property
+    def skipped(self) -> SkipCount:
+        """The counter of rows that the job skips."""
+        return self.applier.skipped
+
+    def run(
         self,
         units: Sequence[Unit],
         on_rows: Callable[[int], None] = lambda rows: None,
@@ -89,12 +95,12 @@ class TaskRunner:
         reports, times, began = list[UnitReport](), 0, time.monotonic()
         try:
             while units:
-                run = _Run(self, units, on_kept, again=times > 0)
+                passage = _Passage(self, units, on_kept, again=times > 0)
                 try:
-                    run()
+                    passage.run()
                 finally:
-                    reports += run.reports
-                units = run.again
+                    reports += passage.reports
+                units = passage.again
                 if units:
                     # Another job that computes the same rows replaced or removed their checkpoint.
                     times += 1
@@ -209,7 +215,7 @@ class _End:
     error: BaseException | None
 
 
-class _Run:
+class _Passage:
     """One passage of units through the threads. Those whose rows were not there at the end must run `again`."""
 
     def __init__(
@@ -238,7 +244,7 @@ class _Run:
         """The reports of the units that are kept."""
         return [lane.report for lane in self.lanes if lane.report is not None]
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         readers = self._start("read", self._read, min(_READERS, len(self.lanes)))
         if self.preprocessing is not None:
             readers += self._start(
@@ -247,7 +253,10 @@ class _Run:
         keepers = self._start("keep", self._keep, min(_KEEPERS, len(self.lanes)))
         try:
             for lane in self.lanes:
-                self._compute(lane)
+                take, put, end = partial(self._take, lane), partial(self._put, lane), partial(self._end_steps, lane)
+                lane.opened = opened = take()
+                self.to_keep.put(lane)
+                self.task.applier.compute(lane.unit.work, opened.missing, iter(take, None), put, end)
             self.task.applier.finish()
             self._end(keepers)
         except BaseException as error:
@@ -353,13 +362,6 @@ class _Run:
         elif isinstance(made, _End) and not lane.has_ended:
             lane.has_ended = True
             lane.rows.end(made.error)
-
-    def _compute(self, lane: _Lane) -> None:
-        take = partial(self._take, lane)
-        lane.opened = opened = take()
-        self.to_keep.put(lane)
-        put, end = partial(self._put, lane), partial(self._end_steps, lane)
-        self.task.applier.compute(lane.unit.work, opened.missing, iter(take, None), put, end)
 
     def _take(self, lane: _Lane) -> Any:
         """Take the opened unit, and then its batches, or None at their end; meanwhile hand over what calls return."""
