@@ -65,6 +65,14 @@ def test_a_fragment_that_fits_is_not_split() -> None:
     assert len(tasks) == 4
 
 
+@pytest.mark.parametrize(("fragments", "slots"), [(6, 2), (20, 2), (10, 2), (18, 4), (6, 4), (9, 3)])
+def test_no_slot_gets_more_fragments_than_its_share(fragments: int, slots: int) -> None:
+    rows = Ranges.of(0, 40)
+    tasks = split_into_tasks([work(at, rows, rows) for at in range(fragments)], Sizing(), slots)
+    most = max(-(-fragments // slots), 1)
+    assert idle_share(tasks, np.ones((fragments, 40)), slots) <= 1 - fragments / slots / most + 1e-9
+
+
 def test_one_large_fragment_is_spread_over_the_slots() -> None:
     rows = Ranges.of(0, 1_000)
     tasks = split_into_tasks([work(0, rows, rows)], Sizing(), 4)

@@ -118,15 +118,19 @@ def split_into_tasks(
     splits_above = size if sizing.task_size else 2 * size
     tasks: list[tuple[Unit, ...]] = []
     group: list[Unit] = []
-    grouped = 0
+    grouped, left = 0, sum(max(len(work.missing), 1) for work in works if len(work.missing) <= splits_above)
+    tasks_left = -(-left // size)
     for work in _shuffled(works, sizing.task_shuffle_diversity):
         if len(work.missing) > splits_above:
             tasks.extend((part,) for part in _split(work, size))
             continue
         group.append(whole_unit(work))
         grouped += max(len(work.missing), 1)
-        if grouped >= size:
+        # Without a size, the remaining tasks share the remaining rows: large tasks come first, and each slot gets the
+        # same number of tasks.
+        if grouped >= (sizing.task_size or left / max(tasks_left, 1)):
             tasks.append(tuple(group))
+            left, tasks_left = left - grouped, tasks_left - 1
             group, grouped = [], 0
     if group:
         tasks.append(tuple(group))
