@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,61 +81,66 @@ def spark_application(
     Raises:
         InvalidInput: Spark does not know the master.
     """
-    chosen = SparkMaster.parse(master, "spark_application")
+    parts = _Parts(
+        SparkMaster.parse(master, "spark_application"), lance_conn_id, database, spark_uri, conf or {}
+    )  # fmt: skip
+    names = (field.name for field in fields(SparkApplication))
+    return SparkApplication(
+        **{name: rendered_in_task(shard, partial(parts.make, name), f"<{name} of the shard>") for name in names}
+    )
 
-    def arguments(job: PlannedJob, index: int, dag_id: str) -> list[str]:
-        instead = "use ApplyOperator in deploy mode 'client', or compute_shard in a @task.pyspark"
-        more = ["--name", application_name(dag_id, job, index), *identity_arguments(lance_conn_id, job, instead)]
-        return shard_arguments(job, index, more)
 
-    def application(job: PlannedJob, *_: Any) -> str:
+@dataclass(frozen=True)
+class _Parts:
+    """Makes the parts of an application, each by the method of its name, in the task that submits it."""
+
+    master: SparkMaster
+    lance_conn_id: str
+    database: str | None
+    spark_uri: str | None
+    more_conf: Mapping[str, str]
+
+    def make(self, name: str, shard: Any, context: Any) -> Any:
+        """Return a part for the shard of a running task."""
+        reference = check_shard(shard)
+        with failing_at_once(InvalidInput):
+            job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
+            return getattr(self, name)(job, reference["shard"], context["ti"].dag_id)
+
+    def application(self, job: PlannedJob, index: int, dag_id: str) -> str:
         program = Path(APPLICATION).read_bytes()
-        [uri] = store(job, {f"apply-{sha256(program)[:16]}.py": program})
+        [uri] = self._store(job, {f"apply-{sha256(program)[:16]}.py": program})
         return uri
 
-    def archives(job: PlannedJob, *_: Any) -> list[str]:
-        return store(job, planned_archives(job.work, job.folder.storage))
+    def arguments(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
+        instead = "use ApplyOperator in deploy mode 'client', or compute_shard in a @task.pyspark"
+        identity = identity_arguments(self.lance_conn_id, job, instead)
+        return shard_arguments(job, index, ["--name", application_name(dag_id, job, index), *identity])
 
-    def settings(job: PlannedJob, *_: Any) -> dict[str, str]:
-        return {
-            **session_settings(driver_here=chosen.kind == "local"),
-            **Resources.of(job.work).settings(chosen),
-            **(conf or {}),
-        }
+    def archives(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
+        return self._store(job, planned_archives(job.work, job.folder.storage))
 
-    def submit_parameters(job: PlannedJob, *_: Any) -> str:
-        pairs = (f"--conf {name}={value}" for name, value in settings(job).items())
-        return " ".join([f"--py-files {','.join(archives(job))}", *pairs])
+    def py_files(self, job: PlannedJob, index: int, dag_id: str) -> str:
+        return ",".join(self.archives(job, index, dag_id))
 
-    def arguments_with_archives(job: PlannedJob, index: int, dag_id: str) -> list[str]:
-        added = [part for uri in archives(job) for part in ("--archive", uri)]
-        return [*arguments(job, index, dag_id), *added]
+    def conf(self, job: PlannedJob, index: int, dag_id: str) -> dict[str, str]:
+        resources = Resources.of(job.work).settings(self.master)
+        return {**session_settings(driver_here=self.master.kind == "local"), **resources, **self.more_conf}
 
-    def store(job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
+    def submit_parameters(self, job: PlannedJob, index: int, dag_id: str) -> str:
+        pairs = (f"--conf {name}={value}" for name, value in self.conf(job, index, dag_id).items())
+        return " ".join([f"--py-files {self.py_files(job, index, dag_id)}", *pairs])
+
+    def arguments_with_archives(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
+        added = [part for uri in self.archives(job, index, dag_id) for part in ("--archive", uri)]
+        return [*self.arguments(job, index, dag_id), *added]
+
+    def _store(self, job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
         folder, place = job.folder.storage, job.location.database_uri
         for name, data in files.items():
             if not folder.exists(name):  # its contents are in its name
                 folder.write_bytes(name, data)
-        return [(spark_uri or place).rstrip("/") + folder.path(name).removeprefix(place) for name in files]
-
-    def part(name: str, compute: Callable[[PlannedJob, int, str], Any]) -> Any:
-        def in_task(rendered: Any, context: Any) -> Any:
-            reference = check_shard(rendered)
-            with failing_at_once(InvalidInput):
-                job = load_job(open_patiently(lance_conn_id, database), reference)
-                return compute(job, reference["shard"], context["ti"].dag_id)
-
-        return rendered_in_task(shard, in_task, f"<{name} of the shard>")
-
-    return SparkApplication(
-        application=part("application", application),
-        arguments=part("arguments", arguments),
-        archives=part("archives", archives),
-        py_files=part("py_files", lambda job, *_: ",".join(archives(job))),
-        conf=part("conf", settings),
-        submit_parameters=part("submit_parameters", submit_parameters),
-        arguments_with_archives=part("arguments_with_archives", arguments_with_archives),
-    )
+        return [(self.spark_uri or place).rstrip("/") + folder.path(name).removeprefix(place) for name in files]
 
 
 def compute_shard(
