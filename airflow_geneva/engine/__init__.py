@@ -1,1 +1,1 @@
-"""What plans, computes and commits columns and views: needs Arrow and Lance, and neither Airflow nor Spark."""
+"""Plan, compute and commit columns and views; imports Arrow and Lance, but neither Airflow nor Spark."""

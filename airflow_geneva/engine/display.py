@@ -1,4 +1,4 @@
-"""How tables, plans, jobs and results look, also as the last line of a notebook's cell."""
+"""Text and HTML representations of tables, plans, jobs and results, for consoles and notebooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_VALUES, _SHOWN_CHARS = 4, 40
 
 @dataclass(frozen=True)
 class Summary:
-    """What is in a table or a database: a title, and rows of cells below it."""
+    """The content of a table or a database: a title, and rows of cells below it."""
 
     title: str
     headings: Sequence[str] = ()
@@ -38,15 +38,15 @@ class Summary:
 
 
 class Summarized(ABC):
-    """Looks like its summary. Text is asked for by logs too, so it takes no look at an object store."""
+    """Is displayed as its summary. Logs use the text form too, so on an object store it is only the title."""
 
     @abstractmethod
     def _title(self) -> tuple[str, bool]:
-        """Return what it is and where, and whether that is on this machine."""
+        """Return a title with kind and location, and whether the location is on this machine."""
 
     @abstractmethod
     def _summary(self, title: str) -> Summary:
-        """Say what is in it."""
+        """Summarize the content."""
 
     def __repr__(self) -> str:
         title, local = self._title()
@@ -64,7 +64,7 @@ class Summarized(ABC):
 
 
 class Described:
-    """Looks everywhere as `print` shows it."""
+    """Uses the text of `print` as its representation, also in notebooks."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -74,20 +74,20 @@ class Described:
 
 
 class Listed(Described):
-    """Looks in a list like the first line of what `print` shows."""
+    """Uses the first line of the text of `print` as its representation."""
 
     def __repr__(self) -> str:
         return f"<{str(self).partition(chr(10))[0]}>"
 
 
 class Rows(Described):
-    """A few rows of a table: a `pyarrow.Table`, which prints them as a grid with values cut to what can be read."""
+    """A few rows of a table: a `pyarrow.Table` that prints as a grid and shortens long values."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
 
     def __getattr__(self, name: str) -> Any:
-        if name == "table":  # while it is unpickled
+        if name == "table":  # not set yet during unpickling
             raise AttributeError(name)
         return getattr(self.table, name)
 
@@ -116,7 +116,7 @@ class Rows(Described):
 
 
 def _brief(value: Any) -> str:
-    """Return a value as text, with the beginning of long texts and lists at every depth."""
+    """Return a value as text; long texts and lists are shortened at every depth."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_brief(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -129,7 +129,7 @@ def _brief(value: Any) -> str:
 
 
 def html_text(text: str) -> str:
-    """Return some lines of text as HTML; the first one is the heading."""
+    """Return lines of text as HTML; the first line is the heading."""
     head, _, rest = text.partition("\n")
     return f"<div><b>{escape(head)}</b>{f'<pre>{escape(rest)}</pre>' if rest else ''}</div>"
 
@@ -146,7 +146,7 @@ def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cut(value: Any) -> str:
-    # Of a long vector or text, only the beginning is made into text.
+    # Convert only the beginning of a long vector or text.
     nested = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], (dict, list)))
     text = _brief(value) if nested else str(value[: _LONGEST + 1] if isinstance(value, (str, bytes, list)) else value)
     return f"{text[:_LONGEST]}…" if len(text) > _LONGEST else text
@@ -158,7 +158,7 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Format a time for people; one that no calendar has, as a number."""
+    """Format a time for people; format a time outside the calendar's range as a number."""
     try:
         return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
@@ -166,7 +166,7 @@ def format_time(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format how long something took, for people."""
+    """Format a duration for people."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600

@@ -1,4 +1,4 @@
-"""Named points at which tests kill the process; without cost when off."""
+"""Named points at which tests kill the process; they cost nothing when off."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether a UDF's code is still the same."""
+"""Hash the code of UDFs, to detect whether it changed."""

@@ -79,10 +79,10 @@ def code_version(
 
 
 def identity_of_code(target: Any, preprocess: Any = None) -> str:
-    """Hash what a callable does as far as it can be hashed; what has no source, by its bytecode.
+    """Hash a callable as far as possible; code without source is hashed by its bytecode.
 
-    It tells functions apart within a few processes, such as those of a notebook, and may differ between versions of
-    Python.
+    The hash distinguishes functions within a few processes, such as those of a notebook. It may differ between Python
+    versions.
     """
     hasher = _Hasher(tolerant=True, as_written=False, by_bytecode=True)
     hasher.add_source(target, "the function")
@@ -91,7 +91,7 @@ def identity_of_code(target: Any, preprocess: Any = None) -> str:
 
 
 def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
-    """Hash only the `deps` of a UDF; "" if there are none. It goes beside a code version, and stays as it was."""
+    """Hash only the `deps` of a UDF; "" if there are none. The hash is stored beside a code version."""
     hasher = _Hasher(tolerant=True, as_written=True)
     given = tuple(deps)
     try:
@@ -103,14 +103,14 @@ def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
 
 
 class _Hasher:
-    """Builds one hash; a definition that was hashed before is hashed by its number."""
+    """Builds one hash; a definition that occurs again is hashed by its number."""
 
     def __init__(self, tolerant: bool, as_written: bool, by_bytecode: bool = False) -> None:
         self._sha = hashlib.sha256()
         self._tolerant = tolerant
         self._as_written = as_written
         self._by_bytecode = by_bytecode
-        # Keeps the object too, so that its id is not reused.
+        # Keep the object too, so that Python does not reuse its id.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._open_containers: list[int] = []
 
@@ -194,7 +194,7 @@ class _Hasher:
             self.preprocess(value.preprocess)
 
     def preprocess(self, stage: Any) -> None:
-        """Hash the UDF that makes the input of this one, and the type of what it gives, if there is one."""
+        """Hash the UDF that makes the input of this one, if there is one, and its data type."""
         if stage is not None:
             self._feed("preprocess", str(stage.data_type))
             self._udf(stage)

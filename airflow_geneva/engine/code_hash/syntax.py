@@ -22,8 +22,8 @@ Definition: TypeAlias = _Function | ast.ClassDef
 class SourceFile:
     """A parsed source file.
 
-    `imports` has the level and the dotted name by each name to which `from ... import ...` binds one.
-    `changed_globals` are the module-level names that functions of the file assign to.
+    `imports` maps each name that `from ... import ...` binds to the level and the dotted name of the import.
+    `changed_globals` are the module-level names that functions of the file assign.
     """
 
     def __init__(self, text: str) -> None:
@@ -65,7 +65,7 @@ class SourceFile:
         ]
 
     def classes(self, cls: type, method_lines: list[int]) -> list[Definition]:
-        """Return the definitions of a class by its qualified name; of several, those with one of its methods."""
+        """Return the definitions of a class by its qualified name; if several match, those with one of its methods."""
         named = [node for name, node in _classes(self.tree, "") if name == cls.__qualname__]
         if not method_lines:
             return [*named]
@@ -127,7 +127,7 @@ def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
 
 
 def free_names(definition: Definition) -> set[str]:
-    """Return the names that a definition takes from outside, without those of its annotations and decorators."""
+    """Return the names that a definition reads from outside, except in its annotations and decorators."""
     scope = _Scope()
     scope.define(definition)
     return scope.used | scope.nested

@@ -1,4 +1,4 @@
-"""The values that code refers to: a text form that is the same in every process, and where the values are found.
+"""Find the values to which code refers, and give them a text form that is the same in every process.
 
 Imports only the standard library, so that any Python version can load it and gets the same results.
 """
@@ -67,7 +67,7 @@ def cells_of(functions: list[types.FunctionType]) -> dict[str, Any]:
             try:
                 found[name] = cell.cell_contents
             except ValueError:
-                # Not assigned yet: the name is looked up in the module, and counts as unbound.
+                # The cell has no value yet: look the name up in the module instead; it counts as unbound.
                 continue
     return found
 
@@ -104,7 +104,7 @@ def is_a(value: Any, module: str, *names: str) -> bool:
 
 
 def dotted_name(value: Any) -> str:
-    """Return the dotted name under which other modules import this object, without private modules in it, or ''."""
+    """Return the dotted name by which other modules import this object, without private modules, or ''."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
     module = getattr(value, "__module__", None)
     if not isinstance(name, str) or not isinstance(module, str):
@@ -113,7 +113,7 @@ def dotted_name(value: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if module.startswith("airflow_geneva.") and name in sys.modules["airflow_geneva"].__all__:
-        return f"airflow_geneva.{name}"  # wherever it lies in this package
+        return f"airflow_geneva.{name}"  # independent of its module in this package
     public = [part for part in module.split(".") if not part.startswith("_")]
     return f"{'.'.join(public or [module])}.{name}" if found is value and value is not None else ""
 

@@ -1,1 +1,1 @@
-"""How fragments, data files, history, conflicts and errors of Lance tables are read, for all other rooms."""
+"""Read fragments, data files, history, conflicts and errors of Lance tables, for the rest of the package."""

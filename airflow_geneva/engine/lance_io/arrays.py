@@ -1,4 +1,4 @@
-"""Families of Arrow types; convert Arrow values without changing them; find out which ones pylance can store."""
+"""Classify Arrow types, convert Arrow arrays without changing values, and check which types pylance can store."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def stored_as(data_type: pa.DataType) -> pa.DataType:
 
 
 def field_at(field: pa.Field, path: Sequence[str]) -> pa.Field | None:
-    """Return the field nested in structs that a path of names leads to; None if there is none."""
+    """Return the field at a path of names through nested structs; None if it does not exist."""
     for name in path:
         if not pa.types.is_struct(field.type) or (at := field.type.get_field_index(name)) < 0:
             return None
@@ -122,25 +122,25 @@ def field_at(field: pa.Field, path: Sequence[str]) -> pa.Field | None:
 
 
 def find_field(fields: Mapping[str, pa.Field], path: str) -> pa.Field | None:
-    """Return a column, or the field of a struct that a path as `passage.text` leads to; None if there is none."""
+    """Return a column, or a struct's field by a path such as `passage.text`; None if it does not exist."""
     root, *names = path.split(".")
     return None if root not in fields else field_at(fields[root], names)
 
 
 def quoted(path: str) -> str:
-    """Return a column, or the path to a field of a struct, as SQL; Lance allows no dot in a name."""
+    """Quote a column, or a path to a struct's field, for SQL; Lance allows no dot in a name."""
     return ".".join(f"`{name}`" for name in path.split("."))
 
 
 def column_at(batch: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.ChunkedArray:
-    """Return the values of a column, or of the field of a struct that a path leads to, NULL where the struct is."""
+    """Return the values of a column, or of a struct's field by its path; NULL where the struct is NULL."""
     root, *names = path.split(".")
     values = batch.column(root)
     return pc.struct_field(values, names) if names else values
 
 
 def nested_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield a type and all types inside it; an extension type is not looked into."""
+    """Yield a type and all types inside it, but not the storage type of an extension type."""
     yield data_type
     for at in range(0 if isinstance(data_type, pa.BaseExtensionType) else data_type.num_fields):
         yield from nested_types(data_type.field(at).type)
@@ -171,8 +171,8 @@ Rows = TypeVar("Rows", pa.Array, pa.RecordBatch, pa.Table)
 def rows_at(values: Rows, positions: pa.Array) -> Rows:
     """Return the rows at positions; NULL where a position is NULL.
 
-    Every value is taken and filtered here: out of a slice of fixed-size lists that hold fixed-size lists, pyarrow takes
-    the values of other rows (seen with 21 and 26).
+    Use this function for every take and filter: from a sliced array of nested fixed-size lists, pyarrow takes values of
+    the wrong rows (seen with 21 and 26).
     """
     return _without_slices(values).take(positions)
 
@@ -220,12 +220,12 @@ def _parts(values: pa.Array) -> list[pa.Array]:
 
 
 def to_storage(values: pa.Array) -> pa.Array:
-    """Remove extension types, which not every process has registered, and keep the buffers."""
+    """Remove extension types, which other processes may not have registered, and keep the buffers."""
     return _retyped(values, storage_type(values.type))
 
 
 def convert_array(values: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """Convert an array to another type that holds the same values, or raise pyarrow's error that it cannot."""
+    """Convert an array to another type with the same values; raise pyarrow's error if that is impossible."""
     if values.type == data_type:
         return _retyped(values, data_type)
     stored, wanted = to_storage(values), storage_type(data_type)
@@ -273,7 +273,7 @@ def _reason_against_type(schema: bytes, version: str) -> str | None:
 
 
 def why_not_storable(values: pa.Array) -> str | None:
-    """Return pylance's reason for not storing values; None if it can store them."""
+    """Return pylance's reason for refusing to store values; None if it can store them."""
     try:
         _stored(values, "2.2")
     except EngineError as error:
@@ -294,7 +294,7 @@ def _pylance_reason(error: EngineError) -> str:
 
 
 def _sample(data_type: pa.DataType) -> pa.Array:
-    """Make filled values, and for each level of nesting values that are NULL there and values that are empty there."""
+    """Make non-empty values, and for each level of nesting a value with NULL and a value with an empty list there."""
     # In the storage type, items of a fixed-size list may be NULL: Arrow keeps such items below a NULL list.
     stored = storage_type(data_type)
     top = pa.field("", stored)
@@ -312,7 +312,7 @@ def _levels(data_type: pa.DataType) -> int:
 
 
 def _value(field: pa.Field, level: int, hole: list[Any] | None) -> Any:
-    """Make a value that is filled but for its parts at one level, counted from 0; they are NULL or empty lists."""
+    """Make a value whose parts at one level of nesting, counted from 0, are NULL or empty lists (`hole`)."""
     data_type = field.type
     if pt.is_null(data_type) or (level == 0 and hole is None and field.nullable):
         return None

@@ -37,7 +37,7 @@ def blob_field(name: str) -> pa.Field:
 
 
 def as_blobs(values: Any) -> pa.Array:
-    """Convert bytes to an array of Lance's blob type; the older kind of blob column holds plain bytes."""
+    """Convert bytes to an array of Lance's newer blob type; older blob columns hold plain bytes."""
     import lance
 
     if not isinstance(values, pa.Array):
@@ -64,13 +64,13 @@ class BlobFileWriter:
         self._batches: _Batches = SimpleQueue()
         self._room = threading.Semaphore()
         self._file: Future[str] = Future()
-        # The thread has no reference to this writer. When the writer is garbage collected, the thread stops.
+        # The thread does not reference this writer, so it stops when the writer is garbage collected.
         weakref.finalize(self, self._batches.put, RuntimeError("the writer was dropped before it was closed"))
         arguments = (dataset, schema, self._batches, self._room, self._file)
         threading.Thread(target=_write, args=arguments, name="geneva-blobs", daemon=True).start()
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Append rows once the thread has taken the rows before them; raises what pylance raised."""
+        """Append rows after the thread has taken the earlier ones; raises pylance's exceptions."""
         self._room.acquire()
         if self._file.done():
             self._room.release()
@@ -78,7 +78,7 @@ class BlobFileWriter:
         self._batches.put(batch)
 
     def close(self) -> str:
-        """Publish the file and return its name below ``data/``; raises what pylance raised."""
+        """Publish the file and return its name below ``data/``; raises pylance's exceptions."""
         self._batches.put(None)
         return self._file.result()
 
@@ -101,7 +101,7 @@ def _write(
             reader, dataset, mode="append", max_rows_per_file=1 << 31, max_bytes_per_file=1 << 60
         )  # fmt: skip
         file.set_result(str(meta.files[0].path))
-    except BaseException as error:  # of any kind: the writer raises it in its own thread
+    except BaseException as error:  # any exception: the writer raises it in the caller's thread
         file.set_exception(error)
     finally:
         room.release()

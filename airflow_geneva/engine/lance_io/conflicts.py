@@ -27,18 +27,22 @@ def is_conflict(error: Exception) -> bool:
 
 
 def is_undecided(error: Exception) -> bool:
-    """Whether to read the newest version and commit again the changes that it lacks.
+    """Whether to read the newest version and commit the changes that it lacks again.
 
-    Either another writer committed first, or the store was lost during the commit, which may be visible nevertheless.
+    Either another writer committed first, or the store failed during the commit, which may have succeeded.
     """
     return is_conflict(error) or is_outage(error)
 
 
 def commit_tries(changed: str, commit: str) -> Iterator[int]:
-    """Yield the 0-based number of each try to `commit` what other writers `changed`, and wait between two tries.
+    """Yield the 0-based number of each attempt to commit, and wait between two attempts.
+
+    Args:
+        changed: what other writers change, for the message.
+        commit: what the caller commits, for the message.
 
     Raises:
-        CommitConflict: the last try met another writer, too.
+        CommitConflict: the last attempt conflicted with another writer, too.
     """
     tries = max_retries() + 1
     for number in range(tries):

@@ -81,7 +81,7 @@ class FileWriter:
 class DataFileWriter(FileWriter):
     """Writes batches to a new data file; the file becomes part of the table when a commit names it.
 
-    Of blob columns it keeps which rows are NULL, because nothing can be read of them before the commit.
+    It records which rows of blob columns are NULL, because blobs cannot be read before the commit.
     """
 
     def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
@@ -101,13 +101,13 @@ class DataFileWriter(FileWriter):
 
     @property
     def nulls(self) -> tuple[tuple[str, Ranges], ...]:
-        """The positions of NULLs, by blob column."""
+        """The positions of NULLs in each blob column."""
         none = np.empty(0, np.int64)
         return tuple((name, Ranges.from_offsets(np.concatenate([none, *found]))) for name, found in self._nulls.items())
 
     @property
     def size_bytes(self) -> int:
-        """The size of the published file; 0 if its writer does not say so."""
+        """The size of the published file; 0 if its writer does not report it."""
         return getattr(self._writer, "size_bytes", 0) or 0
 
     def finish(self) -> str:
@@ -165,7 +165,7 @@ def check_complete(path: str) -> None:
 
 @dataclass(frozen=True)
 class LanceFile:
-    """Reads a finished Lance file of a folder; values have the same form as in a table.
+    """Reads a finished Lance file of a folder; values have the types that they have in a table.
 
     ``broken`` converts pylance's error about a damaged or missing file; an unavailable store raises a `StorageError`.
     """
@@ -184,7 +184,7 @@ class LanceFile:
     def read(
         self, columns: Sequence[str] | None = None, rows: Offsets | None = None, room: float = inf
     ) -> pa.RecordBatch:
-        """Read all rows, or those at positions, in their order; `BatchTooLarge` above ``room`` bytes."""
+        """Read all rows, or the rows at the given positions in that order; `BatchTooLarge` above ``room`` bytes."""
 
         def convert(error: BaseException) -> Exception:
             if rows is not None and len(rows) > 1 and is_overflow(error):
@@ -206,7 +206,7 @@ class LanceFile:
         return None if metadata is None else int(metadata.num_rows)
 
     def metadata(self) -> LanceFileMetadata | None:
-        """Return what the end of the file says of it; None if the file is damaged or missing."""
+        """Return the metadata at the end of the file; None if the file is damaged or missing."""
         try:
             with engine_errors(lambda error: _unavailable(error) or to_engine_error(error)):
                 return self.folder.open_reader(self.name).metadata()
@@ -214,7 +214,7 @@ class LanceFile:
             return None
 
     def footer(self, size: int) -> bytes | None:
-        """Read the footer of a file of a known size, with one request; None if there is no such file."""
+        """Read the footer of a file of known size, with one request; None if the file does not exist."""
         try:
             found = self.folder.read_part(self.name, size - FOOTER_BYTES, FOOTER_BYTES)
         except FileNotFoundError:
@@ -236,7 +236,7 @@ def _unavailable(error: BaseException) -> StorageError | None:
 
 
 def _at_positions(reader: LanceFileReader, positions: Offsets, room: float) -> pa.RecordBatch:
-    """Read rows in the order of their positions, without holding other rows of the file."""
+    """Read rows in the order of their positions, without holding the file's other rows in memory."""
     count = len(positions)
     steps = np.diff(positions)
     size = max(1, count if room == inf else min(count, rows_at_once(int(room))))

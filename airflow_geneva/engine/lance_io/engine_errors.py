@@ -10,7 +10,7 @@ from airflow_geneva.errors import GenevaError
 
 # Measured for files that are missing, empty, truncated or damaged, for versions that were cleaned up, unknown columns,
 # invalid SQL, refused connections, missing permission, conflicts (pyarrow's ArrowInvalid is a ValueError), and for a
-# negative version. An AttributeError or a TypeError is a bug in a program and says nothing about a file.
+# negative version. An AttributeError or a TypeError is a bug in code and says nothing about a file.
 _ENGINE_EXCEPTIONS = (OSError, ValueError, RuntimeError, OverflowError)
 
 
@@ -24,11 +24,11 @@ _UNAVAILABLE = re.compile(
     r"\(os error (?:1|11|12|13|23|24)\)|HTTP error|lacked (?:the necessary privileges|valid authentication)"
     r"|\b(?:401|403) [A-Z]"
 )
-# What pylance asks for credentials, which is another service than the store.
+# Requests for credentials go to another service than the store.
 _CREDENTIALS = re.compile(r"token request|\bcredentials\b")
 
 
-# What stays until a person corrects it: no permission, no space, a key or an account that the store does not accept.
+# Errors that persist until a person corrects them: no permission, no space, a key or account that the store rejects.
 _REFUSED = re.compile(
     r"\(os error (?:1|13|28|30)\)|lacked (?:the necessary privileges|valid authentication)|\b40[134] [A-Z]"
     r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|NoSuchBucket"
@@ -65,12 +65,12 @@ class EngineError(GenevaError):
 
 
 def to_engine_error(error: BaseException) -> Exception:
-    """Convert pylance's exception to an `EngineError` with the same message, and what to do about it."""
+    """Convert pylance's exception to an `EngineError` with its message and, where known, a remedy."""
     return EngineError(f"{error}{remedy_of(error)}")
 
 
 def remedy_of(error: BaseException) -> str:
-    """Say what to do if a data file does not exist, or SQL divides by zero; "" for any other error."""
+    """Return advice for a missing data file or an SQL division by zero; "" for any other error."""
     if "Divide by zero" in str(error):
         return f"\n{DIVIDES_BY_ZERO}"
     found = _NO_FILE.search(str(error))
@@ -84,7 +84,7 @@ def remedy_of(error: BaseException) -> str:
 
 
 def describe_store_error(error: BaseException) -> str:
-    """Return a store's error as sentences: what happened, and what to do if the request was refused."""
+    """Return a store's error as sentences: the error, and advice if the store refused the request."""
     text = _STRUCT.sub("", str(error))
     remedy = next((remedy for pattern, remedy in _REMEDIES if pattern.search(str(error))), "")
     return f"{text}. {remedy}".rstrip()
@@ -114,7 +114,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the store did not answer, or not for now, so that the same request may succeed later."""
+    """Whether the store did not respond or asked to retry later, so that the same request may succeed then."""
     text = str(error)
     return bool(_OUTAGE.search(text)) and not _CREDENTIALS.search(text)
 

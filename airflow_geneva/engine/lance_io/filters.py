@@ -77,7 +77,7 @@ def _volatile(token: re.Match[str]) -> str | None:
 
 
 def names_in(sql: str) -> set[str]:
-    """Return every name that a filter or expression mentions, in lower case; texts in double quotes count as names."""
+    """Return every name in a filter or expression, in lower case; text in double quotes counts as a name."""
     found = (token["name"] or token["text"] for token in _TOKEN.finditer(sql))
     return {_unquoted(name).lower() for name in found if name and name[0] != "'"}
 
@@ -93,7 +93,7 @@ def _unquoted(name: str) -> str:
 
 
 def where_columns(where: str | None, columns: list[str]) -> list[str]:
-    """Return the columns that a filter may read: all that it mentions, in any case, so never too few."""
+    """Return all columns that a filter mentions, in upper or lower case; it may not read all of them."""
     if where is None:
         return []
     mentioned = names_in(where)
@@ -115,7 +115,7 @@ def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
 
 
 def explain_sql_error(dataset: lance.LanceDataset, sql: str, error: BaseException) -> str:
-    """Say in sentences why pylance refuses a filter or expression, and which cast makes it valid, if one does."""
+    """Return in sentences why pylance rejects a filter or expression, and the casts that make it valid, if any."""
     message = str(error).split(", /")[0]
     if called := _MANY_ROWS.search(message):
         return f"it calls {_snake_case(called[1])}(), and a row's value is computed from that row alone."
@@ -127,7 +127,7 @@ def explain_sql_error(dataset: lance.LanceDataset, sql: str, error: BaseExceptio
         return DIVIDES_BY_ZERO
     message = _STATEMENT.sub(r"\1", message.replace("Schema error: ", ""))
     message = _UNKNOWN_NAME.sub(r"\1; a text stands in single quotes", message)
-    # The planner's debug output names its own structs.
+    # The planner's debug output contains Rust structs.
     text = f"{_DEBUG.split(message)[0].rstrip('.'):.300}"
     return text if text.endswith("?") else f"{text}."
 
@@ -137,7 +137,7 @@ def _snake_case(name: str) -> str:
 
 
 def _with_casts(dataset: lance.LanceDataset, sql: str) -> str:
-    """Return the text with the integer columns cast to DOUBLE that make it valid; "" if none do."""
+    """Return the SQL with integer columns cast to DOUBLE, if that makes it valid; else ""."""
     integers = [field.name for field in dataset.schema if pa.types.is_integer(field.type)]
     mentioned = where_columns(sql, integers)
     for cast in (*([name] for name in mentioned), mentioned):
@@ -154,7 +154,7 @@ def _with_casts(dataset: lance.LanceDataset, sql: str) -> str:
 
 
 def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
-    """Return the physical offsets, by fragment, of the live rows that a filter selects, in one scan of its columns."""
+    """Return the physical offsets of the live rows that a filter selects, by fragment, from one scan of its columns."""
     if not fragment_ids:
         return {}
     fragments = [open_fragment(dataset, fragment_id) for fragment_id in fragment_ids]

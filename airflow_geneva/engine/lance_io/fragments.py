@@ -1,4 +1,4 @@
-"""Read from a table's manifest what matters for one column: fragments, their data files and deletion files."""
+"""Read fragments, and their data files and deletion files for given columns, from a table's manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OFFSET_BITS = 0xFFFFFFFF
 _REPLACED = -2
-"""What Lance's manifest says of a column of a file in place of its field id, if another file has the column."""
+"""Stands in Lance's manifest for the field id of a column of a file whose values another file replaced."""
 _MOST_BYTES_OF_A_RANGE = 26
 FileRef = tuple[int, int, str]
 """(id of the column's field, base id or -1, path) of one data file that holds part of a column."""
@@ -34,10 +34,10 @@ FileRef = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that matter for one job, each as its field id and those nested in it; a rename changes nothing.
+    """The columns that one job reads and writes, each as its own and its nested field ids; names do not matter.
 
-    `output` is empty for a view's source. `names` are hashes of the names nested in the inputs and then in the columns
-    of `where`, "" for a column without a struct: functions and filters find nested fields by their names.
+    `output` is empty for a view's source. Functions and filters find nested fields by name, so `names` are hashes of
+    the nested names, for the inputs and then the columns of `where`; "" for a column without a struct.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -47,17 +47,17 @@ class Columns:
 
     @property
     def inputs_text(self) -> str:
-        """The inputs' field ids, as facts name them; those of a struct with its nested fields and their names."""
+        """The inputs' field ids, as facts store them; a struct adds its nested field ids and a hash of their names."""
         return ",".join(self._texts[: len(self.inputs)])
 
     @property
     def inputs_text_without_nested(self) -> str:
-        """The inputs' field ids, as facts named them before they named nested fields."""
+        """The inputs' field ids, as earlier versions of this package stored them in facts: without nested fields."""
         return ",".join(str(fields[0]) for fields in self.inputs)
 
     @property
     def nested(self) -> str:
-        """The nested fields of all structs that are read, as keys name them; "" if there is no struct."""
+        """The nested fields of all structs that are read, as in checkpoint keys; "" if there is no struct."""
         return ",".join(text for text, named in zip(self._texts, self.names, strict=False) if named)
 
     @property
@@ -84,7 +84,7 @@ class Columns:
         return {}
 
     def parts(self, fields: Sequence[int]) -> tuple[tuple[str, int], ...]:
-        """Return the columns that a data file with these field ids holds; cached, most files have the same fields."""
+        """Return the columns in a data file with these field ids; cached, because most files have the same fields."""
         key = tuple(fields)
         found = self._parts.get(key)
         if found is None:
@@ -95,11 +95,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class FragmentFiles:
-    """One fragment with the data files of the columns that matter, in their order; an all-NULL column has none.
+    """One fragment with the data files of a job's columns, in column order; an all-NULL column has no file.
 
     Args:
         deletion: identity of its deletion file; "" if no row is deleted.
-        inputs: for a view's source, if none of the columns has a file, identifies the rows instead.
+        inputs: data files of the inputs. If none of the columns of a view's source has a file, it identifies the rows.
         bytes: size of the files that hold the inputs.
     """
 
@@ -130,7 +130,7 @@ class FragmentFiles:
         return md5(repr((self.inputs, tuple(output))))
 
     def where_signature(self, output: Sequence[FileRef] | None = None) -> str:
-        """Hash of all files that the filter's result and the value depend on."""
+        """Hash of all files on which the filter's result and the value depend."""
         return md5(repr((self.inputs, self.where, self.output if output is None else tuple(output))))
 
     def source_paths(self) -> list[str]:
@@ -152,7 +152,7 @@ def _refs(items: Sequence[Sequence[Any]]) -> tuple[FileRef, ...]:
 
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
-    """Return the ids of a column and all fields nested in it: data files name the leaves, the schema the column."""
+    """Return the ids of a column and all its nested fields: data files list the leaves, the schema lists the column."""
     return tuple(field.id() for field in _fields_of(dataset, column))
 
 
@@ -169,7 +169,7 @@ def _fields_of(dataset: lance.LanceDataset, column: str) -> list[Any]:
 
 
 def _with_nested(fields: list[Any]) -> list[Any]:
-    """Return fields and all those nested in them, parents first."""
+    """Return fields and all fields nested in them, parents first."""
     found = list(fields)
     for field in found:
         found.extend(field.children())
@@ -177,8 +177,8 @@ def _with_nested(fields: list[Any]) -> list[Any]:
 
 
 def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
-    """Return what `field_ids` does for each column of a dataset, and by path for each field of its structs."""
-    schema = dataset.schema  # pylance makes it anew each time
+    """Return the result of `field_ids` for each column, and for each field of structs by its path."""
+    schema = dataset.schema  # pylance builds it on every access
     found = [(field.name(), field, schema.field(field.name())) for field in dataset.lance_schema.fields()]
     for path, field, known in found:
         if pt.is_struct(known.type):
@@ -204,14 +204,15 @@ def columns_in(
     output: tuple[int, ...],
     ids_now: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[Columns, tuple[str, ...]]:
-    """Look up inputs that facts name, which may have been dropped.
+    """Look up the inputs in a fact; they may have been dropped since.
 
     Args:
+        inputs: field ids, as `Columns.inputs_text` returns them.
         ids_now: `ids_by_name` of the dataset, if it is known.
 
     Returns:
-        The columns, as they were, and their names; "" for an input that a version does not have, or not with the same
-        nested fields.
+        The columns of the fact, and their names in this version; the name is "" if the version lacks the input, or
+        has other nested fields in it.
     """
     ids_now = ids_now or ids_by_name(dataset)
     by_id = {found[0]: name for name, found in ids_now.items()}
@@ -231,7 +232,7 @@ def columns_in(
 
 
 def _nested_names(dataset: lance.LanceDataset, column: str) -> str:
-    """Hash the names of the fields nested in a column; "" if there is no struct in it, or only that of a blob."""
+    """Hash the names of the fields nested in a column; "" if it contains no struct other than a blob's."""
     field = find_field({field.name: field for field in dataset.schema}, column)
     if field is None or is_blob(field) or not _has_struct(field.type):
         return ""
@@ -251,7 +252,7 @@ def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tupl
 
 
 def read_fragments(dataset: lance.LanceDataset, columns: Columns, ids: set[int]) -> dict[int, FragmentFiles]:
-    """Return some fragments of a version, by id, without reading data; all of them: `lance_io.manifest`."""
+    """Return some fragments of a version, by id, without reading data; `lance_io.manifest` reads all of them."""
     with garbage_collector_off():
         fragments = map(dataset.get_fragment, sorted(ids))
         found = (fragment_files(f.metadata, columns) for f in fragments if f is not None)
@@ -259,7 +260,7 @@ def read_fragments(dataset: lance.LanceDataset, columns: Columns, ids: set[int])
 
 
 def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
-    """Extract what matters from one fragment's metadata."""
+    """Extract the files of the given columns from one fragment's metadata."""
     files: dict[str, list[tuple[int, int, str]]] = {"i": [], "w": [], "o": []}
     size = 0
     for data_file in metadata.files:
@@ -308,7 +309,7 @@ def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...],
 
 
 def with_data_file(fragment: Any, file: Any) -> Any:
-    """Return a fragment's metadata with another data file, whose columns take the place of those in earlier files."""
+    """Return a fragment's metadata with an additional data file, whose columns replace those in earlier files."""
     columns, files = set(file.fields), []
     for before in fragment.files:
         fields = [_REPLACED if field in columns else field for field in before.fields]
@@ -341,7 +342,7 @@ def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
     metadata: Any = fragment.metadata
     stored = None if metadata.row_id_meta is None else metadata.row_id_meta.asdict()
     inline = stored.get("Inline", []) if stored else []
-    # One segment of one kind, a range, is two tags with lengths, and then its start, if that is not 0, and its end.
+    # A single segment of type range is two tags with lengths, then its start (if not 0), then its end.
     size = len(inline)
     if not 4 < size <= _MOST_BYTES_OF_A_RANGE or inline[:4] != [10, size - 2, 10, size - 4]:
         return None
@@ -355,7 +356,7 @@ def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
 def row_ids(
     dataset: lance.LanceDataset, fragment_id: int, created_by: int | None = None
 ) -> tuple[Offsets, RowIds]:  # fmt: skip
-    """Return offsets and row ids, in physical order, of a fragment's live rows or of those created by a version."""
+    """Return offsets and ids, in physical order, of a fragment's live rows, or only of those that a version created."""
     fragment = open_fragment(dataset, fragment_id)
     ids = None if created_by is not None or fragment.metadata.deletion_file else consecutive_row_ids(fragment)
     if ids is not None:
@@ -366,14 +367,14 @@ def row_ids(
 
 
 def offsets_of(rows: pa.Table | pa.RecordBatch) -> Offsets:
-    """Return the physical offsets of rows that were read with their addresses: the low half of an address."""
+    """Return the physical offsets of rows that were read with row addresses: the low 32 bits of an address."""
     offsets: Offsets = rows.column("_rowaddr").to_numpy().astype(np.int64) & OFFSET_BITS
     return offsets
 
 
 @contextmanager
 def garbage_collector_off() -> Iterator[None]:
-    """Turn the garbage collector off: reading a manifest makes millions of objects, collections triple the time."""
+    """Turn the garbage collector off: a manifest creates millions of objects, and collections triple the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

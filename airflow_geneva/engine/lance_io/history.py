@@ -64,7 +64,8 @@ def commits_newest_first(
 ) -> Iterator[Commit]:
     """Read the commits of a range of versions, newest first.
 
-    On an object store, the number of parallel reads doubles from `at_once`: most callers need only the first commits.
+    On an object store, the number of parallel reads starts at `at_once` and doubles, because most callers need only the
+    first commits.
     """
     most = 1 if is_local(dataset.uri) else _MOST_AT_ONCE
     at_once = min(at_once, most)
@@ -79,7 +80,7 @@ def commits_newest_first(
 
 
 def commits_of_version(dataset: lance.LanceDataset, oldest: int = 1, at_once: int = 1) -> Iterator[Commit]:
-    """Read the commits that a version shows, newest first; those that a restore undid are left out."""
+    """Read the commits that are part of a version, newest first; commits that a restore undid are left out."""
     import lance
 
     newest = int(dataset.version)
@@ -111,7 +112,7 @@ def files_written(operation: Any) -> list[lance.fragment.DataFile]:
 
 @dataclass(frozen=True)
 class Compaction:
-    """One fragment that a compaction wrote; if it is `alone`, it got all rows of the fragments that it replaced."""
+    """One fragment that a compaction wrote; if it is `alone`, it holds all rows of the fragments that it replaced."""
 
     made: FragmentFiles
     replaced: tuple[FragmentFiles, ...]
@@ -121,13 +122,13 @@ class Compaction:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The compactions that made fragments; `complete` if the history could be read as far back as requested."""
+    """The compactions that wrote fragments; `complete` if the history could be read as far back as requested."""
 
     parents: dict[Key, Compaction]
     complete: bool
 
     def made_by(self, fragment: FragmentFiles, same_output: bool = False) -> Compaction | None:
-        """Return the compaction that made a fragment, if its inputs, or also its output, are unchanged since."""
+        """Return the compaction that wrote a fragment, if its inputs (and its output, if asked) are unchanged since."""
         found = self.parents.get(_key(fragment)) if self.parents else None
         return None if found is None or (same_output and found.made.output != fragment.output) else found
 
@@ -148,7 +149,7 @@ NO_LINEAGE = Lineage({}, True)
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Rows of a replaced fragment, by their offsets in it, that are now, unchanged, in a compacted one."""
+    """Rows of a replaced fragment, by offset, that a compaction moved unchanged into another fragment."""
 
     fragment: FragmentFiles
     offsets: Offsets
@@ -157,7 +158,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class History:
-    """Reads the row ids of fragments of the planned and older versions, each once."""
+    """Reads the row ids of fragments in the planned and older versions, and caches them."""
 
     dataset: lance.LanceDataset
     _rows: dict[tuple[int, int], tuple[Offsets, RowIds]] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class History:
         return self._rows[fragment_id, version]
 
     def written_at(self, fragment: FragmentFiles, version: int) -> list[int]:
-        """Return the versions that last updated and created the fragment's first row: one may have written it."""
+        """Return the versions that last updated and that created the fragment's first row; each may have written it."""
         names = ["_row_last_updated_at_version", "_row_created_at_version"]
         try:
             with self._open(version) as dataset:
@@ -182,7 +183,7 @@ class History:
 
     @contextmanager
     def _open(self, version: int) -> Iterator[lance.LanceDataset]:
-        """Open a version; a plan can do without an older one, so pylance's errors about it become `EngineError`."""
+        """Open a version; convert pylance's errors to `EngineError`, because a plan can do without older versions."""
         if version == self.dataset.version:
             yield self.dataset
             return
@@ -227,7 +228,7 @@ def _key(fragment: FragmentFiles) -> Key:
 
 
 class _Waiting:
-    """Fragments whose origin is not known yet, each with a version that has it."""
+    """Fragments of unknown origin, each with a version that contains it."""
 
     def __init__(self, same_output: bool) -> None:
         self.same_output = same_output
@@ -248,16 +249,16 @@ class _Waiting:
         return [path for _, _, path in (*files.inputs, *files.where, *output)]
 
     def about(self, names: Iterable[Key | str]) -> list[Key]:
-        """Return the waiting fragments that have one of these keys or data files."""
+        """Return the fragments of unknown origin that have one of these keys or data files."""
         return list({key for name in names for key in self._by_name.get(name, ()) if key in self.since})
 
 
 class Tracer:
-    """Finds the compactions that made fragments, and reads as little of the history as possible.
+    """Finds the compactions that wrote fragments, and reads as little of the history as possible.
 
-    A fragment is explained once the compaction that made it, or another operation that wrote it, is known. Rows that
-    were not moved since name that version themselves. For other fragments, the tracer reads the history from the newest
-    version back. It then traces the fragments that were compacted in the same way.
+    A fragment is explained once the compaction, or the other operation, that wrote it is known. Rows that did not move
+    since record the version of that operation. For other fragments, the tracer reads the history backwards from the
+    newest version. It then traces the fragments that a compaction replaced in the same way.
     """
 
     def __init__(self, history: History, columns: Columns) -> None:
@@ -280,7 +281,7 @@ class Tracer:
         """Trace fragments back to settled ones, whose ancestors are not needed.
 
         Args:
-            since: the oldest version whose commit can matter.
+            since: the oldest version whose commit is relevant.
             same_output: a fragment whose output was written after its compaction counts as explained by that write.
         """
         newest = self.history.dataset
@@ -289,7 +290,7 @@ class Tracer:
             waiting.add(files, int(newest.version))
         self._explain(waiting, list(waiting.since), settled)
         while waiting.since and self._next > max(since, self._oldest) and not self._gap:
-            # Alternate between reading the next older commit and asking a fragment's rows for their version.
+            # Alternate between reading the next older commit and reading the version that a fragment's rows record.
             commit = next(self._commits)
             self._next, self._gap = commit.version - 1, commit.gone
             self._explain(waiting, waiting.about(self._learn(commit)), settled)
@@ -302,7 +303,7 @@ class Tracer:
         return Lineage(self._parents, not waiting.since or (not self._gap and self._next <= since))
 
     def _explain(self, waiting: _Waiting, keys: list[Key], settled: FragmentFilter) -> None:
-        """Remove explained fragments from those that wait, and add the fragments that they were compacted from."""
+        """Remove explained fragments from `waiting`, and add the fragments that they were compacted from."""
         while keys:
             key = keys.pop()
             files, _ = waiting.since[key]
@@ -316,7 +317,7 @@ class Tracer:
                 del waiting.since[key]
 
     def _learn(self, commit: Commit) -> Iterable[Key | str]:
-        """Record which fragments a commit made; return the fragments that it compacted, or the files that it wrote."""
+        """Record the fragments that a commit wrote; return the keys of compacted ones, or the files that it wrote."""
         import lance
 
         if isinstance(commit.operation, lance.LanceOperation.Rewrite):
@@ -327,7 +328,7 @@ class Tracer:
                 # Give every new fragment all old ones as parents: only row ids tell which rows went where.
                 replaced = tuple(fragment_files(fragment, self.columns) for fragment in made_of)
                 if self._inputs_in(made_of) - self._inputs_in(group.new_fragments):
-                    # An input had been dropped, and Lance gave its field id to another one since.
+                    # An input was dropped, and Lance has assigned its field id to another column since.
                     written |= {file._path for fragment in group.new_fragments for file in fragment.files}
                     continue
                 for fragment in group.new_fragments:
@@ -341,6 +342,6 @@ class Tracer:
         return paths
 
     def _inputs_in(self, fragments: Iterable[Any]) -> set[int]:
-        """Return the field ids of inputs that the table has and fragments hold values of."""
+        """Return the field ids of existing inputs for which fragments hold values."""
         held = {field for fragment in fragments for file in fragment.files for field in file.fields}
         return held & self._inputs

@@ -1,4 +1,4 @@
-"""The indexes of a table: which rows they cover, and how one takes in the rows that it does not."""
+"""The indexes of a table: which rows they cover, and how to add the other rows to an index."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import lance
 
 MOST_SEGMENTS = 8
-"""Segments of a vector index before they are merged. Each is searched apart: nine take about three times as long as
-one, and a merge takes about as long as three additions."""
+"""The number of segments of a vector index before they are merged. Each segment is searched separately: nine take about
+three times as long as one, and a merge takes about as long as three additions."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Index:
         kind: its type, as Lance names it.
         segments: number of its parts.
         rows: live rows of the table that it covers.
-        unindexed_rows: the others; Lance scans them in every search, so that it finds them nevertheless.
+        unindexed_rows: live rows that it does not cover; Lance scans them in every search.
     """
 
     name: str
@@ -42,22 +42,22 @@ class Index:
         return self.kind.startswith("IVF")
 
     def options_to_update(self) -> dict[str, Any]:
-        """Return the arguments with which Lance covers the other rows, and finds no former values of them.
+        """Return the arguments with which Lance indexes the other rows, and a search returns no outdated values.
 
-        A rewritten or moved row leaves its former value in the segments that were made before. Vector search ignores
-        it there. An index of any other kind finds it again as soon as a segment beside it covers the row, unless all
-        segments are merged (pylance 14.0.2, its issue 7795).
+        A rewritten or moved row leaves its old value in the existing segments. Vector search ignores it there. An index
+        of any other kind returns the old value as soon as another segment covers the row, unless all segments are
+        merged (pylance 14.0.2, its issue 7795).
         """
         if not self.of_vectors:
             return {"num_indices_to_merge": self.segments}
         if self.unindexed_rows > self.rows:
-            # The centroids were trained on other vectors, or on few.
+            # The centroids were trained on other vectors, or on a few only.
             return {"retrain": True}
         return {"num_indices_to_merge": self.segments if self.segments >= MOST_SEGMENTS else 0}
 
 
 def read_indexes(dataset: lance.LanceDataset, field_id: int | None = None) -> list[Index]:
-    """Return the indexes over a column, given by its field id, or all of a table; reads manifests only."""
+    """Return the indexes on a column, given by its field id, or all indexes of a table; reads manifests only."""
     with engine_errors():
         found = [index for index in dataset.describe_indices() if index.fields]
         if field_id is not None:

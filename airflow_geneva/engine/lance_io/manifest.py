@@ -1,4 +1,4 @@
-"""The fragments of one table version as arrays: a table may have a million of them, too many for an object each."""
+"""The fragments of one table version as arrays: a table may have a million, too many for one object per fragment."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ logger = logging.getLogger("airflow_geneva.lance_io")
 INPUTS, WHERE, OUTPUT = 0, 1, 2
 Mask = npt.NDArray[np.bool_]
 
-# The numbers of the fields that are read of a manifest, a fragment, a data file and a deletion file.
+# Numbers of the protobuf fields that are read from a manifest, a fragment, a data file and a deletion file.
 _FRAGMENTS = 2
 _ID, _FILES, _DELETION, _ROWS = 1, 2, 3, 4
 _PATH, _FIELDS, _SIZE, _BASE = 1, 2, 6, 7
 _READ_VERSION, _NUMBER, _DELETED = 2, 3, 4
 _AT_ONCE = 1 << 16
-"""References to make texts of at a time."""
+"""The number of references that are formatted at a time."""
 _FEW = 128
-"""So many fragments are read and hashed faster one by one than as arrays."""
+"""Up to this number of fragments, reading and hashing them one by one is faster than as arrays."""
 _ESCAPED = r"[^ !#-&(-\[\]-~]"
 """A character that `repr` or JSON may escape."""
 
@@ -63,7 +63,7 @@ _JSON = _Style("[", ",", "]", "]", '"', json.dumps)
 
 @dataclass(frozen=True, eq=False)
 class _Refs:
-    """References to data files, in the order of fragments, roles and columns: one for each column that a file holds."""
+    """References to data files, one for each column in a file, ordered by fragment, role and column."""
 
     owner: Numbers
     role: Numbers
@@ -77,7 +77,7 @@ class _Refs:
         return [(role, ref) for role, *ref in zip(*numbers, paths, strict=True)]  # type: ignore[misc]
 
     def texts(self, at: Numbers, style: _Style) -> pa.StringArray:
-        """Write the references at some positions."""
+        """Format the references at the given positions."""
         path, labels = self.path.take(pa.array(at)).cast(pa.string()), (self.field[at] + 1) << 32 | (self.base[at] + 1)
         distinct, of = np.unique(labels, return_inverse=True)
         begins = [
@@ -97,10 +97,10 @@ class _Refs:
 
 
 class Manifest(Mapping[int, FragmentFiles]):
-    """The fragments of a version, by ascending id; a `FragmentFiles` is made when it is asked for.
+    """The fragments of a version, by ascending id; creates a `FragmentFiles` on access.
 
     Args:
-        deletion: see `FragmentFiles`, as the other arrays, one value for each fragment.
+        deletion: as in `FragmentFiles`; like the other arrays, one value for each fragment.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Manifest(Mapping[int, FragmentFiles]):
 
     @staticmethod
     def of(fragments: Iterable[FragmentFiles]) -> Manifest:
-        """Make a manifest of single fragments."""
+        """Make a manifest from `FragmentFiles` objects."""
         ordered = sorted(fragments, key=lambda files: files.id)
         refs = [
             (at, role, *ref)
@@ -153,7 +153,7 @@ class Manifest(Mapping[int, FragmentFiles]):
         return _Fragments(self)
 
     def positions(self, ids: Iterable[int]) -> Numbers:
-        """Return the positions of those of the given fragments that there are."""
+        """Return the positions of the given fragment ids, without ids that do not exist."""
         wanted = np.array(sorted(set(ids)), np.int64)
         at = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
         return at[self.ids[at] == wanted] if len(self.ids) else at[:0]
@@ -172,7 +172,7 @@ class Manifest(Mapping[int, FragmentFiles]):
         return found
 
     def at(self, positions: Numbers) -> list[FragmentFiles]:
-        """Return the fragments at some positions."""
+        """Return the fragments at the given positions."""
         numbers = (array[positions].tolist() for array in (self.ids, self.physical_rows, self._deleted, self._size))
         deletions = self.deletion.take(pa.array(positions)).to_pylist()
         entries, ends = _ranges(self._bounds, positions)
@@ -206,14 +206,14 @@ class Manifest(Mapping[int, FragmentFiles]):
             yield _concatenate("[", ids, ",", rows, ',"",0,', inputs, ",", where, ",", output, ",", size, "]")
 
     def parts(self, positions: Numbers) -> Iterator[Numbers]:
-        """Cut positions so that a part has few references: a function of 300 columns has as many a fragment."""
+        """Split positions so that a part has few references: a UDF with 300 inputs has 300 per fragment."""
         step = max(1, _AT_ONCE * len(self) // max(len(self), len(self._refs.owner), 1))
         for begin in range(0, len(positions), step):
             yield positions[begin : begin + step]
 
     @cached_property
     def _of_role(self) -> tuple[tuple[Numbers, Numbers], ...]:
-        """For each role its references, and where those of each fragment begin."""
+        """For each role, the positions of its references, and where those of each fragment begin."""
         found = (np.flatnonzero(self._refs.role == role) for role in (INPUTS, WHERE, OUTPUT))
         return tuple((at, np.searchsorted(self._refs.owner[at], np.arange(len(self.ids) + 1))) for at in found)
 
@@ -242,8 +242,8 @@ class _Fragments(ValuesView[FragmentFiles]):
 def read_manifest(dataset: lance.LanceDataset, columns: Columns) -> Manifest:
     """Return all fragments of a version, without reading data.
 
-    pylance hands its manifest out as bytes to pickle a dataset, faster than fragments as objects. Those are asked for
-    one by one if there are few, or if the bytes have another format than they are documented to have.
+    To pickle a dataset, pylance returns its manifest as bytes, which is faster than fragments as objects. Fragments are
+    read one by one if there are few, or if the bytes do not have the documented format.
     """
     with garbage_collector_off():
         try:
@@ -268,7 +268,7 @@ def _serialized(dataset: lance.LanceDataset) -> bytes:
 
 
 def _fits(dataset: lance.LanceDataset, columns: Columns, found: Manifest) -> bool:
-    """Compare the first and the last fragment with what pylance says of them."""
+    """Whether the first and the last fragment equal the ones that pylance returns."""
     return all(
         files == fragment_files(open_fragment(dataset, files.id).metadata, columns)
         for files in found.at(np.array([0, len(found) - 1][: len(found)], np.int64))
@@ -307,7 +307,7 @@ def _deletions(data: Bytes, found: Occurrences, count: int) -> tuple[pa.StringAr
 
 
 def _references(data: Bytes, found: Occurrences, columns: Columns, count: int) -> tuple[_Refs, Numbers]:
-    """Return the references to the files that hold columns, and the bytes of each fragment's input files."""
+    """Return the references to the files that hold the columns, and the size of each fragment's input files."""
     files = fields_of(data, found.begin, found.end, (_PATH, _FIELDS, _SIZE, _BASE))
     if not np.array_equal(files[_PATH].message, np.arange(len(found.begin))):
         raise ValueError("it has a data file without a path")
@@ -348,7 +348,7 @@ def _references(data: Bytes, found: Occurrences, columns: Columns, count: int) -
 
 
 def _of_view(dataset: lance.LanceDataset, columns: Columns, refs: _Refs, ids: Numbers) -> _Refs:
-    """Add what identifies the rows of a view's source, as `fragment_files` does."""
+    """Add references that identify the rows of a view's source, as `fragment_files` does."""
     without = np.setdiff1d(np.arange(len(ids)), refs.owner[refs.role == INPUTS])
     rows = [fragment_files(open_fragment(dataset, fid).metadata, columns).inputs[0][2] for fid in ids[without].tolist()]
     owner = np.concatenate((refs.owner, without, np.arange(len(ids))))
@@ -362,7 +362,7 @@ def _of_view(dataset: lance.LanceDataset, columns: Columns, refs: _Refs, ids: Nu
 
 
 def _single(found: Occurrences, count: int, default: int = 0) -> Numbers:
-    """Return the numbers of a field that occurs at most once in a message."""
+    """Return the values of a numeric field that occurs at most once in a message."""
     values = np.full(count, default, np.int64)
     values[found.message] = found.begin
     return values
@@ -384,7 +384,7 @@ def _strings(data: Bytes, found: Occurrences, kind: pa.DataType) -> pa.Array:
 
 
 def _ranges(bounds: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the places between `bounds[p]` and `bounds[p + 1]` for all positions, and where those of each end."""
+    """Return the indexes from `bounds[p]` to `bounds[p + 1]` for each position p, and where those of each end."""
     begins, counts = bounds[positions], bounds[positions + 1] - bounds[positions]
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(begins - (ends - counts), counts), ends

@@ -16,7 +16,7 @@ _MOST_TAG = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """Where a field occurs: the number of its message, and its begin and end; of a number, its value twice."""
+    """Where a field occurs: the number of its message, its begin and its end; a numeric field has its value in both."""
 
     message: Numbers
     begin: Numbers
@@ -35,7 +35,7 @@ def parts_of(data: bytes, field: int) -> tuple[Numbers, Numbers]:
     try:
         while at < size:
             if data[at] == wanted:
-                # Without a call, because there may be a million; most lengths have two bytes.
+                # Inlined, because there may be a million parts; most lengths have two bytes.
                 length, more = data[at + 1], data[at + 2]
                 if length < 128:
                     at += 2
@@ -105,7 +105,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def packed_numbers(data: bytes) -> tuple[int, ...]:
-    """Read a part that holds signed numbers."""
+    """Decode a packed field of signed numbers."""
     found, at = list[int](), 0
     while at < len(data):
         value, at = _varint(data, at)
@@ -154,7 +154,7 @@ def _fixed(kind: int) -> int:
 
 
 def _varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
-    """Read a number at each place; also return where they end."""
+    """Read a varint at each position; also return where they end."""
     if len(at) and int(at.max()) >= len(data):
         raise ValueError("a message ends in a number")
     value = data[at].astype(np.int64)
@@ -172,7 +172,7 @@ def _varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _joined(steps: list[tuple[Numbers, Numbers, Numbers]]) -> Occurrences:
-    """Join the steps, in order of messages, and within one in order of occurrence."""
+    """Join the results of all steps, ordered by message, and within a message by occurrence."""
     if not steps:
         return Occurrences(*(np.empty(0, np.int64) for _ in range(3)))
     message, begin, end = (np.concatenate(parts) for parts in zip(*steps, strict=True))

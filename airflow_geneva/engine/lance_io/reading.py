@@ -21,7 +21,7 @@ _SHOWN_ROWS, _SHOWN_COLUMNS = 5, 20
 
 
 class Readable(ABC):
-    """A table or a view, as it is read."""
+    """The read methods of tables and views."""
 
     @property
     @abstractmethod
@@ -34,11 +34,11 @@ class Readable(ABC):
         """Its name in its database."""
 
     def _visible(self, schema: pa.Schema) -> tuple[list[str], str | None]:
-        """Return the columns that reading returns, and the filter on the rows."""
+        """Return the columns that a read returns, and the filter on its rows."""
         return schema.names, None
 
     def count_rows(self, where: str | None = None) -> int:
-        """Count the rows, or the rows for which an SQL condition holds; of a view, those of the last refresh.
+        """Count the rows, or the rows for which an SQL condition holds; a view has the rows of its last refresh.
 
         Raises:
             InvalidInput: the condition is not valid for the columns.
@@ -53,22 +53,22 @@ class Readable(ABC):
         return self.count_rows()
 
     def __bool__(self) -> bool:
-        return True  # also without rows, and without looking
+        return True  # also without rows, and without counting them
 
     def to_arrow(self, columns: Sequence[str] | None = None, limit: int | None = None) -> pa.Table:
         """Read rows into memory.
 
         Args:
             columns: names of columns; by default all.
-            limit: the most rows to read; by default all.
+            limit: maximum number of rows to read; by default all.
 
         Raises:
-            InvalidInput: there is no such column.
+            InvalidInput: a column does not exist.
         """
         return self._scan(columns, limit=limit).to_table()
 
     def to_pandas(self, columns: Sequence[str] | None = None, limit: int | None = None) -> pd.DataFrame:
-        """Read rows into a data frame of pandas, which must be installed; the arguments are as in :meth:`to_arrow`."""
+        """Read rows into a pandas data frame; pandas must be installed. The arguments are those of :meth:`to_arrow`."""
         return self.to_arrow(columns, limit).to_pandas()
 
     def to_batches(
@@ -78,20 +78,20 @@ class Readable(ABC):
 
         Args:
             columns: names of columns; by default all.
-            batch_size: the most rows in a batch.
+            batch_size: maximum number of rows in a batch.
 
         Raises:
-            InvalidInput: there is no such column.
+            InvalidInput: a column does not exist.
         """
         more = {} if batch_size is None else {"batch_size": batch_size}
         yield from self._scan(columns, **more).to_batches()
 
     def head(self, n: int = 5) -> Rows:
-        """Read the first rows: a `pyarrow.Table` that prints as a grid, with long and nested values cut."""
+        """Read the first rows: a `pyarrow.Table` that prints as a grid and shortens long and nested values."""
         return Rows(self.to_arrow(limit=n))
 
     def preview(self) -> pa.Table:
-        """Read the first rows with as many columns as a page shows."""
+        """Read the first rows and columns, for display in a notebook."""
         return self.to_arrow(self._visible(self.lance.schema)[0][:_SHOWN_COLUMNS], _SHOWN_ROWS)
 
     def _scan(self, columns: Sequence[str] | None, **options: Any) -> LanceScanner:

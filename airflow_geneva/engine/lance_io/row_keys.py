@@ -1,4 +1,4 @@
-"""A key for the inputs of each row: equal for equal inputs, bit by bit, and different for all others."""
+"""Hash the inputs of each row: two keys are equal exactly if all inputs are equal bit by bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES = 16
 
 
 def row_keys(batch: pa.RecordBatch) -> list[bytes]:
-    """Return 16 bytes for each row. NULL, NaN, -0.0 and 0.0 are four values; names and types of columns count too."""
+    """Return a 16-byte hash of each row and the schema. NULL, NaN, -0.0 and 0.0 are four different values."""
     start = hashlib.blake2b(str(batch.schema.remove_metadata()).encode(), digest_size=_BYTES)
     keys = []
     for parts in zip(*(_encode(column) for column in batch.columns), strict=True):
@@ -27,7 +27,7 @@ def row_keys(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def _encode(array: pa.Array) -> Iterator[bytes]:
-    """Encode each value so that none is the begin of another one of its type."""
+    """Encode each value so that no value's bytes are a prefix of another value's bytes."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pt.is_dictionary(array.type):

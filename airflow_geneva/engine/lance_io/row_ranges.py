@@ -218,7 +218,7 @@ def _intersection(left: Ranges, right: Ranges) -> Ranges:
     low = min(int(left.starts[0]), int(right.starts[0]))
     places = max(int(left.ends[-1]), int(right.ends[-1])) - low
     if places <= _PLACES_A_RANGE * (len(left.starts) + len(right.starts)) and len(left.starts) > _MOST_PAIRS:
-        # The ranges are close together: count offset by offset instead of sorting the bounds.
+        # The ranges are close together: counting per offset is faster than sorting the bounds.
         counts = np.zeros(places + 1, np.int8)
         for part in (left, right):
             counts[part.starts - low] += 1
@@ -240,7 +240,7 @@ def to_lists(sets: Iterable[Ranges | None], data_type: pa.ListType) -> pa.Array:
 
 
 def from_lists(lists: pa.ListArray) -> Iterator[Ranges]:
-    """Read sets of which none is NULL."""
+    """Read the sets that `to_lists` stored; none may be NULL."""
     bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     for low, high in itertools.pairwise(cuts):
         yield Ranges.from_bounds(bounds[low:high:2], bounds[low + 1 : high : 2])

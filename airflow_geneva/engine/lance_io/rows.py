@@ -1,4 +1,4 @@
-"""Take the rows that a user gives, and make of them what pylance can write."""
+"""Convert rows that a user passes to Arrow data that pylance can write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RUST = re.compile(r",?( location:)? [\w./-]*/rust/\S+$")
 
 
 class ArrowStream(Protocol):
-    """What Arrow libraries read from each other, such as a data frame of pandas or polars."""
+    """An object with Arrow's stream interface, such as a pandas or polars data frame."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
@@ -31,13 +31,13 @@ RowData: TypeAlias = "pa.Table | pa.RecordBatch | ArrowStream | Mapping[str, Any
 def as_rows(
     data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None
 ) -> pa.Table | pa.RecordBatchReader:
-    """Return rows as pylance can write them; a stream stays one.
+    """Convert rows to a form that pylance can write; a stream stays a stream.
 
     Args:
-        schema: types of columns; the rows may have others, and may lack some.
+        schema: types of columns; the rows may have other types, and may lack columns.
 
     Raises:
-        InvalidInput: the data are no rows, or do not fit the types.
+        InvalidInput: the data are not rows, or do not fit the types.
     """
     if schema is not None and not isinstance(schema, pa.Schema):
         raise InvalidInput(
@@ -58,7 +58,7 @@ def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.T
     """Give rows exactly the columns of a schema; columns that they lack are NULL.
 
     Raises:
-        InvalidInput: a column is not in the schema, or its values do not fit; of a stream, once that is read.
+        InvalidInput: a column is not in the schema, or its values do not fit; for a stream, while it is read.
     """
     if unknown := [name for name in rows.schema.names if name not in schema.names]:
         raise InvalidInput(f"The data have the columns {unknown}, which the schema lacks. Add them to the schema.")
@@ -87,7 +87,7 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **opt
     """Write rows to a table with pylance.
 
     Raises:
-        InvalidInput: the rows do not fit the table; pylance names places in its source instead.
+        InvalidInput: the rows do not fit the table; pylance's own message names lines of its source code.
     """
     import lance
 
@@ -97,7 +97,7 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **opt
         try:
             yield from stream
         except Exception as error:
-            # pylance would make text of it.
+            # pylance would convert it to text.
             raised.append(error)
             raise
 
@@ -115,7 +115,7 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **opt
 
 
 def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:
-    """Say which columns a table lacks, or has with another type."""
+    """Describe which columns a table lacks, or has with another type."""
     return [
         f"{field.name}: no such column" if field.name not in found.names
         else f"{field.name}: {found.field(field.name).type}, not {field.type}"
@@ -131,7 +131,7 @@ def _rows_of(data: Any, schema: pa.Schema | None) -> pa.Table | pa.RecordBatchRe
         return pa.table(data)
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(data, pandas.DataFrame):
-        # An index without a name only counts rows.
+        # An index without a name is only a row number.
         made = pa.Table.from_pandas(data, preserve_index=any(name is not None for name in data.index.names))
         return _named_columns(dict(zip(made.column_names, made.columns, strict=True)), schema)
     if hasattr(data, "__arrow_c_stream__"):
@@ -163,7 +163,7 @@ def _column(values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
 
 
 def _converted(values: Any, kind: pa.DataType) -> pa.Array:
-    """Convert Python values to a type; refuse to cut off a fraction or a time, as Arrow does in its own arrays."""
+    """Convert Python values to a type; refuse to truncate a fraction or a time, as Arrow refuses for arrays."""
     is_cut = pt.is_floating if pt.is_integer(kind) else pt.is_timestamp
     if pt.is_integer(kind) or pt.is_date(kind) or (pt.is_timestamp(kind) and kind.unit in ("s", "ms")):
         found = None
@@ -178,7 +178,7 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
-    """Split batches where pylance starts a new file: it cannot write a batch that it has to slice itself."""
+    """Split batches where pylance starts a new file: pylance fails to write batches that it has to slice itself."""
     size = _ROWS_PER_FILE if rows_per_file is None else rows_per_file
     if not isinstance(size, int) or size < 1:
         raise InvalidInput(f"max_rows_per_file={size!r} is not valid: give a number of rows, at least 1.")

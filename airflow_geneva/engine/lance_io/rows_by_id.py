@@ -1,4 +1,4 @@
-"""Read rows of a version by their row ids. Lance leaves out those that the version does not have, and says nothing."""
+"""Read rows of a version by their row ids. Lance silently leaves out ids that the version does not have."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BATCH_ROWS = 65_536
 
 
 def take_rows(dataset: lance.LanceDataset, ids: Any, columns: Sequence[str] | Mapping[str, str]) -> pa.Table:
-    """Read rows at once; ids are an array or a list, and a mapping has SQL or quoted columns by output name."""
+    """Read rows by id in one call; a mapping of `columns` gives SQL or a quoted column for each output name."""
     return dataset._take_rows(ids, columns=dict(columns) if isinstance(columns, Mapping) else list(columns))
 
 
 def rows_in_batches(dataset: lance.LanceDataset, ids: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read rows, and their ids as column `_rowid`, in batches bounded by bytes; ids are an array of NumPy."""
+    """Read rows by id (a NumPy array), with their ids as column `_rowid`, in batches of bounded size in bytes."""
     fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
     wanted = list(dict.fromkeys([*columns, "_rowid"]))
     while len(ids):

@@ -1,4 +1,4 @@
-"""Change names and metadata of a table's columns in its Lance schema, so that one commit carries all of it."""
+"""Change names and metadata of a table's columns in its Lance schema, for one commit of all changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def changed_schema(
         names: new names, by field id.
         metadata: values to set, by field id and key; None removes a key.
     """
-    # pylance makes a schema of Arrow fields with new ids. What it is pickled by keeps them.
+    # A schema that pylance makes from Arrow fields has new ids. The pickled form of a schema keeps its ids.
     made: Any = dataset.lance_schema
     build, (about, *fields) = made.__reduce__()
     changed: LanceSchema = build(about, *(_changed(field, names, metadata) for field in fields))

@@ -1,6 +1,6 @@
-"""Staged data files on their way into a table.
+"""Staged data files that a commit will add to a table.
 
-This process wrote them, or opens each once; they are looked for again when that was a while ago.
+The process wrote each file or opens it once. It checks again that a file exists if the last check was a while ago.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COUNTS = struct.Struct("<IIHH4s")
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of a finished file, and when it was last seen.
+    """The properties of a finished file, and when the file was last known to exist.
 
     Args:
         layout: equal for files whose columns are stored in the same places.
@@ -55,7 +55,7 @@ class _Known:
 
     @staticmethod
     def by_footer(footer: bytes, rows: int, size: int) -> _Known:
-        """Return what is known of a file whose rows and size were recorded."""
+        """Return the properties of a file from its footer and its recorded rows and size."""
         return _Known(rows, size, _COUNTS.unpack(footer[-_COUNTS.size :]), time.monotonic())
 
 
@@ -67,16 +67,16 @@ class StagedFiles:
         self._described: dict[str, Future[DataFile]] = {}
 
     def add(self, writer: DataFileWriter) -> None:
-        """Remember a file that this process has just written to an object store, which stores all of it or nothing."""
+        """Remember a file that this process has just written to an object store, where writes are all-or-nothing."""
         if writer.size_bytes and not is_local(writer.path):
             layout = writer.schema, writer.dataset.data_storage_version
             self._known[writer.file] = _Known(writer.rows, writer.size_bytes, layout, time.monotonic())
 
     def count_rows(self, dataset: lance.LanceDataset, name: str, rows: int = 0, size: int = 0) -> int | None:
-        """Return the rows of a file; None if it is missing or damaged. It is opened at the first call only.
+        """Return the number of rows of a file; None if it is missing or damaged. Only the first call opens it.
 
         Args:
-            rows, size: what its checkpoint says of it; a size of 0 is unknown.
+            rows, size: the values in its checkpoint; a size of 0 is unknown.
         """
         found = self._known.get(name)
         if found is not None and time.monotonic() - found.seen > _FRESH_SECONDS:
@@ -94,14 +94,14 @@ class StagedFiles:
         return None if found is None else found.rows
 
     def look_if_old(self, dataset: lance.LanceDataset, names: Sequence[str]) -> None:
-        """Look for many files in one listing, where `count_rows` would look for each because that was a while ago."""
+        """Check many files with one listing if the last check was a while ago; `count_rows` would check one by one."""
         now = time.monotonic()
         old = [name for name in names if (known := self._known.get(name)) and now - known.seen > _FRESH_SECONDS]
         if len(old) >= _LISTED_FROM:
             self.look_again(dataset, old)
 
     def look_again(self, dataset: lance.LanceDataset, names: Sequence[str]) -> None:
-        """Forget the files that are not there any more; many are looked for in one listing."""
+        """Mark files that no longer exist as missing; many files are checked with one listing."""
         folder = LanceFile.of_table(dataset, "").folder
         listed = len(names) >= _LISTED_FROM and not folder.local
         if listed and dataset.stats.dataset_stats()["num_fragments"] < _LISTED_FACTOR * len(names):
@@ -115,24 +115,24 @@ class StagedFiles:
                 self._known[name] = None if name in gone else replace(known, seen=time.monotonic())
 
     def describe(self, dataset: lance.LanceDataset, name: str) -> DataFile:
-        """Describe a file for a commit; pylance opens it for that."""
+        """Return the description of a file for a commit; pylance opens the file."""
         from lance.fragment import DataFile
 
         begun = self._described.pop(name, None)
         if begun is not None:
-            with suppress(Exception):  # said again below
+            with suppress(Exception):  # raised again below
                 return begun.result()
-        return DataFile.create(copy.copy(dataset), name)  # a copy, which a thread has for itself
+        return DataFile.create(copy.copy(dataset), name)  # a copy for this thread only
 
     def describe_ahead(self, dataset: lance.LanceDataset, name: str) -> None:
-        """Begin to describe a file that will probably be the first of a commit."""
+        """Start describing, in the background, a file that will probably be the first of a commit."""
         if name not in self._described:
             from lance.fragment import DataFile
 
             self._described[name] = _AHEAD.submit(dataset.uri, partial(DataFile.create, copy.copy(dataset), name))
 
     def data_files(self, dataset: lance.LanceDataset, names: Sequence[str]) -> list[DataFile]:
-        """Describe files for a commit. pylance opens the first one for that, and files that are not like it."""
+        """Return descriptions for a commit. pylance opens the first file, and each file with another layout."""
         from lance.fragment import DataFile
 
         if not names:
@@ -143,7 +143,7 @@ class StagedFiles:
 
         def like_first(name: str) -> DataFile:
             if self.count_rows(dataset, name) is None:
-                return self.describe(dataset, name)  # which says what is wrong with it
+                return self.describe(dataset, name)  # raises an error that describes the damage
             found = self._known[name]
             if not known or found is None or model is None or found.layout != model.layout:
                 return self.describe(dataset, name)

@@ -1,6 +1,6 @@
-"""Which table and which version a job reads: open it, and recognize a table that was dropped and created again.
+"""Open a table version for a job, and recognize a table that was dropped and created again.
 
-Such a table starts at version 1, and Lance commits to any table that it finds at the URI.
+A table that was created again starts at version 1, and Lance commits to any table that it finds at the URI.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _CLEANED_UP = "cleaned up"
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
-"""Lance names manifests by this number minus the version, so that the newest sorts first; older tables count up."""
+"""Lance names a manifest by this number minus its version, so that the newest sorts first; older tables by version."""
 _KEPT: dict[tuple[str, str], bool] = {}
 """Whether this process keeps the newest manifest of a table on an object store, by database and name."""
 _MOST_KEPT_FRAGMENTS = 20_000
 _START = 64
-"""Bytes to read: a manifest begins with its transaction, which begins with a unique id."""
+"""Bytes to read from a manifest: it begins with its transaction, which begins with a unique id."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class VersionStamp:
     """Identifies one version of one table.
 
     Args:
-        commit: hash of the commit; it differs from that of the same version of a table that was created again.
-        files: ends of the names of some data files, if the table was opened: while one of these files exists, it is
-            still the same table, even if the version was cleaned up. None if the table was not opened.
+        commit: hash of the commit; the same version of a table that was created again has another hash.
+        files: suffixes of the names of some data files, None if the table was not opened. While one of these files
+            exists, it is still the same table, even if the version was cleaned up.
         highest_fragment_id: its highest fragment id, -1 for none; a table that is created again starts from 0.
     """
 
@@ -59,14 +59,14 @@ class VersionStamp:
 
 
 def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
-    """Return the newest version of a table, or None.
+    """Return the stamp of a table's newest version, or None.
 
-    On an object store it costs a listing as long as there is no new version, because pylance compares the ETag in it
-    with that of the manifest that this process has. Very large manifests are not kept: of them, 64 bytes are read.
+    On an object store, this costs one listing until there is a new version: pylance compares the ETag in the listing
+    with that of the manifest in memory. Very large manifests are not kept in memory; 64 bytes of them are read instead.
     """
     place = database.root, table
     location = TableLocation(database.path(f"{table}.lance"), table, database.options)
-    with suppress(FileNotFoundError, InvalidInput):  # a dropped table, or one that cannot be opened: see below
+    with suppress(FileNotFoundError, InvalidInput):  # the table was dropped or cannot be opened: see below
         if not database.local and _KEPT.get(place) is not False and (place in _KEPT or location.exists()):
             newest = location.open()
             _KEPT[place] = newest.stats.dataset_stats()["num_fragments"] <= _MOST_KEPT_FRAGMENTS
@@ -87,14 +87,14 @@ def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
 
 @functools.lru_cache(maxsize=1024)
 def _stamp_of(database: Storage, table: str, version: int, _written: int) -> VersionStamp:
-    """Return the stamp of a version that was written at a time; FileNotFoundError if it is gone."""
+    """Return the stamp of a version, cached by its time of writing; FileNotFoundError if it does not exist."""
     if (found := stamp_of(database, table, version)) is None:
         raise FileNotFoundError(database.path(_folder(table)))
     return found
 
 
 def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
-    """Return a version of a table; None if it does not exist or was cleaned up."""
+    """Return the stamp of a version of a table; None if it does not exist or was cleaned up."""
     for name in (f"{_LAST - version:020}.manifest", f"{version}.manifest"):
         with suppress(FileNotFoundError):
             return VersionStamp(version, _commit(database, f"{_folder(table)}/{name}"))
@@ -132,15 +132,15 @@ def open_version_or_none(dataset: lance.LanceDataset, version: int) -> lance.Lan
 
 
 def written_at(dataset: lance.LanceDataset) -> int:
-    """Return when the open version was written, in nanoseconds, from its manifest; `versions()` opens every version."""
+    """Return the time of the open version in nanoseconds, from its manifest; `versions()` would open every version."""
     return cast(int, dataset._ds.current_version()["timestamp"])
 
 
 def read_transaction(dataset: lance.LanceDataset, version: int) -> lance.Transaction | None:
-    """Read the transaction of a version, also that of a compaction of a table with an index."""
+    """Read the transaction of a version; also works for a compaction of a table with an index."""
     import lance
 
-    # pylance 14.0.2 fills two of the five fields of a `RewrittenIndex` that it reads, and raises a TypeError.
+    # pylance 14.0.2 passes only two of the five fields of a `RewrittenIndex`, and raises a TypeError.
     if not lance.LanceOperation.RewrittenIndex.__init__.__defaults__:
         lance.LanceOperation.RewrittenIndex.__init__.__defaults__ = ("", b"", 0)
     return dataset.read_transaction(version)
@@ -153,7 +153,7 @@ def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
 
 @contextmanager
 def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
-    """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so."""
+    """Raise an explicit error if a read in this block fails because the version was cleaned up meanwhile."""
     try:
         yield
     except BaseException as error:  # a panic of pylance is no Exception
@@ -171,8 +171,8 @@ def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -
 class PlannedTable:
     """The table version that a job was planned on; the job recognizes the table by it.
 
-    `written` is when the version was written, in nanoseconds: another table has another time. `commit` is its version
-    stamp, "" if the job commits nothing to the table.
+    `written` is the time of the version in nanoseconds, which differs in another table. `commit` is the hash in the
+    version's stamp; "" if the job commits nothing to the table.
     """
 
     uri: str
@@ -191,13 +191,13 @@ class PlannedTable:
         return replace(self, commit=_CLEANED_UP if stamp is None else stamp.commit)
 
     def check(self, dataset: lance.LanceDataset) -> None:
-        """Compare the reopened table with the planned one, without a request."""
+        """Raise an error if the reopened table is not the planned one; sends no request."""
         same = dataset.version > self.version
         if not same and (dataset.version < self.version or written_at(dataset) != self.written):
             raise self._remade()
 
     def look(self, options: StorageOptions) -> None:
-        """Check that the table is still the planned one; reads 64 bytes."""
+        """Raise an error if the table at the URI is no longer the planned one; reads 64 bytes."""
         if not self._is_current(options):
             raise self._remade()
 
@@ -213,16 +213,16 @@ class PlannedTable:
         """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table.
 
         Args:
-            transaction: makes it.
-            first: what has to be done before the commit.
-            then: what is looked at after it.
+            transaction: makes the transaction.
+            first: a call that must finish before the commit.
+            then: a call with the committed version, for checks after the commit.
         """
         import lance
 
         place = self._place(options)[0]
         _, made, _ = place.side_by_side(first, transaction, partial(self.look, options))
         fault_point(before)
-        # On an older version, Lance would put that back in place of a table that was created again.
+        # A commit on an older version would restore that version in place of a table that was created again.
         newest = TableLocation(self.uri, self.name, options).open()
         committed = lance.LanceDataset.commit(newest, made, storage_options=newest._storage_options)
         fault_point(after)
@@ -240,7 +240,7 @@ class PlannedTable:
         now = stamp_of(*self._place(options), self.version)
         if now is not None:
             return self.commit in ("", now.commit)
-        # The version was cleaned up, or a new table has not reached it.
+        # The version was cleaned up, or a new table has not reached its number yet.
         newest = newest_stamp(*self._place(options))
         return newest is not None and newest.version > self.version
 
@@ -281,7 +281,7 @@ class PlannedTable:
 
 @contextmanager
 def reporting_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> Iterator[None]:
-    """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors."""
+    """Raise `TableRemade` instead of Lance's various errors if the block fails because a table was created again."""
     try:
         yield
     except BaseException as error:  # a panic of pylance is no Exception

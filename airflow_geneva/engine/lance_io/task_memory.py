@@ -1,4 +1,4 @@
-"""The memory budget of a task slot, in bytes of rows: for reads, UDF calls, windows and checkpoints."""
+"""The memory budget of a Spark task slot in bytes: for reads, UDF calls, windows of rows and checkpoints."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def task_memory_bytes(default: int = DEFAULT_TASK_MEMORY) -> int:
 def return_large_buffers() -> None:
     """Have glibc return every large buffer to the system as soon as it is freed; with another C library, do nothing.
 
-    glibc raises the size from which it does so with each buffer that it returns, up to 32 MB. A process that reads rows
-    of 1 MB then keeps 300 MB of free memory between buffers that are in use.
+    By default, glibc raises the size from which it does so with each buffer that it returns, up to 32 MB. A process
+    that reads rows of 1 MB then keeps 300 MB of free memory between used buffers.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER)
@@ -68,7 +68,7 @@ class BatchTooLarge(Exception):
 
 
 def byte_limit(limit: int, rows: int) -> float:
-    """Return the most bytes that rows planned for ``limit`` bytes may take: widths vary, and one row may take any."""
+    """Return the maximum size of a batch planned for ``limit`` bytes: widths vary, and a single row has no limit."""
     return 2 * limit if rows > 1 else inf
 
 
@@ -79,10 +79,10 @@ def rows_at_once(limit: int) -> int:
 
 @dataclass
 class RowsPerBudget:
-    """Estimates how many rows fit into a byte limit, from the widths of rows seen so far.
+    """Estimates how many rows fit into a byte limit, from the widths of earlier rows.
 
-    Rows of unknown width are assumed to be wide at first. Wider rows change the estimate at once, narrower rows step by
-    step. One row always fits. The next rows may be much wider. `width`: bytes per row if the type fixes it.
+    The estimate starts with wide rows. Wider rows change it at once, narrower rows step by step. One row always fits.
+    `width`: bytes per row if the type fixes it.
     """
 
     limit: int
@@ -94,12 +94,12 @@ class RowsPerBudget:
 
     @property
     def rows(self) -> int:
-        """Number of rows that fit if the next rows are as wide as the last."""
+        """Number of rows that fit if the next rows are as wide as the last ones."""
         return max(1, int(self.limit / self.bytes_a_row))
 
     @property
     def careful_rows(self) -> int:
-        """Like `rows`, but few enough to be small even if the next rows are much wider."""
+        """Like `rows`, but limited so that the batch stays small even if the next rows are much wider."""
         return self.rows if self.width is not None else min(self.rows, rows_at_once(self.limit))
 
     @property

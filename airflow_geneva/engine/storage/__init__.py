@@ -1,1 +1,1 @@
-"""Where files lie, with whose credentials, and how long to wait for them."""
+"""Locations of files, the credentials to reach them, and timeouts."""

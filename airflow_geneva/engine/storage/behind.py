@@ -1,4 +1,4 @@
-"""Write documents behind the work: one thread per process writes the newest content of each."""
+"""Write documents in the background: one thread per process writes the newest content of each document."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _Key = tuple[str, str]
 
 
 class WriteBehind:
-    """Writes documents in the background; of several contents of a document, only the newest.
+    """Writes documents in the background; a newer content of a document replaces one that is still queued.
 
-    A document is written at most once a second. A write that fails is logged once and dropped, because a later
-    content follows or the document is for people only.
+    A document is written at most once a second. The first failed write is logged. Failed writes are not repeated,
+    because a newer content follows or the document is for people only.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class WriteBehind:
         self._lost: dict[_Key, StorageError] = {}
 
     def put(self, storage: Storage, name: str, content: bytes) -> None:
-        """Write a document soon, unless a newer content replaces this one before; raises as `flush`."""
+        """Queue a document; a newer content may replace this one before it is written. Raises as `flush` does."""
         with self._changed:
             if self._crash is not None:
                 raise self._crashed(storage, self._crash)
@@ -50,10 +50,10 @@ class WriteBehind:
             self._changed.notify_all()
 
     def write(self, storage: Storage, name: str, content: bytes) -> None:
-        """Write a document now, after the content that is being written and in place of one that waits.
+        """Write a document now: drop a queued content of it, and wait for a write of it that is in progress.
 
         Raises:
-            StorageError: it is not written.
+            StorageError: the document could not be written.
         """
         key = storage.root, name
         with self._changed:
@@ -65,15 +65,15 @@ class WriteBehind:
         storage.write_bytes(name, content)
 
     def flush(self, storage: Storage, all_needed: bool = False) -> None:
-        """Write all documents of a folder that wait, side by side, and wait for the one that is being written.
+        """Write all queued documents of a folder in parallel, and wait for a write that is in progress.
 
-        A process that is asked to end waits for some seconds only.
+        A process that is asked to stop waits for a few seconds only.
 
         Args:
-            all_needed: StorageError also if one of the documents could not be written.
+            all_needed: also raise StorageError if one of the documents could not be written.
 
         Raises:
-            StorageError: the thread that writes has crashed since the last flush, so a document may be lost.
+            StorageError: the writing thread has crashed since the last flush, so a document may be lost.
         """
         if asked_to_end(sys.exc_info()[1]):
             ending = threading.Thread(target=self._flush, args=(storage,), name="geneva-flush", daemon=True)
@@ -101,7 +101,7 @@ class WriteBehind:
             in_threads(lambda write: self._write(*write), writes)
 
     def discard(self, storage: Storage, name: str) -> None:
-        """Forget a document that waits."""
+        """Drop a queued document."""
         with self._changed:
             self._waiting.pop((storage.root, name), None)
 

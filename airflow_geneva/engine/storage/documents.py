@@ -1,4 +1,4 @@
-"""Documents that others may have written: JSON of bounded size and depth, checked against the types of its readers."""
+"""Parse untrusted JSON documents: limit their size and depth, and check values against annotated types."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Check: TypeAlias = Callable[[Any], bool]
 
 
 def parse(data: str | bytes) -> Any:
-    """Parse JSON that may be damaged, or written to do damage.
+    """Parse JSON that may be damaged or malicious.
 
     Raises:
-        ValueError: it is no JSON, too large or nested too deeply, or holds a number or text that cannot be shown.
+        ValueError: it is not JSON, too large or nested too deeply, or holds a number or text that cannot be shown.
     """
     if len(data) > LARGEST_BYTES:
         raise ValueError(f"it has more than {LARGEST_BYTES:,} bytes")
@@ -62,10 +62,10 @@ def _check(value: object, depth: int) -> None:
 
 
 def well_typed(value: _T) -> _T:
-    """Return a dataclass if its fields have the types with which they are annotated.
+    """Return a dataclass unchanged if the values of its fields have the annotated types.
 
     Raises:
-        TypeError: one of them has not.
+        TypeError: a value has another type.
     """
     for name, fits in _fields(type(value)):
         if not fits(found := getattr(value, name)):
@@ -82,7 +82,7 @@ _fields: Callable[[Any], list[tuple[str, _Check]]] = cache(_check_fields)
 
 
 def _check_of(kind: Any) -> _Check:
-    """Return what tells whether a value has an annotated type; a dataclass, whether all of its fields have."""
+    """Return a function that checks whether a value has a type; for a dataclass, also the types of its fields."""
     origin, arguments = get_origin(kind), get_args(kind)
     checks = [_check_of(one) for one in arguments if not isinstance(one, (str, EllipsisType))]
     if kind is Any:
@@ -120,7 +120,7 @@ def _check_of(kind: Any) -> _Check:
 
 
 def check_time(seconds: Any) -> float:
-    """Return seconds since the epoch; ValueError if no calendar has such a day."""
+    """Return seconds since the epoch unchanged; ValueError if they are not a time from 1970 to 9999."""
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (is_number and 0 <= seconds <= _LATEST_TIME):
         raise ValueError(f"{seconds!r:.80} is not a time")

@@ -35,7 +35,7 @@ _STORE_ERRORS = (OSError, RuntimeError)
 
 # The innermost Lance table that contains a URI, or is it.
 _TABLE = re.compile(r"^.*\.lance(?=/|$)")
-# Where this package's own folders begin in a path; a link in them could lead to another table's.
+# Where this package's own folders begin in a path; a link in them could lead to the folders of another table.
 _OWN = re.compile(r"/(?:_checkpoints|_geneva)(?=/|$)")
 
 
@@ -61,19 +61,19 @@ class FileEntry:
 
 
 def _is_half_written(name: str) -> bool:
-    """Whether a path is that of a temporary file of this package, pylance or its object stores."""
+    """Whether a path names a temporary file of this package, pylance or its object stores."""
     file = name.rsplit("/", 1)[-1]
     return "#" in file or ".tmp" in file
 
 
 def _is_missing(error: BaseException) -> bool:
-    """Whether a store answered that an object does not exist; if its bucket does not, that is another error."""
+    """Whether a store answered that an object does not exist; a missing bucket is another error."""
     text = str(error).lower()
     return " not found: " in text and "nosuchbucket" not in text and "containernotfound" not in text
 
 
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Return storage options as a value; InvalidInput, which shows no value, if they are not text by name."""
+    """Return storage options as sorted pairs; InvalidInput, without their values, if they do not map text to text."""
     if isinstance(options, Mapping) and (wrong := [k for k, v in options.items() if not isinstance(v, str)]):
         raise InvalidInput(f"The values of storage options are text, which those of {wrong} are not: quote them.")
     if options is not None and not isinstance(options, Mapping):
@@ -100,7 +100,7 @@ def _session(root: str, options: tuple[tuple[str, str], ...], pid: int) -> Lance
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on a local disk or an object store, with the credentials to reach it as sorted pairs."""
+    """A folder on a local disk or an object store, with its storage options (credentials) as sorted pairs."""
 
     root: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -114,12 +114,12 @@ class Storage:
 
     @property
     def session(self) -> LanceFileSession:
-        """The Lance file session of this folder, one per process, which waits out an outage inside pylance."""
+        """The Lance file session of this folder, one per process; pylance's retries last as long as the patience."""
         patient = tuple(sorted((pylance_options(self.options) or {}).items()))
         return _session(self.root, patient, os.getpid())
 
     def _ask(self, request: Callable[[LanceFileSession], _T]) -> _T:
-        """Make a request to the store, and again while the store is away. Here pylance tries only for seconds."""
+        """Send a request, and repeat it during an outage: here pylance itself retries for a few seconds only."""
         return wait_out(self.root, self.options, lambda: request(_session(self.root, self.options, os.getpid())))
 
     @property
@@ -127,11 +127,11 @@ class Storage:
         return is_local(self.root)
 
     def side_by_side(self, *calls: Callable[[], Any]) -> list[Any]:
-        """Make calls that do not need each other, and return their results: all at once where each is a round trip."""
+        """Make independent calls and return their results; on an object store, make them in parallel."""
         return in_threads(lambda call: call(), calls, 1 if self.local else AT_A_TIME)
 
     def path(self, name: str) -> str:
-        """Return the URI of a file below this folder, or of the folder for ""; reject a name that leads outside."""
+        """Return the URI of a file below this folder, or of the folder itself for ""; reject a name outside of it."""
         if name.startswith("/") or ".." in name.split("/") or "\\" in name:
             raise InvalidInput(f"{name!r} would be outside {self.root}. A name must stay inside its folder.")
         return join(self.root, name) if name else self.root
@@ -162,7 +162,7 @@ class Storage:
 
     @contextlib.contextmanager
     def open_whole(self, name: str) -> Iterator[LanceFileReader]:
-        """Open a Lance file that is read to its end: one request, where `open_reader` makes one more for the size."""
+        """Open a Lance file to read all of it with one request; `open_reader` needs a second one for the size."""
         if self.local:
             yield self.open_reader(name)
             return
@@ -208,7 +208,7 @@ class Storage:
                 return local.read_bytes()
 
     def read_part(self, name: str, start: int, length: int) -> bytes:
-        """Read ``length`` bytes of a file that has them; see `_reading` for the errors."""
+        """Read ``length`` bytes from ``start``, which the file must have; see `_reading` for the errors."""
         with self._reading(name) as source:
             if not self.local:
                 return bytes(self._ask(lambda session: session.read_range(name, start, length)))
@@ -218,10 +218,10 @@ class Storage:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[str]:
-        """Give the URI of a file to read.
+        """Yield the URI of a file, and convert the errors of reading it.
 
         Raises:
-            FileNotFoundError: it does not exist, or a link leads to it.
+            FileNotFoundError: the file does not exist, or a link leads to it.
             StorageError: any other error.
         """
         source = self.path(name)
@@ -240,7 +240,7 @@ class Storage:
         self.write_bytes(name, as_json(document))
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON document; ValueError if it is damaged, see `parse`, and others as of `read_bytes`."""
+        """Read a JSON document; raises the errors of `read_bytes`, and ValueError if it is damaged (see `parse`)."""
         if self.local and os.path.isfile(source := self.path(name)) and os.path.getsize(source) > LARGEST_BYTES:
             raise ValueError(f"{source} has more than {LARGEST_BYTES:,} bytes")
         return parse(self.read_bytes(name))
@@ -274,7 +274,7 @@ class Storage:
     def list_entries(self, half_written: bool = False) -> list[FileEntry]:
         """Return all files below this folder with sizes and times, named relative to it; skip links.
 
-        On an object store it must be inside a Lance table, else a `StorageError` says so; all of the table is listed.
+        On an object store, the whole table is listed. A folder outside a Lance table raises `StorageError`.
         """
         found = self._local_entries() if self.local else self._remote_entries()
         return [entry for entry in found if half_written or not entry.half_written]
@@ -290,7 +290,7 @@ class Storage:
                     yield item
 
     def _inside(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return what is in a local folder; nothing if it does not exist or a link leads to it."""
+        """Return the entries of a local folder; none if it does not exist or a link leads to it."""
         path = self.path(folder)
         if self.is_linked(path):
             return []
@@ -309,7 +309,7 @@ class Storage:
                     yield FileEntry(item.path[cut:], status.st_size, status.st_mtime)
 
     def _remote_entries(self) -> Iterator[FileEntry]:
-        """Read sizes and times from the dataset, for all of its files at once: file sessions give neither."""
+        """Read sizes and times of all files from the dataset: file sessions provide neither."""
         import lance
 
         table = _TABLE.match(self.root)
@@ -331,7 +331,7 @@ class Storage:
         """Remove a folder without files, and the empty folders in it; object stores have no folders."""
         if self.local and not self.is_linked(self.path(folder)):
             for path, _, _ in os.walk(self.path(folder), topdown=False):
-                # Ignore a folder that is gone or not empty: another process may write into it right now.
+                # Ignore a folder that no longer exists or is not empty: another process may be writing into it.
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
 
@@ -346,7 +346,7 @@ class Storage:
                 found = self._ask(lambda session: session.list_with_delimiter(folder or None))
                 folders, files = (
                     [path.rsplit("/", 1)[-1] for path in (str(path).rstrip("/") for path in group) if path != folder]
-                    for group in (found.common_prefixes, found.objects)  # a marker of an empty folder is an object
+                    for group in (found.common_prefixes, found.objects)  # an empty folder's marker is an object
                 )
         return sorted(folders), sorted(name for name in files if not _is_half_written(name))
 
@@ -363,7 +363,7 @@ class Storage:
                     raise
 
     def delete_all(self, names: Iterable[str]) -> None:
-        """Remove files, if they exist; in parallel where each costs a round trip."""
+        """Remove files, if they exist; on an object store in parallel."""
         if self.local:
             for name in names:
                 self._delete_one(name)
@@ -380,13 +380,13 @@ def as_json(document: Any) -> bytes:
 
 
 AT_A_TIME = 32
-"""Requests to a store that are made side by side."""
+"""The number of parallel requests to a store."""
 
 
 def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int = AT_A_TIME) -> list[_T]:
     """Call a function with each item in threads, and return the results in the order of the items.
 
-    When this process is asked to end, it does not wait for calls that are blocked by a store.
+    A process that is asked to stop does not wait for calls that a store blocks.
     """
     items = list(items)
     if len(items) <= 1 or threads == 1:
@@ -402,7 +402,7 @@ def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int = AT_
 
 
 def _temporary_file(folder: str) -> BinaryIO:
-    """Create a temporary file, and its folder if needed; retry, as a cleanup may remove the empty folder."""
+    """Create a temporary file, and its folder if needed; retry, because a cleanup may remove the empty folder."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
             os.makedirs(folder, exist_ok=True)

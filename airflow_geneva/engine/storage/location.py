@@ -1,4 +1,4 @@
-"""The location of a table, how to open it, and the storage options that reach it: which of them are secrets."""
+"""Locate and open tables, and tell which of their storage options are secrets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 @dataclass(frozen=True)
 class TableLocation:
-    """A Lance table, and the credentials to reach it as sorted pairs."""
+    """A Lance table, with its storage options (credentials) as sorted pairs."""
 
     uri: str
     name: str
@@ -54,7 +54,7 @@ class TableLocation:
 
     @property
     def limits(self) -> Storage:
-        """Where the limits of its database lie."""
+        """The folder that stores the limits of its database."""
         return Storage(join(self.database_uri, "_geneva", "limits"), self.options)
 
     @property
@@ -66,7 +66,7 @@ class TableLocation:
         return pylance_options(self.options)
 
     def patient(self, seconds: int = STORE_PATIENCE) -> TableLocation:
-        """Return this location with a patience for outages of its store, unless it has one."""
+        """Return this location with a patience (maximum wait during an outage of its store), unless it has one."""
         return replace(self, options=with_patience(self.uri, self.options, seconds))
 
     def exists(self) -> bool:
@@ -77,8 +77,8 @@ class TableLocation:
         """Open the newest version, or the given one.
 
         Raises:
-            InvalidInput: there is no such table or version.
-            StorageError: the store does not answer.
+            InvalidInput: the table or version does not exist.
+            StorageError: the store does not respond.
         """
         import lance
 
@@ -104,7 +104,7 @@ class TableLocation:
 
 
 def table_names(database_uri: str, options: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return the names of a database's tables, sorted; folders whose name is not a valid table name are left out."""
+    """Return the sorted names of a database's tables; folders without a valid table name are left out."""
     folders, _ = Storage(database_uri, options).list_folder()
     tables = [name for name in folders if name.endswith(".lance")]
     if is_local(database_uri):
@@ -115,7 +115,7 @@ def table_names(database_uri: str, options: tuple[tuple[str, str], ...]) -> list
 
 @functools.cache
 def _session(_pid: int) -> Any:
-    """Return the caches of this process: a manifest that did not change is not read again."""
+    """Return this process's Lance session, whose caches avoid reading an unchanged manifest again."""
     import lance
 
     made: Any = lance
@@ -123,7 +123,7 @@ def _session(_pid: int) -> Any:
 
 
 def read_storage_options(given: Any) -> dict[str, str]:
-    """Parse storage options, a JSON object or its text, as strings; errors do not repeat what may be a secret."""
+    """Parse storage options, a JSON object or its text, as strings; error messages contain no values."""
     if given is None or given == "":
         return {}
     found = given
@@ -142,7 +142,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def secret_values(options: Mapping[str, str]) -> list[str]:
-    """Return the secret values, and the passwords in them; none means that the machine's own identity is used."""
+    """Return the secret values and the passwords in them; an empty list means that the machine's identity is used."""
     values = [value for name, value in options.items() if value and is_secret(name, value)]
     for value in list(values):
         with contextlib.suppress(ValueError):

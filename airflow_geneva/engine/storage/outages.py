@@ -1,7 +1,7 @@
-"""Wait out an outage of an object store: repeat requests until the store answers again or the patience ends.
+"""Wait out an outage of an object store: repeat requests until the store responds or the patience (maximum wait) ends.
 
-The patience is a storage option of our own, so that it travels wherever the other options do: to Spark's driver and to
-its executors. pylance ignores an option that it does not know.
+The patience is a storage option of this package, so that it reaches Spark's driver and executors with the other
+options. pylance ignores options that it does not know.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ StorageOptions = tuple[tuple[str, str], ...]
 logger = logging.getLogger("airflow_geneva.storage")
 
 PATIENCE = "geneva_store_patience"
-"""The storage option that says for how many seconds of an outage requests are repeated."""
+"""Storage option: the number of seconds for which requests are repeated during an outage."""
 STORE_PATIENCE = 300
 _NO_LIMIT = "1000000"
-# When the retries of a request end, pylance 14 starts it again: four times for most requests, eight times for a
-# listing, 19 times in a scan. A commit is not started again.
+# When the retries of a request are exhausted, pylance 14 starts the request again: four times for most requests, eight
+# times for a listing, 19 times in a scan. It does not start a commit again.
 _STARTS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _SLOW_SECONDS = 10.0
 
 _lock = threading.Lock()
 _outages: dict[str, float] = {}
-"""By store, when it was first seen not to answer; removed when it answers."""
+"""When each store was first seen not to respond (monotonic time); removed when it responds."""
 
 
 def with_patience(uri: str, options: StorageOptions, seconds: int = STORE_PATIENCE) -> StorageOptions:
@@ -48,7 +48,7 @@ def with_patience(uri: str, options: StorageOptions, seconds: int = STORE_PATIEN
 
 
 def pylance_options(options: StorageOptions) -> dict[str, str] | None:
-    """Return storage options for pylance: its own retries last as long as the patience where the user set none."""
+    """Return storage options for pylance; its own retries last as long as the patience, unless the user set them."""
     seconds, found = _patience(options), dict(options)
     if seconds:
         given = {name.lower() for name in found}
@@ -61,9 +61,9 @@ def pylance_options(options: StorageOptions) -> dict[str, str] | None:
 
 
 def wait_out(uri: str, options: StorageOptions, request: Callable[[], _T]) -> _T:
-    """Make a request, which may be made twice, and repeat it for the rest of the patience while the store is away.
+    """Send a request, and repeat it during an outage until the patience ends; the request must be idempotent.
 
-    A task that was asked to end, and what cleans up after it, does not wait.
+    A process that is asked to stop does not wait, nor does its cleanup code.
     """
     seconds = _patience(options)
     if not seconds:
@@ -92,9 +92,9 @@ def _patience(options: StorageOptions) -> float:
 
 
 def asked_to_end(error: BaseException | None) -> bool:
-    """Whether the request was made while an exception that asks this process to stop was handled."""
+    """Whether an exception, or one that was being handled when it was raised, asks this process to stop."""
     while error is not None:
-        # pylance turns what a signal handler raises during a scan into an error with the exception's name in its text.
+        # pylance converts an exception of a signal handler during a scan to an error whose text holds its name.
         if not is_failure(error) or "AirflowTaskTimeout" in str(error):
             return True
         error = error.__context__
@@ -103,7 +103,7 @@ def asked_to_end(error: BaseException | None) -> bool:
 
 @contextmanager
 def _reporting_silence(store: str, seconds: float) -> Iterator[None]:
-    """Say that the store does not answer while pylance waits for it in this block."""
+    """Log that the store does not respond if this block waits for it for long."""
     timer = threading.Timer(_SLOW_SECONDS, _begin, (store, seconds, _SLOW_SECONDS))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Timeouts for object stores, for processes that serve others meanwhile: the triggerer and the API server."""
+"""Timeouts for object stores in processes that serve other requests meanwhile: the triggerer and the API server."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def panics_as_errors(what: str) -> Iterator[None]:
 
 
 class StoreThreads:
-    """Threads for calls that may hang: at most a few per store, so that a store that never answers blocks no other.
+    """Threads for calls that may hang: a few per store, so that an unresponsive store does not block the others.
 
-    They are daemon threads, so that a server that stops does not wait for them, and end when there is nothing to do.
+    The threads are daemons, so that a stopping server does not wait for them. They end when they are idle.
     """
 
     def __init__(self, name: str, most: int = _MOST_FOR_A_STORE) -> None:
@@ -53,7 +53,7 @@ class StoreThreads:
     async def run(self, store: Hashable, call: Callable[[], _T], seconds: float) -> _T:
         """Run a call in a thread of its store and return its result; `StorageError` if it times out or pylance panics.
 
-        A call that takes longer keeps its thread, and its result is dropped.
+        A call that times out keeps its thread until it returns; its result is dropped.
         """
         future = self.submit(store, call)
         answer = asyncio.wrap_future(future)
@@ -64,7 +64,7 @@ class StoreThreads:
             return answer.result()
         finally:
             answer.cancel()
-            with self._lock, suppress(KeyError):  # cancel it if it has not started
+            with self._lock, suppress(KeyError):  # cancel the call if it has not started
                 waiting = self._waiting[store]
                 self._waiting[store] = deque(entry for entry in waiting if entry[0] is not future)
 
@@ -94,7 +94,7 @@ class StoreThreads:
             try:
                 with panics_as_errors("What was asked for"):
                     found = call()
-            except BaseException as error:  # passed on to the caller that waits
+            except BaseException as error:  # passed on to the waiting caller
                 future.set_exception(error)
             else:
                 future.set_result(found)

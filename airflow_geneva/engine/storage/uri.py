@@ -16,9 +16,9 @@ _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 
 
 def normalize_uri(uri: str | os.PathLike[str]) -> str:
-    """Normalize a location, so that two spellings give one checkpoint key: no trailing slash, local paths absolute.
+    """Normalize a location, so that all spellings give one checkpoint key: no trailing slash, absolute local paths.
 
-    `InvalidInput` if it holds credentials, which would show up in messages and logs.
+    Raises `InvalidInput` if the URI contains credentials, because they would appear in messages and logs.
     """
     if not isinstance(uri, (str, os.PathLike)) or not (text := str(os.fspath(uri))):
         raise InvalidInput(f"{uri!r:.200} is neither a path nor a URI. Give one such as s3://bucket/db.")
@@ -42,7 +42,7 @@ def normalize_uri(uri: str | os.PathLike[str]) -> str:
 
 
 def _path_of(uri: str) -> str:
-    """Return the path in a URI of a file on this machine."""
+    """Return the local path in a file URI."""
     try:
         parts = urlsplit(uri)
     except ValueError:
@@ -65,12 +65,12 @@ def _holds_more(scheme: str) -> InvalidInput:
 
 
 def without_credentials(uri: str) -> str:
-    """Return a normalized URI without user, password and query, so that it may be stored and shown."""
+    """Return a normalized URI without user, password and query, which is safe to store and show."""
     if is_local(uri):
         return uri
     parts = urlsplit(uri)
     user, _, host = parts.netloc.rpartition("@")
-    # A user without a password is a container, as in abfss://container@account.
+    # A user without a password is a container name, as in abfss://container@account.
     return urlunsplit((parts.scheme, host if ":" in user else parts.netloc, parts.path, "", ""))
 
 
@@ -83,7 +83,7 @@ def join(uri: str, *parts: str) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a table or view name unchanged; `InvalidInput` if it would lead outside its folder or is hidden."""
+    """Return a table or view name unchanged; `InvalidInput` if it is hidden or would lead outside its folder."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
             f"{name!r} is not a {what} name. Use letters, digits, '_', '-' and '.' (no '/', no '..', at most 200 "

@@ -56,7 +56,7 @@ class OutputColumn:
     """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
 
     `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
-    that name, or else a column of the source. `expect` is what the view itself expects of the values, beside the UDF.
+    that name, or else a column of the source. `expect` are the view's own expectations, in addition to the UDF's.
     """
 
     name: str
@@ -68,12 +68,12 @@ class OutputColumn:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of the UDF: columns, or fields of structs, as `chunk.text`."""
+        """The inputs of the UDF: columns, or fields of structs such as `chunk.text`."""
         return (self.udf.input_columns or ()) if self.udf else ()
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns in which the inputs are."""
+        """The top-level columns of the inputs."""
         return self.udf.columns if self.udf else ()
 
     def describe(self) -> str:
@@ -102,7 +102,7 @@ class OutputColumn:
 class SourceColumn:
     """A column of the source that a query reads, with its name, nested field ids and type at the view's creation.
 
-    `before` are the field ids of the columns in whose place it was promoted; a definition does not store them.
+    `before` are the field ids of earlier columns that a promotion replaced with it; a definition does not store them.
     """
 
     name: str
@@ -114,7 +114,7 @@ class SourceColumn:
         return {"name": self.name, "fields": self.fields, "type": self.type}
 
     def is_now(self, found: SourceColumn) -> bool:
-        """Whether a column of the same name is this one, or was promoted in its place."""
+        """Whether the column that now has the name is this column, or replaced it in a promotion."""
         return found.fields[0] == self.fields[0] or self.fields[0] in found.before
 
 
@@ -164,11 +164,11 @@ class ViewDefinition:
 
     @property
     def expectations(self) -> list[tuple[str, Expectation]]:
-        """What the view expects of its columns, without what their UDFs expect."""
+        """The view's own expectations on its columns, without those of their UDFs."""
         return [(column.name, Expectation.from_json(one)) for column in self.columns for one in column.expect or ()]
 
     def expecting(self, columns: Mapping[str, Any], schema: pa.Schema, view: str) -> ViewDefinition:
-        """Return the definition with other expectations, by column, in place of those that it has."""
+        """Return the definition with its expectations replaced by others, given by column."""
         names = [column.name for column in self.columns]
         if unknown := sorted(set(columns) - set(names)):
             raise InvalidInput(f"View {view!r} has no column {unknown[0]!r}, only {', '.join(names)}.")
@@ -192,7 +192,7 @@ class ViewDefinition:
 
     @staticmethod
     def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
-        """Parse the output of `to_json`; `InvalidInput` if another system wrote it, or a later version of this one."""
+        """Parse the output of `to_json`; `InvalidInput` if another system or a later version of this one wrote it."""
         try:
             document = parse(text)
             foreign = document.get("made_by") != _MADE_BY
@@ -220,7 +220,7 @@ class ViewDefinition:
 
     @staticmethod
     def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
-        """Read the definition from a view's schema metadata; `InvalidInput` if the table is not a view of ours."""
+        """Read the definition from a view's schema metadata; `InvalidInput` if it is not a view of this package."""
         if not is_view(metadata):
             raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
         return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
@@ -275,8 +275,8 @@ class ViewDefinition:
     def check_source(self, dataset: lance.LanceDataset) -> None:
         """Check that the source still has every column that the view reads, with the same field id, name and type.
 
-        A renamed column is rejected too, because the stored filter and expressions use its name. A column that was
-        promoted in the place of the one that the view read is accepted.
+        A renamed column is rejected too, because the stored filter and expressions use its name. A column that replaced
+        the original one in a promotion is accepted.
         """
         now = {column.name: column for column in source_columns(dataset, dataset.schema.names)}
         by_id = {column.fields[0]: column.name for column in now.values()}
@@ -306,7 +306,7 @@ class ViewDefinition:
 
 
 def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
-    """Whether a table is a materialized view, by its schema metadata; it may be one of another system."""
+    """Whether a table is a materialized view, by its schema metadata; another system may have created it."""
     return QUERY_KEY.encode() in (metadata or {})
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import lance
 
 QuerySpec: TypeAlias = str | UDF | tuple[UDF | str, Sequence[str]]
-"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF, or its import path, with inputs."""
+"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF (or its import path) with inputs."""
 
 # Metadata of a source column that its view must not inherit: the UDF that computes it, and its primary key.
 _NOT_INHERITED = (b"geneva::", b"lance-schema:")
@@ -90,7 +90,7 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
 
 
 def check_expression(sql: object, what: str) -> str:
-    """Refuse an expression that is not a text, is empty, or reads system columns."""
+    """Return an expression unchanged; reject it if it is not text, is empty, or reads system columns."""
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidInput(f"{what} is {sql!r:.200}. Give it as a text that is not empty.")
     internal = names_in(sql) & {*_INTERNAL, *SYSTEM_COLUMNS}
@@ -103,7 +103,7 @@ def check_expression(sql: object, what: str) -> str:
     for character in brackets_in(sql):
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            # Lance would parse only the part before this bracket; in brackets of ours, the text means something else.
+            # Lance would parse only the part before this bracket; in added brackets, the text has another meaning.
             raise InvalidInput(f"{what}, {sql!r}, closes a bracket that it did not open. Write one condition or value.")
     return sql.strip()
 
@@ -131,7 +131,7 @@ class _Source:
             kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
             made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
             if is_blob(found):
-                # Convert the older kind of blob too: views use the newest storage format, which has one kind only.
+                # Convert the older blob type too: views use the newest storage format, which has one blob type only.
                 made = blob_field(name)
             return OutputColumn(name, "column", str(made.type), expression=source), made, {source}
         sql = check_expression(text, f"The expression of column {name!r}")

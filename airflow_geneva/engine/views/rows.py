@@ -1,6 +1,6 @@
-"""The rows of a query, by row id or shuffled by a hash of seed and row id, and a new view that holds their places.
+"""Select the rows of a query, ordered by row id or by a hash of seed and row id, and create a view with placeholders.
 
-Placeholders hold a source row's id and no values yet.
+A placeholder row holds a source row's id and no values yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACEHOLDER_FIELDS = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS
 """The system columns of a view. They come first, so their field ids are 0 and 1."""
 
 CREATED_FROM = "geneva.view.created_from"
-"""Transaction property of a view's first version: the source version that the placeholders were made from."""
+"""Transaction property of a view's first version: the source version of the placeholders."""
 
 DATA_STORAGE_VERSION = "2.2"
 
@@ -40,7 +40,7 @@ _BATCH_ROWS = 1 << 16
 
 
 def shuffle_hashes(seed: int, row_ids: RowIdArray) -> HashArray:
-    """Return the hash of each row id, by which a shuffled query is ordered; the seed is 0 to 2**64 - 1."""
+    """Return the hash of each row id, which orders a shuffled query; the seed is 0 to 2**64 - 1."""
     return _hashed(seed, row_ids.copy())
 
 
@@ -224,7 +224,7 @@ def create_view(
         enable_stable_row_ids=True,
     )
     if made.version != 1:
-        # Another process created the table a moment ago; Lance then overwrites it instead of failing.
+        # Another process created the table a moment ago; Lance has overwritten it instead of failing.
         location.open(made.version - 1).restore()  # type: ignore[no-untyped-call]
         raise _taken(location)
 

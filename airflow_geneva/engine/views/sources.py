@@ -1,4 +1,4 @@
-"""The databases in which the source of a view may lie."""
+"""The databases that may hold the source of a view."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.errors import InvalidInput
 
 _created: set[tuple[str, str]] = set()
-"""Views that this process created, by URI, with the database of the source that it gave them."""
+"""URIs of the views that this process created, each with the database of its source."""
 
 
 def allow_databases(given: Iterable[str | os.PathLike[str]] | None) -> tuple[str, ...]:
-    """Return URIs in the form in which definitions name databases; `InvalidInput` if one is not valid."""
+    """Normalize URIs of databases to the form in view definitions; `InvalidInput` if one is not valid."""
     if isinstance(given, (str, os.PathLike)):
         raise InvalidInput(f"sources={given!r} is one database. Give a list of them: sources=[{str(given)!r}].")
     return tuple(without_credentials(normalize_uri(one)) for one in given or ())
 
 
 def keep_source(view: TableLocation, definition: ViewDefinition) -> None:
-    """Allow the source with which this process created a view, until it ends."""
+    """Allow the source of a view that this process created, until the process ends."""
     _created.add((view.uri, definition.source_database))
 
 
 def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iterable[str] = ()) -> TableLocation:
-    """Return where the source of a view lies, with the credentials of the view.
+    """Return the location of a view's source, with the credentials of the view.
 
-    Everyone who may write the view's folder may change its definition, and could have rows of any database copied there
-    that the reader may read. So the source lies in the view's database, in one of those that are `allowed`, or where
-    this process created the view from.
+    Anyone with write access to the view's folder can change its definition, and could make a reader copy rows there
+    from any database that the reader may read. So the source must be in the view's database, in an `allowed` one, or in
+    the one from which this process created the view.
 
     Raises:
         InvalidInput: the definition names another database, or no valid table.
@@ -52,9 +52,9 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
 
 
 def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:
-    """Return the views of a table in its own database, with their definitions; views that cannot be read are left out.
+    """Return the views of a table in its own database, with their definitions; unreadable views are left out.
 
-    Every table of the database is opened.
+    Opens every table of the database.
     """
 
     def look(name: str) -> tuple[TableLocation, ViewDefinition] | None:
