@@ -30,13 +30,13 @@ from airflow_geneva.engine.storage.files import Storage, in_threads
 
 _FOLD_AFTER = 16
 _OF_A_JOB = 3
-"""Ledgers that a job writes: what its plan learned, one for a commit, and the mark at its end."""
+"""The number of ledgers that a job writes: facts from its plan, facts of a commit, and the marker at its end."""
 _FOLD = "ledger._fold-"
-"""What the keys of folds begin with; no job id begins with an underscore."""
+"""Prefix of the keys of folds (combined ledgers); no job id begins with an underscore."""
 _SEEN_KEPT = 8
 _WORTH_IT = 0.25
 Present = Callable[[set[str]], Collection[str] | None]
-"""Takes the inputs that facts name; returns all signatures that versions of the table have or may have again."""
+"""Takes the inputs that facts name; returns all signatures in versions that exist or may return."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fact:
         at: table version at which the fact was recorded.
         live_under: identity of a deletion file under which ``rows`` holds every live row, so that a plan need not
             read the deletion file; None if unknown.
-        inputs: field ids of the inputs that the value was computed from, as text; "" if they do not matter.
+        inputs: field ids of the inputs from which the value was computed, as text; "" if they are irrelevant.
     """
 
     signature: str
@@ -62,7 +62,7 @@ class Fact:
     inputs: str = ""
 
     def covers(self, deletion: str) -> bool:
-        """Whether it is about every live row of a fragment with the given deletion file."""
+        """Whether the fact covers every live row of a fragment with the given deletion file."""
         return self.rows is None or self.live_under == deletion
 
 
@@ -75,7 +75,7 @@ SEEN = "seen"
 
 
 def seen(version: int) -> Fact:
-    """Make the fact that marks a table version as one to compare with."""
+    """Make the fact that marks a table version as one with which plans may compare rows."""
     return Fact("", SEEN, None, version)
 
 
@@ -92,7 +92,7 @@ _SCHEMA = pa.schema(
 
 
 class Facts(Mapping[str, list[Fact]]):
-    """Facts by signature; of a million, only those that are asked for become objects."""
+    """Facts by signature, stored as Arrow data: there may be a million, and objects are created on access only."""
 
     def __init__(self, table: pa.Table | None = None) -> None:
         self.table = _SCHEMA.empty_table() if table is None else table
@@ -137,7 +137,7 @@ class Facts(Mapping[str, list[Fact]]):
         return Facts(self.table.filter(pc.is_in(self.table["inputs"], pa.array(["", inputs]))))
 
     def cover(self, what: str, signatures: pa.StringArray, deletions: pa.StringArray) -> npt.NDArray[np.bool_]:
-        """Return for each of many fragments whether a fact says something about all of its live rows."""
+        """Return for each of many fragments whether a fact covers all of its live rows."""
         said = self.table.filter(pc.equal(self.table["what"], what))
         whole, part = said.filter(pc.is_null(said["rows"])), said.filter(pc.is_valid(said["live_under"]))
         covered = pc.is_in(signatures, whole["signature"])
@@ -148,7 +148,7 @@ class Facts(Mapping[str, list[Fact]]):
         return found
 
     def know(self, signatures: pa.StringArray) -> npt.NDArray[np.bool_]:
-        """Return for each of many fragments whether there are facts about it."""
+        """Return for each of many fragments whether any fact is about it."""
         found: npt.NDArray[np.bool_] = pc.is_in(signatures, self.table["signature"]).to_numpy(zero_copy_only=False)
         return found
 
@@ -165,7 +165,7 @@ class ColumnState:
 
     Args:
         seen: versions at which the facts were complete.
-        open_jobs: jobs that may have committed but have not finished, so they marked no version as seen.
+        open_jobs: jobs that may have committed but have not finished, so that they recorded no complete version.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -175,7 +175,7 @@ class ColumnState:
     open_jobs: set[str] = field(default_factory=set)
 
     def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
-        """Return the rows of a fragment that a UDF ran on, by provenance."""
+        """Return the rows of a fragment on which a UDF ran, by provenance (UDF version and failed runs)."""
         found: dict[Provenance, Ranges] = {}
         for fact in self.facts.get(signature, ()):
             provenance = Provenance.of(fact.what)
@@ -201,7 +201,7 @@ class ColumnState:
         """Treat facts about UDF versions as facts about another version with the same code.
 
         Returns:
-            The state, and those of its facts that name the other version for the first time.
+            The state, and the new facts, which name the other version for the first time.
         """
         table = self.facts.table
         texts = {what: _renamed(what, before, version) for what in table["what"].unique().to_pylist()}
@@ -221,7 +221,7 @@ class ColumnState:
         return Ranges.union(rows)
 
     def other_inputs(self, inputs: str) -> set[str]:
-        """Return the inputs, as facts name them, of values that were not computed from the given inputs."""
+        """Return the inputs of facts about values that were computed from other inputs than the given ones."""
         return set(self.facts.table["inputs"].unique().to_pylist()) - {"", inputs}
 
     def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
@@ -239,7 +239,7 @@ class ColumnState:
         return self.facts.table["signature"].filter(said)
 
     def of_all_rows(self, signature: str, deletion: str) -> list[Provenance]:
-        """Return what facts say about all live rows of a fragment at once."""
+        """Return the provenances in facts that cover all live rows of a fragment."""
         whole = [fact.what for fact in self.facts.get(signature, ()) if fact.covers(deletion)]
         return [provenance for what in whole if (provenance := Provenance.of(what)) is not None]
 
@@ -258,7 +258,7 @@ def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:
 
 
 def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
-    """Read and combine all ledgers of a column; damaged ones count as absent, which only computes rows again."""
+    """Read and combine all ledgers of a column; damaged ones count as absent, so that rows are computed again."""
     store = state_store(checkpoints, field_id)
     keys = set(store.list_keys())
     while True:
@@ -284,7 +284,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
         marks = ledger["at"].filter(pc.equal(ledger["what"], SEEN)).to_pylist()
         state.seen += marks
         if not is_fold(key):
-            # A plan marks the version that it read; finish marks a version after those of the job's commits.
+            # A plan records the version that it read; finish records a version after those of the job's commits.
             about, job = marked if marks else announced, key.split(".")[1]
             about[job] = max(about.get(job, 0), pc.max(ledger["at"]).as_py() or 0)
     ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
@@ -294,7 +294,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
 
 
 def _read_ledger(store: CheckpointStore, key: str) -> tuple[pa.Table, set[str]] | None:
-    """Return the facts of a ledger, and the ledgers that it covers; None if it is gone or damaged."""
+    """Return the facts of a ledger, and the ledgers that it covers; None if it is missing or damaged."""
     try:
         batch = store[key]
         return pa.Table.from_batches([batch.select(_SCHEMA.names)]).cast(_SCHEMA), _covered_by(batch)
@@ -315,7 +315,7 @@ def may_fold(ledgers: int | None) -> bool:
 
 
 def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
-    """Combine many ledgers into one, the fold, if there are enough; say whether there were.
+    """Combine many ledgers into one, the fold, if there are enough; return whether there were.
 
     The ledgers of the newest fold stay until the next one, in case the fold is damaged.
     """
@@ -332,14 +332,14 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
 
 def _write_fold(store: CheckpointStore, state: ColumnState, facts: pa.Table) -> None:
     marks = _batch([seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]], {})
-    # Also name what earlier folds cover, so that a reader of this fold skips them.
+    # Also name the ledgers that earlier folds cover, so that a reader of this fold skips them.
     covers = json.dumps(sorted(state.folded.union(state.ledgers)))
     whole = pa.concat_tables([facts, pa.Table.from_batches([marks])])
     store[new_fold_key()] = single_batch(whole.replace_schema_metadata({"covers": covers}))
 
 
 def new_fold_key() -> str:
-    """Make a key that sorts by time: readers start with the newest fold and skip the documents that it covers."""
+    """Make a key that sorts by time: readers start with the newest fold and skip the ledgers that it covers."""
     return f"{_FOLD}{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
 
 
@@ -376,7 +376,7 @@ def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
 
 
 def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str]) -> set[str]:
-    """Return what the given folds (keys, newest first) cover; unreadable folds do not count."""
+    """Return the documents that the given folds (keys, newest first) cover; unreadable folds do not count."""
     store = state_store(checkpoints, field_id)
     covered: set[str] = set()
     for key in folds:
@@ -395,7 +395,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     back, and the fact never matches again. Facts recorded at an existing version are kept without this check.
 
     Args:
-        present: called at most once, and only if there may be something to drop.
+        present: called at most once, and only if there may be facts to drop.
     """
     state = load_state(checkpoints, field_id)
     facts = state.facts.table
@@ -419,7 +419,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
 
 
 def _about_values(facts: pa.Table) -> pa.ChunkedArray:
-    """Select the facts about rows that the UDF ran on, if they name their inputs."""
+    """Select the facts about rows on which the UDF ran, if they name their inputs."""
     whats = facts["what"].unique()
     ran = pa.array([what for what in whats.to_pylist() if Provenance.of(what) is not None], pa.string())
     return pc.and_(pc.is_in(facts["what"], ran), pc.not_equal(facts["inputs"], ""))

@@ -1,4 +1,4 @@
-"""The key of a checkpoint identifies the work that it holds."""
+"""Build and parse checkpoint keys, which identify the computed work."""
 
 from __future__ import annotations
 

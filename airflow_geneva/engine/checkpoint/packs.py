@@ -26,10 +26,10 @@ FULL_BYTES = 16_000_000
 _FULL = ".full."
 _LOOK_SECONDS = 30.0
 _FEW_READS = 16
-"""Documents of a pack on a disk that are read one by one; if more are asked for, all are read at once."""
+"""The number of documents of a local pack that are read one by one; beyond it, the whole pack is read at once."""
 _LOADING = [threading.Lock() for _ in range(16)]
 _LOADED: dict[tuple[Storage, str], dict[str, bytes]] = {}
-"""The documents of packs that were read whole, by key: those that were read last, of `FULL_BYTES` in all."""
+"""The documents, by key, of completely read packs: the most recently read ones, up to `FULL_BYTES` in total."""
 _KEY, _VALUE = "key", "value"
 # Lance compresses the documents of a page together: a third of the bytes, and 25 times faster, than one by one.
 _ZSTD = {"lance-encoding:compression": "zstd"}
@@ -100,7 +100,7 @@ class Packs:
         return dict(_rows(self.storage, name, None))
 
     def add(self, values: Mapping[str, bytes]) -> bool:
-        """Write a pack; return whether its keys can be read back from a disk, which says less than a store does."""
+        """Write a pack; on a local disk, verify that its keys can be read back, and return whether they can."""
         full = _FULL if sum(map(len, values.values())) >= FULL_BYTES else "."
         name = f"{FOLDER}/{time.time_ns():020}.{uuid.uuid4().hex[:12]}{full}lance"
         keys = sorted(values)
@@ -145,7 +145,7 @@ def _documents(storage: Storage, path: str) -> dict[str, bytes]:
     pack = storage, path
     with _LOADING[hash(pack) % len(_LOADING)]:
         found = _LOADED.pop(pack, None) or dict(_rows(storage, path, None))
-        _LOADED[pack] = found  # as the last one
+        _LOADED[pack] = found  # as the most recently read one
     rest = FULL_BYTES
     for other, documents in reversed(list(_LOADED.items())):
         rest -= sum(map(len, documents.values()))

@@ -18,7 +18,7 @@ PriorFailures = tuple[tuple[int, Ranges], ...]
 
 @dataclass(frozen=True, order=True)
 class Provenance:
-    """The origin of a row's value: the version that it counts as, and the one whose code made it, if that is another.
+    """The origin of a row's value: its UDF version, and the version whose code computed it, if that is another one.
 
     After `failures` runs in which the UDF failed on the row, its value is NULL.
     """

@@ -32,7 +32,7 @@ _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 def range_batch(
     values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
 ) -> pa.RecordBatch:
-    """Build a range checkpoint; `looked_at` also has the rows in the range that the filter did not select."""
+    """Build a range checkpoint; `looked_at` has the computed rows and those that the filter did not select."""
     values = as_bytes(values)
     metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
     fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
@@ -51,7 +51,7 @@ class RangeContent:
     agreement: str
 
     def within(self, start: int, end: int, part: slice) -> RangeContent:
-        """Return the content about rows from `start` to `end`; `part` has the positions of those computed."""
+        """Return the content for rows from `start` to `end`; `part` has the positions of the computed ones."""
         failed = ((runs, rows.within(start, end)) for runs, rows in self.failures.rows)
         failures = Failures(self.failures.job_id, tuple((runs, rows) for runs, rows in failed if rows))
         looked_at = self.looked_at.within(start, end)
@@ -61,11 +61,11 @@ class RangeContent:
 def write_range(
     store: CheckpointStore, fragment: FragmentKey, start: int, end: int, values: pa.Array, rows: RangeContent
 ) -> None:  # fmt: skip
-    """Write rows as the checkpoint of a range; as smaller ones, if there is one with rows that these lie between."""
+    """Write rows as the checkpoint of a range; split them if a checkpoint of that range has rows that these lack."""
     key = str(fragment.range(start, end))
     there = read_range(store, key) if 0 < len(rows.looked_at) < end - start else None
     if there is not None and there.agreement == rows.agreement and there.looked_at - rows.looked_at:
-        # Those may be rows that a running job counts on.
+        # A running job may rely on the rows of the existing checkpoint.
         for half in np.array_split(rows.looked_at.offsets(), min(len(rows.looked_at), 2)):
             first, last = int(half[0]), int(half[-1]) + 1
             part = slice(*np.searchsorted(rows.offsets, [first, last]))
@@ -98,7 +98,7 @@ class StagedFragment:
         looked_at: every row that was due, including rows that the filter did not select.
         failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
         taken: computed rows whose values come from another version of the UDF, by that version.
-        dense: the file holds the computed rows only, one after another, as new rows of a view.
+        dense: whether the file holds only the computed rows, without gaps, as a view's new rows.
         nulls: positions of NULLs in the file, by blob column.
         size_bytes: size of the file; 0 if it is unknown.
     """
@@ -122,7 +122,7 @@ class StagedFragment:
 
     @cached_property
     def computed(self) -> Ranges:
-        """Physical offsets whose value in the file was computed by the UDF."""
+        """Physical offsets of the rows whose value in the file the UDF computed."""
         return computed_rows(self.runs)
 
     @property
@@ -143,7 +143,7 @@ class StagedFragment:
         columns["rows_among"] = pa.array([bits])
         computed = self.computed
         for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
-            # Often equal to the computed rows, which may be very many runs; NULL then means "the same".
+            # Often equal to the computed rows, which may be very many runs; NULL then means "equal".
             columns[name] = (
                 pa.nulls(1, pa.list_(_SPAN)) if rows == computed else _one_list(_SPAN, [rows.starts, rows.ends])
             )
@@ -237,7 +237,7 @@ def merge_runs(groups: Sequence[RowRuns]) -> RowRuns:
 
 
 def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
-    """Pack runs, of 16 bytes each, for storage: close ones become a few longer spans and a bitmap of their offsets."""
+    """Pack runs for storage: runs that are close together become a few longer spans and a bitmap of their offsets."""
     if len(runs) == 0:
         return runs, b""
     starts, ids, lengths = runs.T

@@ -1,4 +1,4 @@
-"""Which checkpoints a job reuses, which rows of a fragment they hold, and the values of these rows."""
+"""Find the checkpoints that a job can reuse, and read the rows and values in them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ReuseRules:
         return staged.looked_at - (staged.computed - self.usable_rows(staged, self.version, tried))
 
     def failed_in_other_runs(self, failures: Failures, tried: PriorFailures) -> Ranges:
-        """Return the rows that failed, but not in this run of this job."""
+        """Return the rows that failed in another job or another run of this job."""
         return failures.all - failures.standing(self.job_id, tried)
 
 
@@ -83,8 +83,8 @@ class Ancestor:
 
     Args:
         place: its (srcfiles, fragment id).
-        rows: physical offsets, in the new fragment, of rows that are unchanged since they were in this fragment. A row
-            that was updated before the compaction keeps its id but has other values, and is not among them.
+        rows: physical offsets, in the new fragment, of this fragment's rows that are unchanged. They exclude a row that
+            was updated before the compaction, which keeps its id but has other values.
     """
 
     place: tuple[str, int]
@@ -125,7 +125,7 @@ class CheckpointedRows:
 
 @dataclass(frozen=True)
 class ReusableRows:
-    """All usable rows that the store has for one fragment, and all for which the filter is already evaluated."""
+    """All usable rows in the store for one fragment, and all rows for which the filter is already evaluated."""
 
     pieces: tuple[CheckpointedRows, ...]
     looked_at: Ranges
@@ -137,7 +137,7 @@ class ReusableRows:
 
     @property
     def by_job(self) -> dict[str, int]:
-        """How many rows each job computed."""
+        """The number of rows that each job computed."""
         counts: dict[str, int] = {}
         for piece in self.pieces:
             counts[piece.job_id] = counts.get(piece.job_id, 0) + len(piece.offsets)
@@ -162,11 +162,11 @@ class ReusableRows:
 
 
 class CheckpointIndex:
-    """The checkpoint keys that a job may reuse, by fragment; listed once, when they are needed first.
+    """The checkpoint keys that a job may reuse, by fragment; listed once, on first use.
 
     Args:
-        places: (srcfiles, id) of the fragments that are asked for, whose folders alone are listed; None: any.
-        written: the content of some keys, which need not be listed nor read.
+        places: (srcfiles, id) of the fragments of interest; only their folders are listed. None: all fragments.
+        written: the known content of some keys, which are neither listed nor read.
     """
 
     def __init__(
@@ -208,11 +208,11 @@ class CheckpointIndex:
         return key in self.written or key in self._keys.get(place, ())
 
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
-        """Read the fragment checkpoint of a place; None if there is none that is readable."""
+        """Read the fragment checkpoint of a place; None if it is missing or unreadable."""
         return self._staged(str(FragmentKey(self.reuse_rules.prefix, *place))) if self.is_staged(place) else None
 
     def _staged(self, key: str) -> StagedFragment | None:
-        # Callers ask twice in a row: whether the file fits as it is, then for its rows.
+        # Callers call this twice in a row: to check whether the file fits as it is, then for its rows.
         if (found := self.written.get(key) or self._recent.get(key)) is None:
             found = read_staged(self.store, key)
             with self._lock:
@@ -230,7 +230,7 @@ class CheckpointIndex:
         staged_usable: Callable[[StagedFragment], bool],
         tried: PriorFailures = (),
     ) -> ReusableRows:
-        """Find the wanted rows that checkpoints hold: those of the place by offset, those of ancestors by row id.
+        """Find the wanted rows in checkpoints: in those of the place by offset, in those of ancestors by row id.
 
         `row_ids` is called at most once, and only if ancestors have checkpoints.
         """
@@ -266,7 +266,7 @@ class CheckpointIndex:
         """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
 
         Args:
-            moved: for an ancestor's key, where its rows are now; the pieces then have these places.
+            moved: for an ancestor's key, the current offsets of its rows, which the pieces then use.
         """
         parsed = parse_key(key)
         if parsed is None:
@@ -307,7 +307,7 @@ class CheckpointIndex:
 
 @dataclass(frozen=True, eq=False)
 class MovedRows:
-    """Where the rows of an ancestor are in the current fragment: physical offsets, which ascend, and row ids."""
+    """The positions of an ancestor's rows in the current fragment: ascending physical offsets, and row ids."""
 
     offsets: Offsets
     row_ids: RowIds
@@ -341,7 +341,7 @@ def read_values(store: CheckpointStore, piece: CheckpointedRows, room: float = i
     """Read the values of a piece of a range checkpoint, in the order of its offsets.
 
     Raises:
-        BatchTooLarge: the values take more.
+        BatchTooLarge: the values take more than `room` bytes.
         BrokenFile: the checkpoint is damaged or missing, or its rows changed since it was found: another job that
             reads another table version may overwrite the key.
     """

@@ -100,7 +100,7 @@ class CheckpointStore:
         self._packs_at(self._path(key)).drop({key})
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove many keys that are not packed; ignore those that are gone."""
+        """Remove many keys that are not packed; ignore keys that do not exist."""
         self.storage.delete_all([self._path(key) for key in keys])
 
     def _file(self, key: str) -> LanceFile:
@@ -113,7 +113,7 @@ class CheckpointStore:
         """Return the sorted keys that start with a prefix; list only the folders that can hold them.
 
         Args:
-            many: whether most keys of the top folder are wanted, so that a store lists it and its packs at once.
+            many: whether most keys of the top folder are wanted; then it and its packs are listed at once.
         """
         text = prefix or ""
         if many and not self.storage.local:
@@ -122,21 +122,21 @@ class CheckpointStore:
             self._packs[top] = Packs(self.storage.folder(top), [name.removeprefix(f"{top}/") for name in names])
             listed = {path_to_key(name) for name in names if name.endswith(".lance")}
             packed = self._packs[top].keys(text) - listed
-            # A file counts before a pack, and need not be looked for where there was none a moment ago.
+            # A file takes precedence over a pack; a key that was just listed in packs only needs no check for a file.
             self._only_packed |= packed
             return sorted({key for key in listed if key.startswith(text)} | packed)
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
         keys = {key for key in found if key.startswith(text)}
         if folder:
-            # List packs after files: a document that is packed in between is found in one of the two listings.
+            # List packs after files: a document that is packed in between is in at least one of the two listings.
             packs = self._packs_at(folder)
             packs.list_if_old()
             keys |= packs.keys(text)
         return sorted(keys)
 
     def add(self, batches: Mapping[str, pa.RecordBatch]) -> None:
-        """Write batches of one folder under keys that have none; several become one file."""
+        """Write batches of one folder under new keys; several batches become one file."""
         if len(batches) > 1:
             documents = {key: to_bytes(with_checksums(batch)) for key, batch in batches.items()}
             fault_point("checkpoint.write")
@@ -148,7 +148,7 @@ class CheckpointStore:
             self[key] = batch
 
     def look_again(self) -> None:
-        """List packs again at the next read: other processes have written some."""
+        """List packs again at the next read, because other processes have written some."""
         self._packs.clear()
         self._only_packed.clear()
 
@@ -192,9 +192,9 @@ class CheckpointStore:
 
 
 class DelayedCheckpoints:
-    """Checkpoints of fragments that a task finished, which become one file after a checkpoint interval.
+    """Buffers checkpoints of fragments that a task finished, and writes them to one file after a checkpoint interval.
 
-    A kill loses them. So they wait no longer than computed rows do: until `seconds` after the first of their rows.
+    A kill loses buffered checkpoints. So they are written `seconds` after the computation of their first row began.
     """
 
     def __init__(self, store: CheckpointStore, seconds: float) -> None:
@@ -208,7 +208,7 @@ class DelayedCheckpoints:
         self._since, self._rows, self._bytes = inf, 0, 0
 
     def add(self, key: str, value: pa.RecordBatch, rows: int, since: float) -> None:
-        """Keep a checkpoint that replaces none; the computation of its rows began at the time `since`."""
+        """Buffer a checkpoint with a new key; the computation of its rows began at the time `since`."""
         with self._lock:
             self._waiting[key] = value
             self._since = min(self._since, since)
@@ -216,7 +216,7 @@ class DelayedCheckpoints:
             self._bytes += value.nbytes
 
     def write_if_due(self, most: int | None = None) -> None:
-        """Write the checkpoints if they waited for the interval, or are about more than `most` rows."""
+        """Write the buffered checkpoints if the interval has passed or they have more than `most` rows."""
         waited = time.monotonic() - self._since >= self.seconds
         if waited or self._bytes >= FULL_BYTES or (most is not None and self._rows >= most):
             self.write()
@@ -244,14 +244,14 @@ def _select_rows(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: 
 
 
 def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add checksums of a batch's metadata, and of columns that Lance reads back in the form that was written."""
+    """Add checksums of a batch's metadata, and of columns whose layout Lance preserves."""
     metadata = dict(batch.schema.metadata or {})
     sums = {name: _column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     return batch.replace_schema_metadata({**metadata, _KEY: json.dumps({**sums, _METADATA: _metadata(metadata)})})
 
 
 def without_checksums(batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
-    """Verify and remove the checksums, those of columns if the batch has all rows; ValueError if one does not match."""
+    """Verify and remove the checksums; ValueError at a mismatch. Columns are verified if the batch is `whole`."""
     metadata = dict(batch.schema.metadata or {})
     sums = json.loads(metadata.pop(_KEY, b"null"))
     if not isinstance(sums, dict) or sums.get(_METADATA) != _metadata(metadata):
@@ -271,7 +271,7 @@ def _column(array: pa.Array) -> int | None:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Lance reads values of a type back in the form in which they were written."""
+    """Whether Lance preserves the layout of values of a type."""
     tests = pa.types
     if tests.is_struct(kind):
         return all(_is_plain(field.type) for field in kind)

@@ -1,4 +1,4 @@
-"""What was submitted to a batch API and is not collected yet, so that a killed task does not submit it again."""
+"""Record uncollected submissions to batch APIs, so that the retry of a killed task does not submit rows again."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _CLOCKS_DIFFER = 600.0
 _MOST_OPEN_ROWS = 2_000_000
 
 _underway: set[str] = set()
-"""The submissions that threads of this process are about to make."""
+"""Names of the submissions that threads of this process are about to make."""
 
 
 @dataclass(eq=False)
 class Submission:
-    """Rows that were given to a service as one batch, or are about to be.
+    """Rows that were submitted to a service as one batch, or are about to be.
 
     Args:
-        name: identifies it here, and at the service as the key of the batch.
-        rows: their number.
-        begun: seconds since the epoch.
-        process: what submitted it: the host's name and the process id.
-        handle: what `submit` returned; meaningless until it is `sent`.
-        reported: by position in the batch, whether a try took the result, or ended with its failure: if the row is due
-            again, it is submitted again.
-        collected: by position, whether this process has taken the result.
+        name: identifies the submission here, and is the key of the batch at the service.
+        rows: number of rows.
+        begun: time of the submission in seconds since the epoch.
+        process: the submitting process: host name and process id.
+        handle: the return value of `submit`; meaningless until `sent` is set.
+        reported: for each position in the batch, whether an attempt took the result or failed because of it. Such a row
+            is submitted again if it is due again.
+        collected: for each position, whether this process has taken the result.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Submission:
         self.reported, self.collected = np.zeros((2, self.rows), bool)
 
     def may_be_underway(self) -> bool:
-        """Whether its process may be about to submit it; clocks may differ by minutes."""
+        """Whether its process may still be submitting it; clocks may differ by minutes."""
         host, _, pid = self.process.rpartition(":")
         if host == socket.gethostname():
             if int(pid) == os.getpid():
@@ -87,7 +87,7 @@ def _is_alive(pid: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """A submission, its keys of rows in their order, and where each of them stands in the batch."""
+    """A submission with the sorted keys of its rows, and the position of each in the batch."""
 
     submission: Submission
     keys: np.ndarray
@@ -99,18 +99,18 @@ class _Rows:
         return _Rows(submission, keys[order], order)
 
     def find(self, wanted: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Give each wanted row that is here, with its position in the batch."""
+        """Yield each wanted row in this submission, with its position in the batch."""
         at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         there = np.flatnonzero(self.keys[at] == wanted)
         yield from zip(there.tolist(), self.positions[at[there]].tolist(), strict=True)
 
 
 class Submissions:
-    """The submissions of one column and one code version of its UDF; for all threads of a task.
+    """The submissions of one column and one code version of its UDF, shared by all threads of a task.
 
-    The rows are written before the batch is submitted, and its handle after. So a kill in between leaves rows without a
-    handle, and the service can be asked whether it has a batch of that name. The name ends with the lowest and the
-    highest row id: only batches that may have a row are read, and of those only the last used ones stay in memory.
+    Rows are recorded before their batch is submitted, and its handle afterwards. After a kill in between, the service
+    is asked whether it has a batch of that name. The name ends with the lowest and the highest row id, so that only
+    batches that may contain a row are read. Only recently used batches stay in memory.
 
     Args:
         only_own: ignore what other jobs have submitted.
@@ -128,7 +128,7 @@ class Submissions:
         self._open: OrderedDict[str, _Rows] = OrderedDict()
 
     def find(self, keys: Sequence[bytes], row_ids: pa.Array) -> list[list[tuple[Submission, int]]]:
-        """Return for each row where it was submitted, the newest last, without what was reported.
+        """Return the submissions of each row with its positions, newest last, without reported ones.
 
         Raises:
             StorageError: the rows of a submitted batch cannot be read.
@@ -152,13 +152,13 @@ class Submissions:
         return places
 
     def named(self, names: Iterable[str]) -> list[Submission]:
-        """Return the submissions of these names that are still there."""
+        """Return the submissions with these names that still exist."""
         with self._lock:
             return [rows.submission for name in names if (rows := self._read(name)) is not None]
 
     @contextmanager
     def begin(self, keys: Sequence[bytes], row_ids: pa.Array, again: str | None = None) -> Iterator[Submission]:
-        """Note that the body is about to submit these rows, or to submit them again under the same name."""
+        """Record rows that the block is about to submit; `again` is the name of an earlier submission of them."""
         begun, ids, rows = time.time(), np.asarray(row_ids), np.array(keys, _KEY)
         name = again or f"{int(begun * 1_000):013}-{uuid.uuid4().hex}-{int(ids.min()):x}-{int(ids.max()):x}"
         if again:
@@ -180,14 +180,14 @@ class Submissions:
             _underway.discard(name)
 
     def keep_handle(self, submission: Submission, handle: Any) -> None:
-        """Note the handle of a batch that the service has."""
+        """Record the handle of a batch that the service has accepted."""
         self.storage.write_json(f"{submission.name}{_HANDLE}", {"handle": handle})
         submission.handle, submission.sent = handle, True
 
     def missed(self, submission: Submission) -> float:
-        """Record that the service does not list a batch; return the least time in seconds since then.
+        """Record that the service does not list a batch; return the minimum time in seconds since the first record.
 
-        The note has a time for each machine, because their clocks may differ by minutes.
+        The record has a time for each machine, because their clocks may differ by minutes.
         """
         name, host, now = f"{submission.name}{_MISSED}", socket.gethostname(), time.time()
         since: dict[str, float] = self.storage.read_document(name) or {}
@@ -197,12 +197,12 @@ class Submissions:
         return max(now - since[host], now - min(since.values()) - _CLOCKS_DIFFER)
 
     def report(self, submission: Submission, positions: Iterable[int]) -> None:
-        """Note that the failure of rows ends this try."""
+        """Record that the failure of rows ends this attempt."""
         submission.reported[list(positions)] = True
         self._write_reported(submission)
 
     def remove(self, submission: Submission) -> None:
-        """Forget a submission, its rows first: without them, its handle means nothing."""
+        """Delete the record of a submission, its rows first: the handle is meaningless without them."""
         with self._lock:
             (self._names or set()).discard(submission.name)
             self._open.pop(submission.name, None)
@@ -211,7 +211,7 @@ class Submissions:
         self.storage.delete_all([f"{submission.name}{end}" for end in (_HANDLE, _REPORTED, _MISSED)])
 
     def remove_collected(self) -> None:
-        """Forget the results that this process has taken: they are in checkpoints now."""
+        """Delete the records of results that this process has taken, because checkpoints hold them now."""
         with self._lock:
             taken = [one for one in self._known.values() if one.collected.any()]
         for one in taken:
@@ -222,7 +222,7 @@ class Submissions:
                 self._write_reported(one)
 
     def path(self, submission: Submission) -> str:
-        """Return the URI of the file whose removal forgets a submission."""
+        """Return the URI of the file that records a submission; without the file, the submission is unknown."""
         return self.storage.path(f"{submission.name}.lance")
 
     def _write_reported(self, submission: Submission) -> None:
@@ -236,7 +236,7 @@ class Submissions:
         return found
 
     def _read(self, name: str) -> _Rows | None:
-        """Read the rows of a submission; None if they are gone, or were damaged before anything was submitted."""
+        """Read the rows of a submission; None if they are missing, or are damaged and were never submitted."""
         if (found := self._open.get(name)) is not None:
             self._open.move_to_end(name)
             return found
@@ -265,13 +265,13 @@ class Submissions:
         return found
 
     def _keep(self, rows: _Rows) -> None:
-        """Keep rows in memory, and forget the least recently used of all that are too many."""
+        """Keep rows in memory, and evict the least recently used submissions beyond the limit."""
         self._open[rows.submission.name] = rows
         while len(self._open) > 1 and sum(one.submission.rows for one in self._open.values()) > _MOST_OPEN_ROWS:
             self._open.popitem(last=False)
 
 
 def _id_range(name: str) -> tuple[int, int]:
-    """Return the lowest and the highest row id of a submission, which stand in its name."""
+    """Return the lowest and the highest row id of a submission from its name."""
     low, high = name.rsplit("-", 2)[-2:]
     return int(low, 16), int(high, 16)

@@ -1,4 +1,4 @@
-"""What a deterministic UDF gave for an input, kept for the other tasks and the later jobs of its code version."""
+"""Cache the results of a deterministic UDF by input, for other tasks and for later jobs with its code version."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 
 class ValueCache:
-    """The files of one version of a function, one per flush of a task; beyond a limit the oldest are deleted.
+    """The files of one version of a function, one per flush of a task; the oldest are deleted beyond a limit.
 
-    `identity` tells functions with the same name and version apart: a given version= says nothing of the code.
-    A file that is damaged or was removed counts as absent. What cannot be written is only logged.
+    `identity` distinguishes functions with equal name and version, because a user-given version= does not depend on the
+    code. A damaged or removed file counts as absent. A failed write is only logged.
     """
 
     def __init__(self, checkpoints: Storage, udf: str, version: str, kind: pa.DataType, identity: str) -> None:
@@ -47,7 +47,7 @@ class ValueCache:
         self._names: list[str] = []
 
     def look(self) -> None:
-        """Learn what other tasks have written since."""
+        """Find the files that other tasks have written since the last call."""
         try:
             listed = self.store.list_keys()
         except StorageError as error:
@@ -94,7 +94,7 @@ class ValueCache:
         return found
 
     def write(self, keys: Sequence[bytes], values: pa.Array) -> int:
-        """Write what others have not written yet; return how many of the values they have."""
+        """Write the values that other tasks have not written yet; return the number of values that they have."""
         self.look()
         new = np.flatnonzero(~np.isin(np.array(keys, _DIGEST), self._keys)).tolist()
         if new:
@@ -125,7 +125,7 @@ class ValueCache:
 
 
 def _made_and_size(name: str) -> tuple[int, int]:
-    """Return when a file was made, in milliseconds, and its bytes, from its name; zeros of another file."""
+    """Return a file's creation time in milliseconds and its size, from its name; zeros for an unknown name."""
     made, _, rest = name.partition(".")
     size = rest.partition(".")[0]
     return (int(made), int(size)) if made.isdecimal() and size.isdecimal() else (0, 0)

@@ -1,4 +1,4 @@
-"""Record which rows of which source fragments and data files a view reflects since a swap.
+"""Record the source fragments, data files and rows that a view reflects since a swap.
 
 Facts about a column accumulate, but a view's state is replaced with every swap. So each swap has one snapshot, which
 the job writes before the swap and names in the swap's transaction.
@@ -40,8 +40,8 @@ class Snapshot:
 
     Args:
         matching: for a query with limit or offset, the row ids that the filter selected; else empty.
-        older: other code versions, by column, whose values rows may still hold, because a refresh with
-            ``on_code_change="new_rows"`` kept them.
+        older: earlier code versions, by column, whose values a refresh with ``on_code_change="new_rows"`` may have kept
+            in some rows.
     """
 
     source_version: int
@@ -83,7 +83,7 @@ class Snapshot:
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> Snapshot:
-        """Read a snapshot; KeyError, ValueError or IndexError if the batch is none."""
+        """Read a snapshot; KeyError, ValueError or IndexError if the batch is not a snapshot."""
         metadata = batch.schema.metadata or {}
         version = int(metadata[b"source_version"])
         code, older = (tuple((str(a), str(b)) for a, b in json.loads(metadata[name])) for name in (b"code", b"older"))
@@ -116,7 +116,7 @@ def _store(checkpoints: Storage) -> CheckpointStore:
 
 
 def snapshot_key(name: str) -> str | None:
-    """Return the key of the snapshot at a path; None if the path is not a snapshot's."""
+    """Return the key of the snapshot at a path; None if the path is not that of a snapshot."""
     start = f"{_FOLDER}/{_KIND}."
     return path_to_key(name.removeprefix(f"{_FOLDER}/")) if name.startswith(start) and name.endswith(".lance") else None
 
@@ -142,7 +142,7 @@ def unpacked_snapshots(checkpoints: Storage) -> list[str]:
 
 
 def pack_snapshots(checkpoints: Storage) -> None:
-    """Pack all but the newest snapshots: a snapshot that only a note names is removed when the next note is written."""
+    """Pack all but the newest snapshots: a snapshot that only a note names is removed with the next note."""
     _store(checkpoints).pack(unpacked_snapshots(checkpoints)[:-_KEPT_UNPACKED])
 
 
@@ -152,18 +152,18 @@ def packed_snapshots(checkpoints: Storage) -> set[str]:
 
 
 def prune_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
-    """Remove packed snapshots that nothing names."""
+    """Remove packed snapshots that are not in `named`."""
     packs = Packs(checkpoints.folder(_FOLDER))
     packs.drop(packs.keys() - set(named))
 
 
 def remove_snapshot(checkpoints: Storage, key: str) -> None:
-    """Remove a snapshot that nothing names; do nothing if it is gone."""
+    """Remove an unreferenced snapshot; do nothing if it does not exist."""
     del _store(checkpoints)[key]
 
 
 def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
-    """Read a snapshot; None if it is missing or damaged. Then rows are computed again, and results stay correct."""
+    """Read a snapshot; None if it is missing or damaged, so that rows are computed again and results stay correct."""
     try:
         return Snapshot.from_batch(_store(checkpoints)[key])
     except (KeyError, ValueError, IndexError):

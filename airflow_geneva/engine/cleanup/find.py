@@ -48,7 +48,7 @@ from airflow_geneva.engine.storage.files import FileEntry, Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError
 
-# The time within which a job has written its record, and a reader is done with documents of a column that it listed.
+# Within this time, a job has written its record, and a reader has read the documents that it listed.
 _SETTLE_SECONDS = timedelta(minutes=10).total_seconds()
 # Data files that no checkpoint names may belong to another writer that is about to commit.
 _FOREIGN_MIN_AGE = timedelta(days=1).total_seconds()
@@ -60,11 +60,11 @@ def find_garbage(location: TableLocation, ttl: timedelta | str = DEFAULT_TTL, no
     Args:
         location: the table.
         ttl: minimum age of what may be removed, such as ``7d``.
-        now: the current time in seconds since the epoch; by default the time of the store's clock, which also dates
-            the files: this machine's clock may differ.
+        now: the current time in seconds since the epoch; by default the store's clock, which also dates the files,
+            because this machine's clock may differ.
 
     Raises:
-        InvalidInput: there is no such table, or the TTL is not valid.
+        InvalidInput: the table does not exist, or the TTL is not valid.
         StorageError: the files or jobs cannot be listed.
     """
     return _Search(location, ttl, now).garbage()
@@ -117,7 +117,7 @@ class _Search:
         )
 
     def _is_touched(self, job: str) -> bool:
-        """Whether a job's folder changed recently, by the store's clock, as that of a running job does."""
+        """Whether a job's folder changed recently by the store's clock, so that the job may be running."""
         return job not in self.folders or self.now - _newest(self.folders[job]) <= WAITING_TIMEOUT
 
     def _below(self, *start: str) -> dict[tuple[str, ...], FileEntry]:
@@ -173,7 +173,7 @@ class _Search:
         return [file for group in old if planned.isdisjoint(places[group]) for file in groups[group]]
 
     def _places(self, file: FileEntry) -> set[CheckpointPlace]:
-        """Return what a checkpoint is of; a file that packs several is of several fragments."""
+        """Return the places (fragments) of a checkpoint; a pack has several."""
         path = file.name.removeprefix("_checkpoints/")
         keys = [parse_key(key) for key in keys_of_pack(self.checkpoints, path) or [path_to_key(path)]]
         return {(key.fragment.prefix, key.fragment.srcfiles, key.fragment.fragment) for key in keys if key}
@@ -274,7 +274,7 @@ class _Search:
         return [file for key, file in old.items() if key not in named]
 
     def _values(self) -> list[FileEntry]:
-        """Return values that were kept for equal inputs, and notes about submitted batches, that are too old."""
+        """Return expired files of the value cache, and expired records of submitted batches."""
         old, folders = min(self.cutoff, self.now - MOST_AGE), (VALUE_CACHE, BATCHES)
         files = (file for folder in folders for file in self._below("_checkpoints", folder).values())
         return [file for file in files if file.modified < old]

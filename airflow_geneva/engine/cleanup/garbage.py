@@ -34,7 +34,7 @@ _TTL = re.compile(r"(\d{1,9})([smhdw])")
 
 
 def parse_ttl(ttl: timedelta | str) -> timedelta:
-    """Parse a minimum age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is none, or not above zero."""
+    """Parse a minimum age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is not valid or not above zero."""
     span = ttl
     if isinstance(span, str):
         match = _TTL.fullmatch(span.strip().lower())
@@ -71,7 +71,7 @@ class Garbage:
     """The files beside a table that are not needed any more, or that were removed.
 
     Args:
-        notes: which possible garbage was kept, and why.
+        notes: the possible garbage that was kept, with the reason.
         jobs: ids of the jobs that had ended at the time of the search.
         owners: by staged data file, the checkpoint folder that names it; "" if none does.
         found: time of the search in seconds since the epoch, by the store's clock.

@@ -1,4 +1,4 @@
-"""Which files beside a table its jobs, views, versions and checkpoints still use."""
+"""Find the files beside a table that its jobs, views, versions and checkpoints still use."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ CheckpointPlace = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class ActiveJobs:
-    """The jobs of a table when they were read: those that a process works on or may resume, and the others.
+    """The jobs of a table at the time of reading: open ones, which are running or may be resumed, and the others.
 
-    Folders of `unreadable` jobs have a damaged record, those of `bare` ones none.
+    `unreadable` jobs have a damaged record in their folder, `bare` jobs have no record.
     """
 
     open: tuple[Job, ...]
@@ -67,11 +67,11 @@ class ActiveJobs:
         return bool(self.unreadable) or any(may_use_folder(job, work_folder) for job in self.open)
 
     def at(self, job_id: str) -> bool:
-        """Whether a job is open, or may be."""
+        """Whether a job is open or may be open."""
         return job_id in self.unreadable or any(job.id == job_id for job in self.open)
 
     def without_old(self, old: Collection[str]) -> ActiveJobs:
-        """Return the same without damaged records in folders that did not change for long."""
+        """Return these jobs without the `old` ones that have a damaged record."""
         return ActiveJobs(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))
 
 
@@ -83,7 +83,7 @@ def may_use_folder(job: Job, work_folder: str) -> bool:
 def read_active_jobs(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> ActiveJobs:
     """Read all jobs of a table; if that fails with a StorageError, nothing may be removed.
 
-    `is_touched` says whether the files of an unfinished job changed recently: its heartbeats may be by another clock.
+    `is_touched` returns whether the files of an unfinished job changed recently; its heartbeats may use another clock.
     """
     opened: list[Job] = []
     ended: dict[str, Job] = {}
@@ -167,7 +167,7 @@ def sidecar_folder(name: str) -> str:
 
 
 def without_referenced(dataset: lance.LanceDataset, names: Iterable[str], since: int | None = None) -> set[str]:
-    """Return those of the given files that no existing version, tag or branch references.
+    """Return the given files that no existing version, tag or branch references.
 
     Checks only versions from `since` on, and all branches. LookupError: a version or branch cannot be read.
     """
@@ -199,7 +199,7 @@ class ReferencedFiles:
 
 
 def read_referenced(checkpoints: Storage, keys: Iterable[str]) -> ReferencedFiles:
-    """Read from fragment checkpoints which files they name."""
+    """Read the names of staged files from fragment checkpoints."""
     store = CheckpointStore(checkpoints)
     folders: dict[str, str] = {}
     complete = True
@@ -228,11 +228,13 @@ class ExistingVersions:
 
         A fragment keeps its files until it is removed. So it is in the oldest version of each unbroken series, or in a
         version that brought it back: a restore, or a commit based on a removed version. Only these versions are read.
-        If such a version is a compaction, plans find the fragments that it replaced by its transaction.
-        None if one cannot be read, or if there are too many.
+        If such a version is a compaction, its transaction tells plans which fragments it replaced.
 
         Args:
-            inputs: field ids of the inputs, in the form of facts.
+            inputs: field ids of the inputs, as facts store them.
+
+        Returns:
+            None if a version cannot be read, or if there are too many.
         """
         import lance
 

@@ -50,10 +50,10 @@ _FILES_PER_CHECK = 200
 
 
 def collect(location: TableLocation, garbage: Garbage) -> Garbage:
-    """Remove the garbage that no job began to use since the search; return what was removed.
+    """Remove the garbage that no job has started to use since the search; return the removed files.
 
     Raises:
-        StorageError: the jobs cannot be read any more, or a file cannot be removed.
+        StorageError: the jobs can no longer be read, or a file cannot be removed.
     """
     return _Collector(location, garbage).collect()
 
@@ -73,7 +73,7 @@ class _Collector:
             MARKS: self._marks(),
             SNAPSHOTS: self._snapshots(),
             TEMPORARY: self._remove(self.garbage.file_group(TEMPORARY).files),
-            # Before the data files: a job that read a checkpoint before this has a record by then, so its files stay.
+            # Before the data files: a job that has already read a checkpoint has a record by then, so its files stay.
             CHECKPOINTS: self._checkpoints(),
             STAGED: self._staged(),
             JOBS: self._job_folders(),
@@ -178,7 +178,7 @@ class _Collector:
         return removed
 
     def _prune(self) -> None:
-        """Fold the column states without facts about fragments that no version has any more."""
+        """Fold the column states without facts about fragments that no version contains any more."""
         self._thin_snapshots()
         state = self.location.checkpoints.folder("state")
         fields = [found for name in state.list_folder()[0] if (found := field_of(name)) is not None]

@@ -1,1 +1,1 @@
-"""Make computed rows visible: verify staged files, commit them, retry on conflicts."""
+"""Make computed rows visible: verify staged files, commit them, and retry on conflicts."""

@@ -1,4 +1,4 @@
-"""Commit a shard's staged data files, a group of fragments per Lance commit, if they still fit the newest version."""
+"""Commit a shard's staged data files in groups, one Lance commit each, if they still fit the newest version."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.commit")
 
-# Other writers may move rows again while those that they moved before are committed.
+# Other writers may move rows again while earlier moved rows are committed.
 _MOST_ROUNDS = 8
 _MOST_WARNED = 5
 _DONE = "committed already"
@@ -61,11 +61,11 @@ SECONDS_A_COMMIT = 10.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A staged fragment on its way into the table.
+    """A staged fragment that a commit may make visible.
 
     Args:
-        source: the version that has the fragment, which is not always the planned one.
-        hidden: its computed rows that a commit of the file does not make visible, because they are there no longer.
+        source: the version that contains the fragment, which is not always the planned one.
+        hidden: computed rows that a commit of the file does not make visible, because they are no longer there.
     """
 
     work: FragmentWork
@@ -87,7 +87,7 @@ class Candidate:
         return LostRows(self.source, self.work, self.staged, rows, why)
 
     def outcome(self, version: str) -> dict[Provenance, Ranges]:
-        """Return the provenance of the fragment's rows after its file, which a UDF version computed, is committed."""
+        """Return the provenance of the fragment's rows after the commit of its file, computed by a UDF version."""
         staged = self.staged
         found = {provenance: rows - staged.computed for provenance, rows in self.work.kept}
         add_rows(found, [(Provenance(version, maker), rows) for maker, rows in staged.taken])
@@ -97,7 +97,7 @@ class Candidate:
         return found
 
     def only_failed_again(self, version: str) -> bool:
-        """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already."""
+        """Whether the UDF failed on every row again that it ran on, so that the values are NULL already."""
         failed = Ranges.union(rows for _, rows in prior_failures_of(self.work.known, version))
         computed = self.staged.computed
         return (
@@ -117,12 +117,12 @@ class Candidate:
 
 class Restage(Protocol):
     def __call__(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
-        """Stage a fragment of a version: its due rows that checkpoints hold, and the values of its other rows."""
+        """Stage a fragment of a version: its due rows in checkpoints, and the existing values of its other rows."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Which candidates fit a version, which an earlier try has committed, and why others are left.
+    """The candidates that fit a version, those that an earlier attempt committed, and the reasons to leave others.
 
     Args:
         manifest: the candidates' fragments in that version.
@@ -140,7 +140,7 @@ class Verification:
 
     @property
     def lost(self) -> list[LostRows]:
-        """The computed rows that a commit of what fits does not make visible where they were planned."""
+        """The computed rows that a commit of the fitting candidates does not make visible in their planned fragment."""
         there = (*self.fitting, *self.done)
         hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in there if c.hidden & c.work.due]
         return [*hidden, *(candidate.lost(candidate.rows, why) for candidate, why in self.left)]
@@ -151,8 +151,8 @@ class Verification:
 
 
 Check: TypeAlias = Callable[[Verification], bool]
-"""Checks the values that a commit of what fits makes visible, and stops it by raising. Returns whether there was
-anything to check that was not checked before."""
+"""Checks the values that a commit of the fitting candidates makes visible, and raises to stop the commit. Returns
+whether any of the values had not been checked before."""
 
 
 def verify(
@@ -203,13 +203,13 @@ def _reason(
 
 @dataclass
 class ShardCommitter:
-    """Commits the staged fragments of one shard, and those that replaced them since.
+    """Commits the staged fragments of one shard, and the fragments that replaced them since.
 
     Args:
-        planned: the table in which its column has the planned name.
-        data: its staged files, with what is known of them already.
-        restage: stages what checkpoints hold of the due rows of a fragment of a version, with its other values.
-        opened: the newest version, if it was opened just now, for the first verification.
+        planned: the table, with the column's planned name.
+        data: the staged files, with their known properties.
+        restage: stages a fragment again, with the due rows in checkpoints and the existing values of other rows.
+        opened: the newest version, if it was just opened, for the first verification.
         newest: the version of the last commit.
     """
 
@@ -249,8 +249,8 @@ class ShardCommitter:
     ) -> ShardResult:
         """Commit the candidates that fit; report the rows of the others, and of fragments without a staged file.
 
-        ``on_group`` is called after every Lance commit with the number of visible fragments, that of visible due rows
-        without those that failed, and the table versions written. With ``at_once`` there is one Lance commit.
+        ``on_group`` is called after every Lance commit with the number of visible fragments, the number of visible due
+        rows that did not fail, and the table versions written. With ``at_once`` there is one Lance commit.
 
         Raises:
             CommitConflict: other writers changed the table at every retry.
@@ -279,13 +279,13 @@ class ShardCommitter:
         return self._result(shard)
 
     def _result(self, shard: Shard) -> ShardResult:
-        """Return what became of the rows of a shard, when no candidate is left to commit."""
+        """Return the result of a shard's rows after the last commit."""
         for lost in self._lost:
             self._leave(lost.work.id, len(lost.rows), lost.why)
         if self._warned > _MOST_WARNED:
             logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
         ours = sum(min(self._computed_by_this_job(done.staged), len(done.rows)) for done in self._done)
-        # An earlier job may have computed rows that were deleted before this one was planned.
+        # An earlier job may have computed rows that were deleted before this job was planned.
         everyone = sum(len(candidate.rows) for candidate in self._done)
         failed = sum(len(candidate.failed) for candidate in self._done)
         return ShardResult(
@@ -306,7 +306,7 @@ class ShardCommitter:
         return sum(rows for job, rows in staged.by_job if job == self.work.job_id)
 
     def _rebuild(self) -> list[Candidate]:
-        """Stage the fragments again whose committed data file was removed, with the values that checkpoints hold."""
+        """Stage fragments again whose committed data file was removed, with the values in checkpoints."""
         removed, self._removed = self._removed, []
         candidates: list[Candidate] = []
         for candidate in removed:
@@ -318,7 +318,7 @@ class ShardCommitter:
         return candidates
 
     def _follow(self, dataset: lance.LanceDataset) -> list[Candidate]:
-        """Find the lost rows in the fragments of a version that hold them now, and stage these."""
+        """Find the fragments of a version that hold the lost rows now, and stage these fragments."""
         lost, self._lost = self._lost, []
         state = column_state(dataset, self.location.checkpoints, self.columns)
         found = find_moved_rows(dataset, self.columns, self.work, state, lost)
@@ -337,9 +337,9 @@ class ShardCommitter:
         return candidates
 
     def _add_committed(self, files: FragmentFiles, rows: Ranges, of: LostRows) -> None:
-        """Count rows that are visible already: an earlier try has committed its file, or another job has.
+        """Count rows that an earlier attempt or another job has already made visible.
 
-        Another shard may have written the fragment since, with their values in it.
+        Another shard may have written the fragment since, including their values.
         """
         key = FragmentKey(self.work.prefix, files.srcfiles, files.id)
         staged = read_staged(CheckpointStore(self.location.checkpoints), str(key))
@@ -378,7 +378,7 @@ class ShardCommitter:
         return verdict
 
     def _follow_before(self, verdict: Verification) -> Verification:
-        """Stage moved rows again before a commit that makes all values visible; those that still move are left."""
+        """Stage moved rows again before a commit of all values; leave rows that keep moving."""
         for _ in range(_MOST_ROUNDS):
             if not verdict.lost:
                 break
@@ -392,7 +392,7 @@ class ShardCommitter:
             verdict = self._verify(group)
             verdict = self._follow_before(verdict) if at_once else verdict
             if check is not None and check(verdict):
-                # A check can take minutes, and Lance does not notice every change since the version it commits on.
+                # A check can take minutes, and Lance does not detect every change since the version that it commits on.
                 verdict = self._verify(verdict.candidates)
                 verdict = self._follow_before(verdict) if at_once else verdict
                 check(verdict)
@@ -447,7 +447,7 @@ class ShardCommitter:
         return True
 
     def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification) -> None:
-        """Check what Lance reports no conflict for: replaced inputs, deleted rows, and removed data files."""
+        """Check for changes that Lance does not report as conflicts: replaced inputs, deleted rows, removed files."""
         found = verify(committed, self.columns, verdict.fitting, self.data)
         others = (*found.fitting, *(candidate for candidate, _ in found.left))
         found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
@@ -460,7 +460,7 @@ class ShardCommitter:
         self._lost.extend(verdict.lost)
 
     def _leave(self, fragment: int, rows: int, why: str) -> None:
-        """Leave rows of a fragment for the next run."""
+        """Leave rows of a fragment to the next run."""
         if rows:
             self._warned += 1
             if self._warned <= _MOST_WARNED:
@@ -494,7 +494,7 @@ class ShardCommitter:
 
 
 def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
-    """Return the deletion file under which the rows, and those that failed in all runs, are all live rows."""
+    """Return the deletion file under which these rows and the permanently failed rows are all live rows."""
     if provenance.failures:
         return None
     given_up = Provenance(provenance.version, failures=MOST_RUNS)

@@ -1,4 +1,4 @@
-"""Bring the indexes over changed columns up to date, after their values have become visible."""
+"""Update the indexes on changed columns after their values have become visible."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger("airflow_geneva.commit")
 
 
 def update_indexes(location: TableLocation, field_id: int | None) -> None:
-    """Let each index over a column, or each of a view, cover all rows; write nothing for an index that does.
+    """Make each index on a column, or each index of a view, cover all rows; write nothing if an index already does.
 
-    It works from the newest version, so that a call after a kill, or after other writers' commits, does what is left.
-    Lance refuses the commit if the values of a covered row changed meanwhile; then it is done again.
+    The call reads the newest version, so that a call after a kill or after other commits does the remaining work. If
+    the values of a covered row changed meanwhile, Lance rejects the commit and the update is repeated.
 
     Raises:
         CommitConflict: other writers changed the table at every retry.

@@ -1,4 +1,4 @@
-"""Find out which refresh a view's rows come from, and whether other writers have changed them since."""
+"""Find the refresh that wrote a view's rows, and whether other writers have changed them since."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCE_VERSION = "geneva.view.src_version"
 SNAPSHOT = "geneva.view.snapshot"
 PLAN = "geneva.view.plan"
 LOOKED_AT = "geneva.view.looked_at"
-"""Transaction property of a swap: the view version that the refresh prepared it for."""
+"""Transaction property of a swap: the view version on which the refresh prepared it."""
 SWAP_KEY = "geneva::view::swap"
 """Schema metadata that repeats job and snapshot of the newest swap, in case its transaction is cleaned up."""
 
@@ -39,11 +39,11 @@ _NOTE, _INTENTS = f"{_STATE}/advanced.json", f"{_STATE}/swapping"
 
 @dataclass(frozen=True)
 class Swap:
-    """The swap that a view's rows come from; its job is "" if there was none.
+    """The swap that wrote a view's rows; its job is "" if there was no swap.
 
     Args:
         snapshot: key of the swap's snapshot. It is unique per swap, because a job that plans again may swap again.
-        changed: what other writers did to the rows since; "" for nothing. Otherwise the view's content is unknown.
+        changed: describes changes of the rows by other writers since; "" for none. Otherwise the content is unknown.
         placeholders: whether the view may have rows that are not set.
         restores: versions since the swap that restored an earlier one, with that one, newest first.
     """
@@ -63,7 +63,7 @@ class Swap:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the schema metadata shall say of it."""
+        """The entries about this swap for the schema metadata."""
         return {BASE_VERSION_KEY: str(self.source_version), SWAP_KEY: f"{self.job_id} {self.snapshot}"}
 
     def is_mirrored(self, dataset: lance.LanceDataset) -> bool:
@@ -74,12 +74,12 @@ class Swap:
 _UNKNOWN = Swap(changed="unknown")
 _A_SWAP_AND_ITS_METADATA = 2
 _FOUND: dict[tuple[str, int, int], Swap] = {}
-"""Swaps that versions show, by URI, version and its time: the history of a version does not change."""
+"""Newest swaps by URI, version and time of the version; cached, because the history of a version does not change."""
 _MOST_FOUND = 64
 
 
 def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
-    """Find the swap whose rows a version of a view shows; follow restores. This process looks once for each version."""
+    """Find the swap whose rows a version of a view shows; follow restores. The result is cached for each version."""
     import lance
 
     key = (location.uri, int(dataset.version), written_at(dataset))
@@ -134,7 +134,7 @@ def _swap_of(commit: Commit) -> Swap | None:
 
 
 def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
-    """Say what a commit did to the rows: "" for nothing, "?" for rows that may not be set; None if it is gone."""
+    """Describe a commit's changes of rows: "" for none, "?" for rows that may not be set; None if it was cleaned up."""
     import lance
 
     made, version, operation = lance.LanceOperation, commit.version, commit.operation
@@ -173,7 +173,7 @@ def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any
 
 
 def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
-    """Read the swap from the schema metadata; unknown if a later swap may have been committed."""
+    """Read the swap from the schema metadata; its content is unknown if a later swap may have been committed."""
     metadata = dataset.schema.metadata or {}
     job_id, snapshot = _mirrored(dataset)
     if not job_id or read_intents(location) - {snapshot}:
@@ -208,7 +208,7 @@ def read_intents(location: TableLocation) -> set[str]:
 
 
 def list_state(location: TableLocation) -> tuple[set[str], int]:
-    """Return what `read_intents` does, and the number of snapshots that are not packed, with one listing."""
+    """Return the result of `read_intents` and the number of unpacked snapshots, from one listing."""
     names = location.checkpoints.list_files(_STATE)
     intents = {name.rpartition("/")[2].removesuffix(".json") for name in names if name.startswith(f"{_INTENTS}/")}
     return intents, sum(snapshot_key(name) is not None for name in names)
@@ -247,7 +247,7 @@ def read_advance_note(location: TableLocation) -> AdvanceNote | None:
 
 
 class CommittedViewState:
-    """What a version of a view shows; parts are read on demand."""
+    """The content of a version of a view; parts are read on demand."""
 
     def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
         self.location = location
@@ -299,7 +299,7 @@ class CommittedViewState:
         """Treat versions of the columns' code as other versions with the same code.
 
         Args:
-            same: the other version, by column and version; ``renamed`` names those that were found.
+            same: the other version, by column and version; ``renamed`` collects the versions that occurred.
         """
         if self.snapshot is None or not (found := [made for made in self.snapshot.code if made in same]):
             return

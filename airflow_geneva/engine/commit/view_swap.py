@@ -65,10 +65,10 @@ def swap_rows(
 ) -> Swapped:
     """Remove rows and all placeholders from a view, renumber some, and add the rows of the staged files.
 
-    `mirror_swap` comes after it.
+    Call `mirror_swap` afterwards.
 
     Args:
-        opened: the newest version, if it was opened just now.
+        opened: the newest version, if it was just opened.
         snapshot: checks the new rows and returns the snapshot of the view after the swap; called only if needed.
 
     Raises:
@@ -112,7 +112,7 @@ def swap_rows(
                 raise
             saved = True
             continue
-        # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
+        # Two swaps conflict: a swap that began earlier was committed earlier or can no longer be committed.
         result = Swapped(int(swapped.version), dropped=frozenset(begun), snapshots=loose[-1] + 1)
         if swapped.version > dataset.version + 1:
             return result
@@ -142,7 +142,7 @@ def _swap_of_rows(
             updated_fragments=updated,
             new_fragments=[FragmentMetadata(id=0, files=[file], physical_rows=rows) for file, (_, rows) in described],
             fields_modified=[],
-            # Else Lance takes them for moved rows, says that indexes cover them, and searches do not find them.
+            # Otherwise Lance treats them as moved rows and as covered by indexes, and searches do not find them.
             fields_for_preserving_frag_bitmap=[n for name in dataset.schema.names for n in field_ids(dataset, name)],
             update_mode="rewrite_rows",
         ),
@@ -171,12 +171,12 @@ def _announce(location: TableLocation, key: str, snapshot: Snapshot | None, begu
 
 @dataclass(frozen=True)
 class Swapped:
-    """What a swap did.
+    """The result of a swap.
 
     Args:
-        version: written by this call or by an earlier try of the same plan; None: none was.
-        why: the reason if nothing was written although there was something to write.
-        view, newest: that version and the swap that it shows, if no other writer committed meanwhile.
+        version: the version that this call or an earlier attempt of the same plan wrote; None if there is none.
+        why: the reason if nothing was written although the plan has changes.
+        view, newest: that version and its newest swap, if no other writer committed meanwhile.
         dropped: the intents of earlier swaps, which are no longer needed.
         snapshots: the number of snapshots that are not packed; None: unknown.
     """
@@ -192,7 +192,7 @@ class Swapped:
 def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
     """Find the version whose swap completed a plan, among the newest thousand readable versions.
 
-    An older swap is not found: the job then reports its rows as left, and the next plan finds out that they are not.
+    An older swap is not found: the job then reports its rows as left, and the next plan corrects that.
     """
     newest = int(dataset.version)
     for commit in commits_newest_first(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
@@ -247,9 +247,9 @@ def _rows_to_remove(
 
 
 def _renumber_rows(dataset: lance.LanceDataset, renumbered: RenumberedRows, updated: list[Any]) -> list[Any]:
-    """Write the source row ids of rows that stay as a file of each of their fragments, in place of the earlier ids.
+    """Write new source row ids for unchanged rows, one file per fragment, which replaces the earlier ids.
 
-    The rows keep their place and their own row ids. Return the fragments to update, of which some may lose other rows.
+    The rows keep their place and their own row ids. Return the fragments to update; some of them may lose other rows.
     """
     from lance.fragment import DataFile
 
@@ -293,9 +293,9 @@ def _rows_by_fragment(
 
 
 def mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDataset:
-    """Copy the newest swap's transaction properties into the schema metadata, unless they are there already.
+    """Copy the newest swap's transaction properties to the schema metadata, unless it already has them.
 
-    Drop the intents of the swaps before it, and return the newest version of the view.
+    Drop the intents of earlier swaps, and return the newest version of the view.
     """
     both = partial(_mirror_swap, location, swapped), partial(drop_intents, location, swapped.dropped)
     found: lance.LanceDataset = location.checkpoints.side_by_side(*both)[0]

@@ -1,1 +1,1 @@
-"""Whether a table has rows that a reader has not seen."""
+"""Detect rows of a table that a reader has not read yet."""

@@ -13,7 +13,7 @@ class WaitCondition:
     """The condition; :class:`airflow_geneva.sensors.NewFragmentsSensor` describes the fields.
 
     Raises:
-        InvalidInput: a value is not valid; the table is not read for that.
+        InvalidInput: a value is not valid, as far as that is clear without reading the table.
     """
 
     table: str

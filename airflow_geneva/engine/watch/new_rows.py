@@ -1,4 +1,4 @@
-"""Count the rows of a table that are new to a view, a column or a reader; cheaper than a plan."""
+"""Count the rows of a table that are new for a view, a column or a reader; cheaper than a plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NewRows:
     Args:
         rows: physical offsets of new or changed rows, by fragment id; may include deleted rows.
         changed_rows, deleted_rows: 0 if the caller did not ask for them; None if unknown.
-        version: the version that the observer read; 0: none, None: the observer did not read one version.
+        version: the version that the observer last read; 0: none, None: it did not read a single version.
     """
 
     rows: Mapping[int, Ranges] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def new_rows_for_view(
     rows: dict[int, Ranges] = {}
     new = changed = 0
     for fragment in found.changed:
-        # Without rows that only run again because they failed.
+        # Exclude rows that only run again because they failed.
         news = fragment.rows - Ranges.union(rows for _, rows in fragment.tried)
         offsets, ids = fragment.look_up()
         came = Ranges.from_offsets(offsets[~before.mask(ids)]) & news
@@ -113,7 +113,7 @@ def _is_another_table(
 def new_rows_for_column(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> NewRows:  # fmt: skip
-    """Find the rows on whose current inputs the UDF has not run, those that a filter left out included."""
+    """Find the rows on whose current inputs the UDF has not run, including rows that a filter left out."""
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
         state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
@@ -131,14 +131,14 @@ def new_rows_for_column(
 def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> NewRows:
     """Find the rows that are new or changed since a version; without stable row ids, the rows of newer fragments.
 
-    Values that were written in place, into existing fragments, do not count, because they may be of any column. If the
-    version is newer than the table's, the table was dropped and created again.
+    Values that were written into existing fragments do not count, because they may belong to any column. If the version
+    is newer than the table's newest one, the table was dropped and created again.
     """
     if dataset.version == version:
         return NewRows(version=version)
     if dataset.version < version:
         return all_rows_as_new(dataset)
-    # If the version was cleaned up, rows still name the version that created them, but deleted rows are unknown.
+    # If the version was cleaned up, rows still record the version that created them, but deleted rows are unknown.
     then = open_version_or_none(dataset, version)
     before = {} if then is None else read_manifest(then, _NO_COLUMNS)
     now = read_manifest(dataset, _NO_COLUMNS)
@@ -187,7 +187,7 @@ class _EarlierRows:
             self.by_update.setdefault(int(version), []).append(Ranges.from_offsets(ids[updated == version]))
 
     def differs(self, fragment: int, ids: Offsets, updated: Offsets) -> Mask:
-        """Return which rows were updated since, or whose update a restore has undone; both move the rows."""
+        """Return a mask of the rows that were updated since, or whose update was restored; both move rows."""
         same = self.by_fragment.get(fragment, Ranges.empty()).mask(ids)
         for version in np.unique(updated):
             then = Ranges.union(self.by_update.get(int(version), ()))
@@ -210,7 +210,7 @@ def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
 
 
 def sample_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
-    """Return the ends of the unique names of some data files, and the highest fragment id."""
+    """Return suffixes of the unique names of some data files, and the highest fragment id."""
     with garbage_collector_off():
         fragments = dataset.get_fragments()
         chosen = fragments[:: -(-len(fragments) // _MOST_FILES) or 1]
@@ -239,7 +239,7 @@ def first_version(dataset: lance.LanceDataset, unseen: NewRows) -> int:
     found = int(dataset.version)
     for id, rows in unseen.rows.items():
         offsets, _, created, updated = _rows(dataset, id)
-        # For a column there is no version that was read; an updated row is due since its update.
+        # A column has no version that was read: an updated row is due since its update.
         came = updated if unseen.version is None else np.where(created < earliest, updated, created)
         found = min(found, int(came[rows.mask(offsets)].min()))
         if found <= earliest:

@@ -72,9 +72,9 @@ def _read_stamp(version: int, commit: str, files: Sequence[str] | None, highest:
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of checking a version of a table: whether something is new, and the event to send if that is enough.
+    """The result of checking a table version: whether it has new rows, and the event to send if they are enough.
 
-    `again` is when to check again even if the table does not change. `told` is for the log.
+    `again` is the time of the next check if the table does not change. `told` is the text for the log.
     """
 
     pending: bool
@@ -85,7 +85,7 @@ class Observation:
 
 
 def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions:
-    """Return the newest versions without opening the tables: where nothing is new, one listing for each of them."""
+    """Return the newest versions without opening the tables; an unchanged table costs one listing."""
     place = Storage(database.uri, with_short_timeouts(database.uri, database.options))
     names = [wanted.table] if wanted.view is None else [wanted.table, wanted.view]
     return NewestVersions(*place.side_by_side(*(partial(newest_stamp, place, name) for name in names)))
@@ -98,9 +98,9 @@ def observe(
     now: datetime,
     newest: NewestVersions | None = None,
 ) -> Observation:
-    """Find out what is new in a table, since the last seen version if `wanted.since` is None.
+    """Find the new rows of a table, since the last seen version if `wanted.since` is None.
 
-    Any exception may be raised; see :func:`is_permanent`.
+    It may raise any exception; see :func:`is_permanent`.
     """
     newest = newest or newest_versions(database, wanted)
     if newest.table is None:
@@ -113,7 +113,7 @@ def observe(
 
 @dataclass(frozen=True)
 class _Check:
-    """One check of a table's version for a condition, by an observer that has seen another version, or none."""
+    """One check of a table version against a condition, for an observer with a last seen version, or None."""
 
     database: Database
     location: TableLocation
@@ -227,7 +227,7 @@ def _in_words(found: NewRows) -> str:
 
 
 class TableWatcher:
-    """Checks a table again and again, and opens it only if it may have news; `settled` are the versions reported."""
+    """Checks a table repeatedly, and opens it only after a change; `settled` are the versions already reported."""
 
     def __init__(self, wanted: WaitCondition, settled: NewestVersions | None = None) -> None:
         self.wanted = wanted
@@ -237,7 +237,7 @@ class TableWatcher:
         self._event: dict[str, Any] | None = None
 
     def step(self, database: Database, now: datetime) -> Observation | None:
-        """Check the table if it may have something new; None if nothing changed. Raises as :func:`observe`."""
+        """Check the table if it may have new rows; None if nothing changed. Raises as :func:`observe` does."""
         with panics_as_errors(f"Table {self.wanted.table} in {database.uri}"):
             stamps = newest_versions(database, self.wanted)
             if stamps == self.settled or (stamps == self._waiting_at and not (self._again and self._again <= now)):
@@ -247,7 +247,7 @@ class TableWatcher:
         if found.seen is not None and (found.event or not found.pending):
             self.settled = NewestVersions(found.seen, stamps.view)
         if found.event is not None and found.event == self._event:
-            # The view changed, perhaps by the refresh that the event triggered, and still lacks the same rows.
+            # The view changed, perhaps by the refresh that the event triggered, but still lacks the same rows.
             return replace(found, event=None)
         self._event = found.event
         return found
@@ -260,7 +260,7 @@ class TableWatcher:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether waiting does not help: the request is not valid, or the store denies access (not: is unreachable)."""
+    """Whether retrying is useless: the request is not valid, or the store denies access (not: is unreachable)."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

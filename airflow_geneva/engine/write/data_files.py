@@ -1,6 +1,6 @@
-"""The data file of one fragment: a column's, from a stream of values or from checkpoints and old values; or a view's.
+"""Write the data file of one fragment, for a column or a view: from a stream, or from checkpoints and old values.
 
-Rows are read from several files, window by window, so that they fit.
+Rows are read from several files in windows, so that they fit into memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 WINDOW_ROWS = 65_536
-"""Most rows in a window, however narrow they are."""
+"""The maximum number of rows in a window."""
 
 _OFFSET_BYTES = 8.0
 _NONE = Ranges.empty()
 
 
 class ColumnFileWriter:
-    """Writes one column of a fragment to a data file: a value for each physical offset, NULL where there is none.
+    """Writes one column of a fragment to a data file: a value for each physical offset, or NULL.
 
     NULLs of some types take memory too, so they are written in batches of at most ``limit`` bytes.
     """
@@ -145,7 +145,7 @@ def assemble(
 
 
 def fit_rows(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
-    """Call `make` with fewer and fewer rows until it raises no `BatchTooLarge`; return its result and the number."""
+    """Call `make` with fewer rows until it raises no `BatchTooLarge`; return its result and the number of rows."""
     while True:
         try:
             return make(rows), rows
@@ -164,7 +164,7 @@ class FileWidths:
         self.files: list[RowsPerBudget | None] = [None] * count
 
     def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
-        """Return how many of the first rows, each of one of the `files`, fit; ``more`` has widths of others."""
+        """Return how many rows fit; `files` has the file of each row, ``more`` the widths of further files."""
         widest = max(
             (found.bytes_a_row for found in self.files if found), default=RowsPerBudget(self.limit).bytes_a_row
         )
@@ -184,7 +184,7 @@ class FileWidths:
 
 
 class CheckpointedRowsReader:
-    """Reads the pieces of one fragment in windows of physical offsets; `values` takes them out of staged rows."""
+    """Reads the pieces of one fragment in windows of physical offsets; `values` extracts values from staged rows."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class CheckpointedRowsReader:
         self._fitting = FileWidths(len(self._pieces), limit)
 
     def end_of_window(self, start: int, end: int, others: Ranges = _NONE, width: float = 0.0) -> int:
-        """Return the end of a window from ``start`` so that its rows fit, and ``others``, rows of this width."""
+        """Return the end of a window from ``start`` whose rows fit, together with ``others`` of the given width."""
         parts = [*self._parts(start, end), (len(self._pieces), others.within(start, end).offsets())]
         if not sum(len(part) for _, part in parts):
             return end
@@ -245,12 +245,12 @@ class CheckpointedRowsReader:
 
 
 def staged_file(dataset: lance.LanceDataset, name: str) -> LanceFile:
-    """Return a staged data file, whose reading raises `BrokenFile` if it is damaged or missing."""
+    """Return a staged data file; reading it raises `BrokenFile` if it is damaged or missing."""
     return LanceFile.of_table(dataset, name, lambda error: BrokenFile(name))
 
 
 class ViewFileWriter:
-    """Writes rows of a view's query to a data file; only `plain` blobs can be read back from it."""
+    """Writes rows of a view's query to a data file; only blobs that are written as `plain` bytes can be read back."""
 
     def __init__(self, view: lance.LanceDataset, explode: str | None = None, plain: bool = False) -> None:
         self.explode = explode
