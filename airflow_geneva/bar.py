@@ -78,7 +78,7 @@ def _in_notebook(meter: JobMeter) -> Iterator[None]:
             draw()
             pause = _EVERY
 
-    # What a thread displays belongs to this cell only in its context.
+    # A thread's output appears in this cell only if it runs in the cell's context.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(draw_on,), name="geneva-bar", daemon=True)
     thread.start()
     try:

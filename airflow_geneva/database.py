@@ -146,16 +146,16 @@ class Database(Summarized):
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
     def open_view(self, name: str, sources: Iterable[str | os.PathLike[str]] = ()) -> View:
-        """Open a materialized view, and say where its source may lie.
+        """Open a materialized view; its source may be in another database only if that database is named here.
 
-        A view's definition names its source, and all who may write the view may change it. So only a source in the
-        view's own database is opened, and others in the process that created the view, or if they are named here.
+        A view's definition names its source, and anyone with write access to the view can change the definition. So a
+        source in another database is opened only in the process that created the view, or if `sources` names it.
 
         Args:
-            sources: paths or URIs of other databases in which the source may lie.
+            sources: paths or URIs of other databases that may contain the source.
 
         Raises:
-            InvalidInput: there is no such table, or it is no view.
+            InvalidInput: the table does not exist, or is not a view.
         """
         found = self.open_table(name)
         if not isinstance(found, View):
@@ -292,7 +292,7 @@ def similar_folder(path: str) -> str | None:
     place, name = os.path.split(path)
     if os.path.isdir(path) or not (os.path.isdir(place) and os.access(place, os.R_OK)):
         return None
-    # A number tells apart what is named alike on purpose.
+    # A number distinguishes objects that share a name on purpose.
     plain = re.sub(r"\d", "", name)
     others = (found for found in os.listdir(place) if re.sub(r"\d", "", found) != plain)
     close = (Path(place, found) for found in difflib.get_close_matches(name, others))

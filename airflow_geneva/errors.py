@@ -1,4 +1,4 @@
-"""Errors that say what was asked, what was found, and what to do."""
+"""Errors whose messages name the request, the finding and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.result import BackfillResult
 
 
-# pylance's messages end with places in its own source, and begin with the names of its own errors.
+# pylance's messages begin with the names of its own errors, and end with positions in its own source.
 _RUST = re.compile(
     r",? ?(?:at )?/[^\s,:]{1,200}\.rs:\d+:\d+"
     r"|\b(?:LanceError\(\w+\)|Generic [\w/]+ error|External error|Invalid user input): "
@@ -133,7 +133,7 @@ class UdfCrashed(GenevaError, RuntimeError):
 
 
 class DeviceFailed(GenevaError, RuntimeError):
-    """A device failed, so that calls fail whatever their rows are.
+    """A device failed, so every call fails regardless of its rows.
 
     `kept` has the rows of the batch that have a value, and their values.
     """
@@ -154,7 +154,7 @@ class ExpectationFailed(GenevaError):
 
 
 class JobFailed(GenevaError):
-    """A job ended in FAILED; ``result`` says what it completed before."""
+    """A job ended as FAILED; ``result`` holds the counts of its completed work."""
 
     def __init__(self, message: str, result: BackfillResult | None = None) -> None:
         super().__init__(message)

@@ -102,7 +102,7 @@ class Table(Summarized, Readable):
         return Summary(f"{title}: {self.state(dataset)}", _HEADINGS, self._columns(dataset.schema), self.preview)
 
     def state(self, dataset: LanceDataset | None = None) -> str:
-        """Say in a few words what is in it."""
+        """Return a short summary of the contents."""
         dataset = dataset or self.lance
         return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}"
 
@@ -151,8 +151,8 @@ class Table(Summarized, Readable):
         """Define computed columns; their values are NULL until a backfill, no data is written.
 
         Args:
-            columns: by name, a UDF, or a UDF with the input columns for its parameters, in order. In place of a UDF its
-                import path will do. An input may be a column before it.
+            columns: by name, a UDF, or a UDF with the input columns for its parameters, in order. A UDF may be given by
+                its import path. An input may be an earlier column of this argument.
 
         Raises:
             InvalidInput: a column exists, an input is missing or has the wrong type, or the output cannot be stored.
@@ -326,18 +326,18 @@ class Table(Summarized, Readable):
         """Compute the missing values of a column, and commit them.
 
         Args:
-            column: the computed column; of several, one is computed after the other, and each has a result.
+            column: the computed column, or several, which are computed one after another with a result each.
             runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
-            max_failed: fail the job if more rows fail than so many, or, as a number with a decimal point, than this
-                part of the due rows; values that were computed are visible nevertheless. None: any may fail.
+            max_failed: fail the job if more than this number of rows fail, or, with a decimal point, more than this
+                fraction of the due rows; computed values are visible nevertheless. None: any number may fail.
             indexes: ``update`` brings the indexes over the column up to date after its values are visible.
 
         The other arguments are those of :meth:`plan_backfill`.
 
         Raises:
             InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
-            JobFailed: the job failed; ``.result`` says what it completed before.
+            JobFailed: the job failed; ``.result`` has the counts of its completed work.
         """
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.run.pipeline import run_new
@@ -533,14 +533,14 @@ class Table(Summarized, Readable):
     ) -> Promoting:
         """Give a column the name of a live one, in one version of the table; the live one keeps its values.
 
-        Values, index and function change together. Jobs that name `to` go on with the new function from their next
-        run; columns and views that are computed from `to` go on to read that name, and their rows are due. The same
-        call with the names the other way around is the way back. A call that was killed can be made again.
+        Values, index and function change together. Jobs that name `to` use the new function from their next run.
+        Columns and views that are computed from `to` keep reading that name, and their rows are due. The same call with
+        the names swapped reverts it. A killed call can be repeated.
 
         Args:
             column: the candidate, such as ``embedding_v2``.
             to: the name of the live column, such as ``embedding``.
-            keep_as: what the live column is called from then on, such as ``embedding_v1``.
+            keep_as: the live column's new name, such as ``embedding_v1``.
             require_complete: refuse it while rows of the candidate are due.
             require_index: refuse it unless the candidate's indexes cover as many rows as those of the live column.
 

@@ -60,7 +60,7 @@ class View(Table):
             storage_options: credentials of the source's database; by default the view's own.
 
         Raises:
-            InvalidInput: the source does not exist, or lies in another database, which is none of `sources`.
+            InvalidInput: the source does not exist, or is in another database that `sources` does not name.
         """
         return self._source(self.view_definition, storage_options)
 
@@ -84,7 +84,7 @@ class View(Table):
         return visible_columns(schema), IS_SET
 
     def state(self, dataset: LanceDataset | None = None) -> str:
-        """Say in a few words what is in it."""
+        """Return a short summary of the contents."""
         dataset = dataset or self.lance
         source = self.view_definition.source_table
         state = CommittedViewState(self.location, dataset)
@@ -140,7 +140,7 @@ class View(Table):
             src_version: the source version to refresh to, which may be an earlier one; by default the newest.
             max_rows_per_fragment: rows of each new fragment of the view.
             on_code_change: ``error``, ``recompute``, ``new_rows`` or ``old_code`` when the view holds another UDF
-                version's values; the last goes on with that version, as long as it is stored.
+                version's values; the last continues with that version, as long as it is stored.
             ignore_checkpoints: do not use what earlier jobs computed.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
@@ -177,8 +177,8 @@ class View(Table):
         Args:
             runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
-            max_failed: fail the job, and leave the view as it is, if more rows fail than so many, or, as a number with
-                a decimal point, than this part of the due rows. None: any may fail.
+            max_failed: fail the job, and leave the view unchanged, if more than this number of rows fail, or, with a
+                decimal point, more than this fraction of the due rows. None: any number may fail.
             indexes: ``update`` brings the indexes of the view up to date after the new rows are visible.
 
         The other arguments are those of :meth:`plan_refresh`.
@@ -241,9 +241,9 @@ class View(Table):
         return compare_view_column(self.location, definition, self._source(definition).location, column, given, rows)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
-        """Say what values of columns must be like to become visible, in place of what was said before.
+        """Set the conditions that values must meet to become visible, replacing earlier conditions of the view.
 
-        It is for columns of any kind, also of SQL; what a UDF expects of its values is checked beside it.
+        They apply to columns of any kind, also SQL expressions. The conditions of a UDF are checked as well.
 
         Raises:
             InvalidInput: there is no such column, or its values cannot be checked so.

@@ -1,4 +1,4 @@
-"""What the commands share: opening the database, reporting errors, and printing."""
+"""Shared by the commands: opening the database, reporting errors, and printing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `airflow-geneva doctor` checks on this machine."""
+"""The checks of `airflow-geneva doctor` on this machine."""
 
 from __future__ import annotations
 

@@ -76,15 +76,15 @@ def images(
 ) -> UDF:
     """Make a UDF that decodes images with Pillow, and brings them to one size. It needs `airflow-geneva[images]`.
 
-    What is no whole image fails the row with a `ValueError`, and so does one of more pixels than Pillow decodes. Photos
-    are turned upright, of an animation the first picture counts, and what is transparent keeps its color in `"RGB"`.
+    A damaged image, or one with more pixels than Pillow decodes, fails the row with a `ValueError`. Photos are turned
+    upright. The first frame of an animation is used. Transparent pixels keep their color in `"RGB"`.
 
     Args:
         size: width and height.
         output: `"tensor"`: a fixed-size list of uint8, row by row from the top, all channels of a pixel together; or
             encoded bytes: `"png"`, `"jpeg"` or `"webp"`.
         mode: `"RGB"`, `"RGBA"`, or `"L"` for gray.
-        fit: `"pad"` keeps all of the image, and fills up with black; `"fit"` fills the size, and cuts what is over;
+        fit: `"pad"` keeps the whole image and pads with black; `"fit"` fills the size and crops the rest;
             `"stretch"` changes its shape.
         settings: for the decorator `udf`, such as `on_error`.
     """

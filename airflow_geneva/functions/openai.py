@@ -29,7 +29,7 @@ _BYTES_PER_TOKEN = 3.0
 
 
 class _Embeddings(Service):
-    """Embed texts, many in a request. What an answer holds is kept, and the rest is asked again."""
+    """Embed texts, many per request. Vectors of a partial answer are kept; only missing ones are requested again."""
 
     name = "embeddings"
     revision = 1
@@ -41,7 +41,7 @@ class _Embeddings(Service):
 
     @classmethod
     def rows_of_requests(cls, text: pa.Array) -> Iterator[tuple[int, int]]:
-        """Yield the rows of each request on a batch: as many texts as a request may have, by number and by tokens."""
+        """Yield the rows of each request for a batch, within the limits on texts and tokens of a request."""
         start, inputs, tokens = 0, 0, 0.0
         for row, one in enumerate(text.to_pylist()):
             more = len((one or "").encode()) / _BYTES_PER_TOKEN
@@ -147,7 +147,7 @@ def read_vectors(body: bytearray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def tokens_used(body: bytearray) -> float:
-    """Return the tokens that a whole answer says; `AttributeError` if it is none of OpenAI's API."""
+    """Return the token usage of a complete answer; `AttributeError` if the answer does not follow OpenAI's API."""
     try:
         answer = json.loads(body)
     except ValueError as error:
@@ -195,7 +195,7 @@ class _Chat(Service):
 
 
 class _Extraction(_Chat):
-    """Ask a model for a struct of what a text says."""
+    """Ask a model to extract a struct from a text."""
 
     name = "extraction"
     revision = 1
@@ -398,23 +398,23 @@ def embeddings(
     """Make a UDF that embeds texts over OpenAI's API. It needs `airflow-geneva[openai]` where it runs.
 
     The key and the URL are `OPENAI_API_KEY` and `OPENAI_BASE_URL` where it runs, in Airflow those of the connection
-    `openai_conn_id`. NULL and empty texts have no embedding. Equal texts are paid once, also those of earlier jobs,
-    unless you give `dedup=False`.
+    `openai_conn_id`. NULL and empty texts have no embedding. Equal texts are paid once, also across jobs, unless
+    you give `dedup=False`.
 
     Args:
         model: the model's name.
         dimensions: length of its vectors.
-        shorten: ask for vectors of that length, of a model that can give shorter ones.
-        input_type: what the texts are, for a model that tells documents from queries: of most services `"document"` or
-            `"query"`. Make a function of each.
-        extra_body: more of the request, for what a service has beside OpenAI's API.
-        connection: where key and URL are in place of `OPENAI_API_KEY` and `OPENAI_BASE_URL`, for several services in
-            one job: in Airflow the connection of this name, elsewhere the variables with the name at their ends, such
-            as `OPENAI_API_KEY_VOYAGE`. It is no part of the version.
+        shorten: request vectors of that length from a model that can shorten them.
+        input_type: kind of the texts, for a model that distinguishes documents from queries: for most services
+            `"document"` or `"query"`. Make one function for each.
+        extra_body: more fields of the request, for parameters that OpenAI's API does not have.
+        connection: name of the key and URL to use instead of `OPENAI_API_KEY` and `OPENAI_BASE_URL`, for several
+            services in one job: in Airflow the connection of this name, elsewhere the variables that end with the name,
+            such as `OPENAI_API_KEY_VOYAGE`. It is not part of the version.
         price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
-        max_inputs, max_tokens: most texts, and most tokens of all of them, in a request. The defaults are OpenAI's own.
-            A token counts as three bytes. A `limit` of fewer tokens a minute counts, too.
-        batch_size: rows that are read for a request; if they are more than a request may have, it is several.
+        max_inputs, max_tokens: maximum number of texts, and of their tokens, per request. The defaults are OpenAI's.
+            Three bytes count as one token. A `limit` of fewer tokens per minute applies too.
+        batch_size: rows that are read for a request; rows beyond the limits of a request go into further requests.
         settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`. By default `timeout` is 60
             seconds, and `on_error` tries again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
     """
@@ -479,10 +479,10 @@ def extraction(
     prices_per_million_tokens: tuple[float, float] = (0.0, 0.0),
     **settings: Any,
 ) -> UDF:
-    """Make a UDF that asks a chat model for a struct: what a text says, as typed fields.
+    """Make a UDF that asks a chat model to extract typed fields from a text, as a struct.
 
-    The request carries the schema as a JSON schema, and the answer is checked against it: another one fails the row
-    with a `ValueError` that says what was found. Key, URL and the rest are as of :func:`chat`.
+    The request contains the schema as a JSON schema. An answer that does not match it fails the row with a `ValueError`
+    that names the mismatch. Key, URL and other settings are those of :func:`chat`.
 
     Args:
         model: the model's name; it must know `response_format`.
@@ -561,7 +561,7 @@ def batch_chat(
 
 
 def _extra(extra_body: object, input_type: str | None = None) -> dict[str, Any]:
-    """Return what a request has beside OpenAI's API, as a parameter; nothing, so that it leaves the version alone."""
+    """Return the request's fields beyond OpenAI's API as a parameter; none if empty, to leave the version unchanged."""
     if extra_body is not None and not isinstance(extra_body, Mapping):
         raise InvalidInput(f'extra_body={extra_body!r:.200}: give a dict, such as {{"truncate": "END"}}.')
     body = {**(extra_body or {}), **({} if input_type is None else {"input_type": input_type})}

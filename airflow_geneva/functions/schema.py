@@ -53,7 +53,7 @@ def _of_field(field: pa.Field) -> dict[str, Any]:
 
 
 def check_answer(found: Any, schema: Mapping[str, Any], answer: str, place: str = "the answer") -> Any:
-    """Return what a model answered if it fits a schema; else `ValueError` says where it does not, and what it was."""
+    """Return a model's answer if it matches a schema; otherwise raise a `ValueError` with position and value."""
     allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     types = tuple(kind for name in allowed for kind in _PYTHON[name])
     if not isinstance(found, types) or (isinstance(found, bool) and "boolean" not in allowed):

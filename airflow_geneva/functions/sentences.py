@@ -38,7 +38,7 @@ class _SentenceEmbeddings:
         if self.model == WORDLLAMA:
             wordllama = library("wordllama", "airflow-geneva[embeddings]")
             folder = Path(wordllama.__file__).parent
-            # Before 0.4, which needs numpy 2, it looks for the tokenizer in the user's cache only.
+            # Before 0.4, which needs numpy 2, it searches for the tokenizer in the user's cache only.
             where = staticmethod(
                 lambda is_tokenizer_config=False: folder / "tokenizers" if is_tokenizer_config else folder
             )

@@ -57,7 +57,7 @@ def settings_now(connection: str | None = None) -> tuple[str, str]:
 
 
 def _refusal(kind: type[Exception], message: str, status: int) -> Exception:
-    """Return an error with the status that tells policies and advice what it is about; its message says the rest."""
+    """Return an error with the status by which error policies and advice classify it."""
     error: Any = kind(message)
     error.status_code = status
     return error  # type: ignore[no-any-return]
@@ -116,9 +116,9 @@ class Service:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[Any]:
-        """Yield the client, and raise errors that policies can name, and that say what was asked of which service.
+        """Yield the client, and raise errors that policies can match; each names the service and the request.
 
-        `ConnectionError` may pass, `RateLimited` is a 429, `ValueError` is about the input, others about the settings.
+        `ConnectionError` is transient, `RateLimited` is a 429, `ValueError` concerns the input, others the settings.
         """
         async with self.client() as client:
             with self.explained(client):

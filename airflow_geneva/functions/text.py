@@ -23,7 +23,7 @@ _QUOTES = 4
 
 
 class _Borders:
-    """Places at which a text may be cut: a piece ends at one position, and the next begins at another."""
+    """Positions at which a text may be cut: one piece ends at one position, and the next begins at another."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
@@ -74,7 +74,7 @@ class _TextChunks:
                 end = following = stop
             elif cut := next((cut for kind in borders if (cut := kind.last(max(start, done), end))), None):
                 end, following = cut
-            elif text[done:end].isspace():  # what is repeated leaves no room for the next word
+            elif text[done:end].isspace():  # the overlap leaves no room for the next word
                 start = end
                 while text[start].isspace():
                     start += 1

@@ -1,4 +1,4 @@
-"""What `airflow-geneva doctor` checks of Airflow: the two connections, and the port of its API server."""
+"""The Airflow checks of `airflow-geneva doctor`: the two connections, and the port of the API server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_lance_connection(conn_id: str = "lance_default") -> Finding:
 
 
 def check_spark_connection(conn_id: str = "spark_default") -> Finding:
-    """Look at the master of a Spark connection, or reach the server of a Spark Connect connection."""
+    """Check the master of a Spark connection, or connect to the server of a Spark Connect connection."""
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:

@@ -1,7 +1,7 @@
 """Everything of Airflow and its Spark provider that is private, or that not all supported versions have.
 
-Names are imported when they are used, so one that is gone stops only what needs it. What each must still be able to do
-is tested in `tests/airflow/test_airflow_internals.py`.
+Names are imported when they are used, so a removed name breaks only the feature that needs it.
+`tests/airflow/test_airflow_internals.py` tests the required behavior of each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _needed() -> Iterator[None]:
 def as_command() -> Iterator[None]:
     """Look connections up as `airflow connections get` does: in Airflow's database, too.
 
-    A process that is neither a task nor one of Airflow's own looks only in the environment and the secrets backend.
+    A process that is neither a task nor one of Airflow's own searches only the environment and the secrets backend.
     """
     before = os.environ.get(_PROCESS)
     os.environ[_PROCESS] = "server"
@@ -107,9 +107,9 @@ def state_store(trigger: Any) -> Any:
 
 
 def rendered_in_task(value: Any, compute: Callable[[Any, Any], Any], description: str) -> Any:
-    """Return what a task computes of a value and its context when it renders its fields; the value may be an output.
+    """Return a value that a task computes from another value and its context when it renders its fields.
 
-    The description stands for it in the DAG that Airflow stores.
+    The other value may be a task's output. In the serialized DAG the description represents the result.
     """
     with _needed():
         from airflow.sdk.definitions._internal.mixins import ResolveMixin
@@ -154,7 +154,7 @@ def adopt_application(hook: SparkSubmitHook | None, external_id: Any) -> None:
 
 
 def has_driver(hook: SparkSubmitHook | None) -> bool:
-    """Whether a driver is running that a kill must end; after a reconnect there is none in this process."""
+    """Whether this process has a running driver that a kill must end; after a reconnect it has none."""
     return any(getattr(hook, name, None) for name in _DRIVER_STARTED)
 
 
@@ -270,9 +270,9 @@ def dags_of_assets(scheme: str) -> Iterator[tuple[str, str]]:
 
 
 def dags_that_write(beginning: str) -> Sequence[tuple[str, str, bool]]:
-    """Return the assets whose URIs begin so, with the DAGs that sent an event of it or have it as an outlet.
+    """Return the assets whose URIs begin with `beginning`, with the DAGs that write them and whether each is paused.
 
-    Each with whether the DAG is paused.
+    A DAG writes an asset if it sent an event for it or has it as an outlet.
     """
     with _needed():
         from airflow.models.asset import AssetEvent, AssetModel, TaskOutletAssetReference

@@ -1,4 +1,4 @@
-"""What the operators share: templated fields, the configuration, the database, a stored plan, and stopping a task."""
+"""Shared by the operators: templated fields, the configuration, the database, a stored plan, and stopping a task."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def failing_at_once(*kinds: type[GenevaError]) -> Iterator[None]:
 
 
 def answered_by(answer: Mapping[str, Any]) -> str:
-    """Return who answered a required action, by the event of Airflow's human-in-the-loop operator."""
+    """Return the user who answered a required action, from the event of Airflow's human-in-the-loop operator."""
     user = answer.get("responded_by_user") or {}
     return str(user.get("name") or user.get("id") or "the default answer")
 
@@ -288,8 +288,8 @@ def stop_task() -> None:
 def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     """Read the plan that an XCom names, without its fragments, and check its fingerprint.
 
-    Who may edit XComs may not choose a plan, whose code would run: it lies beside a table of the task's own database,
-    and the job's record, which the plan task wrote, names its fingerprint too.
+    A user who can edit XComs must not be able to choose a plan, because its code would run. So the plan must be beside
+    a table of the task's own database, and the job's record, which the plan task wrote, must name its fingerprint too.
 
     Raises:
         InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
@@ -323,7 +323,7 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:
-    """Refuse what is not the plan task's output for one shard, for example because the plan task was cleared."""
+    """Refuse a value that is not the plan task's output for one shard, for example after a clear of the plan task."""
     if not isinstance(shard, Mapping) or not {"plan_uri", "fingerprint", "shard"} <= shard.keys():
         raise AirflowFailException(
             f"shard is {shard!r:.200}, which no plan task returned. Give one entry of the plan's output: "

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class SparkApplication:
     """The Spark application that computes a shard. Each part is for a templated field of an operator.
 
-    A part is known when the task renders its fields. It may be an item of a list or a dict, but not a part of a text.
+    A part is resolved when the task renders its fields. It may be an item of a list or a dict, but not part of a text.
 
     Args:
         application: URI of the Python program.
-        arguments: what the program is called with, a list.
+        arguments: the program's arguments, a list.
         archives: URIs of zips with this package and the code of the UDFs, a list; the driver and the workers need them.
         py_files: the archives as one text, with commas.
         conf: Spark settings, a dict.
-        submit_parameters: archives and settings as one text, as they stand on the command line of spark-submit.
+        submit_parameters: archives and settings as one text, as on the command line of spark-submit.
         arguments_with_archives: arguments that make the program add the archives itself, where an operator has no field
             for them.
     """
@@ -62,24 +62,24 @@ def spark_application(
     """Return the Spark application that computes a shard, for the operator that `apply` of a task group returns.
 
     Its program and archives are stored beside the plan, by the task that uses them. The application reaches the table
-    with an identity of its own: a Lance connection that holds credentials is refused. The operator has to wait for the
-    end of the application, which writes the result that `commit` looks for.
+    with an identity of its own: a Lance connection that holds credentials is refused. The operator must wait for the
+    end of the application, which writes the result that `commit` reads.
 
     Args:
         shard: the argument of the function that is given as `apply`.
         master: the Spark master as in a Spark connection, `local[2]`, `spark://host:7077`, `yarn` or
-            `k8s://https://host`; it says which settings the resources of the UDFs come to. For a service that starts
-            containers itself, use `yarn`.
+            `k8s://https://host`; it determines the Spark settings for the resources of the UDFs. For a service that
+            starts containers itself, use `yarn`.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
-        spark_uri: the URI of the database for Spark's own file systems, if it is another one, such as `s3a://lake/db`.
-        conf: more Spark settings, which go first.
+        spark_uri: the URI of the database for Spark's own file systems, if it differs, such as `s3a://lake/db`.
+        conf: more Spark settings, which take precedence.
 
     Returns:
         SparkApplication: its parts.
 
     Raises:
-        InvalidInput: Spark does not know the master.
+        InvalidInput: Spark does not recognize the master URL.
     """
     parts = _Parts(
         SparkMaster.parse(master, "spark_application"), lance_conn_id, database, spark_uri, conf or {}
@@ -182,7 +182,7 @@ def application_name(dag_id: str, job: PlannedJob, index: int) -> str:
 
 
 def shard_arguments(job: PlannedJob, index: int, more: list[str]) -> list[str]:
-    """Return what the application is called with."""
+    """Return the application's arguments."""
     place = ["--job", job.folder.storage.root, "--fingerprint", job.saved.fingerprint, "--shard", str(index)]
     return [*place, *more]
 

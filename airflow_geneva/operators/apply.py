@@ -156,7 +156,7 @@ class ApplyOperator(SparkSubmitOperator):
             if how is None:
                 how = self._compute_on_spark(job, shard, context, again)
         if waiting.batches:
-            # A triggerer has neither the code nor its credentials, so the task that it wakes asks the service.
+            # A triggerer has neither the code nor its credentials, so the resumed task polls the service.
             waiting.count_wake()
             moment = TimeDeltaTrigger(timedelta(seconds=poll_interval(job.work)))
             self.defer(trigger=moment, method_name="execute_again")
@@ -318,7 +318,7 @@ class ApplyOperator(SparkSubmitOperator):
 
     def on_kill(self) -> None:
         if self._session is not None:
-            with suppress(Exception):  # the next try ends what goes on
+            with suppress(Exception):  # the next try ends the work that continues on the server
                 self._session.interruptAll()
         if has_driver(self._hook):
             super().on_kill()

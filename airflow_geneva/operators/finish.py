@@ -171,7 +171,7 @@ class FinishOperator(LanceOperator):
         return summary, state == "failed"
 
     def _rejected(self, context: Context) -> str | None:
-        """Return who rejected the plan, or None."""
+        """Return the user who rejected the plan, or None."""
         if self.approve_task_id is None or _state_of(self.approve_task_id, context) in ("failed", "upstream_failed"):
             return None
         found = context["ti"].xcom_pull(task_ids=self.approve_task_id, key=REJECTED)

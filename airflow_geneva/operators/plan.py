@@ -64,14 +64,14 @@ SUMMARY = "summary"
 
 
 class PlanOperator(LanceOperator, SkipMixin):
-    """What the two plan operators share: the sizes, and what happens to a plan.
+    """Base of the two plan operators: the sizes, and the handling of a plan.
 
     Args:
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value; of a view also
             `old_code`, which goes on with the code that the view was computed with.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
-        max_failed: fail the run if more rows fail than so many, or, as a number with a decimal point, than this part of
-            the due rows; by default any may fail.
+        max_failed: fail the run if more than this number of rows fail, or, with a decimal point, more than this
+            fraction of the due rows; by default any number may fail.
         indexes: `update` lets `finish` bring the indexes over what changed up to date.
         approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; with an estimate above one of them, or an
             unknown one, the task computes nothing, and the summary says what an `ApproveOperator` asks.
@@ -379,14 +379,14 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
 
 
 def check_limits(given: Any) -> dict[str, Any]:
-    """Refuse a threshold that is none; its numbers may be templates."""
+    """Refuse an invalid threshold; its numbers may be templates."""
     if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(LIMITS)):
         raise InvalidInput(f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(LIMITS)}.")
     return dict(given or {})
 
 
 def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
-    """Return what a person is shown before the plan is computed."""
+    """Return the text that a person reviews before the plan is computed."""
     # Airflow shows Markdown, and puts the lines of a block of code together.
     text = f"{plan}\n  Estimate: {expected.summary()}".replace("`", "'")
     lines = [f"- `{line.strip()}`" for line in text.splitlines()]

@@ -40,7 +40,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         table: the table's name.
         column: the candidate, such as `embedding_v2`.
         to: the name of the live column, such as `embedding`.
-        keep_as: what the live column is called from then on, such as `embedding_v1`.
+        keep_as: the live column's new name, such as `embedding_v1`.
         require_complete: refuse it while rows of the candidate are due.
         require_index: refuse it unless the candidate's indexes cover as many rows as those of the live column.
         approve: whether a person decides.
@@ -103,7 +103,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         plan.check()
         sample = optional_int("sample", self.sample) or 1_000
         found = table.compare(asked.to, asked.column, sample, self.neighbors, parse_json("queries", self.queries))
-        # Who may answer need not see what rows hold.
+        # A user who may answer may lack the right to see values of rows.
         about = f"{found.without_values()}\n{plan.without_values()}"
         self.log.info("Asking for an approval.\n%s", about)
         self.subject = f"Promote {asked.column} to {asked.to} in table {table.name}?"

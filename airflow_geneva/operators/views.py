@@ -49,8 +49,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         recreate: drop a view with another definition.
         max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
         source_database: URI of the source's database, opened with the same connection; None: the view's database.
-        expect: what values of columns must be like to become visible, by column, from `airflow_geneva.expect`; a change
-            of it changes the view that is there. None: what the view expects already.
+        expect: conditions on values, by column, from `airflow_geneva.expect`; values that fail them do not become
+            visible. A change of it changes an existing view. None keeps the view's conditions.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""What the user of a request may see, and the databases that Airflow knows.
+"""The objects that the user of a request may see, and the databases that Airflow knows.
 
 A user who may read a DAG's task instances may see the jobs of that DAG. A user may see a table, and its jobs that no
 DAG started, if the user may read the Airflow connection of its database, or the task instances of a DAG that names the
@@ -45,7 +45,7 @@ class CurrentUser:
     def __init__(self, user: Any) -> None:
         self.may_read_dag = cache(partial(may_read_dag, user))
         self.may_trigger_dag = cache(partial(may_trigger_dag, user))
-        # Who may read a connection may see everything in its database.
+        # A user who may read a connection may see everything in its database.
         self.may_read_connection = cache(partial(may_read_connection, user))
 
     def may_see_table(self, conn_id: str, table: str) -> bool:
@@ -126,7 +126,7 @@ def _find_databases(moment: int) -> Mapping[str, set[str]]:
 
 @dataclass(frozen=True)
 class KnownDatabase:
-    """A database as the overview lists it; its place is shown only to who may read the connection."""
+    """A database as listed in the overview; its URI is shown only to users who may read the connection."""
 
     conn_id: str
     place: str | None = None

@@ -216,7 +216,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: Fi
 @app.get("/databases/{conn_id}/graph/live")
 @in_own_threads
 def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
-    """Show what is computed from what in a database, drawn with the freshness of each column and view."""
+    """Show the dependency graph of a database, with the freshness of each column and view."""
     _, shown = _read_database(request, viewer, conn_id, Filters())
     wait = 1.0 if shown.counting else _IDLE_SECONDS
     return _live_page(request, "graph.html", conn_id=conn_id, shown=shown, graph=draw_graph(shown.cards), wait=wait)
@@ -309,7 +309,7 @@ def _dags_of(viewer: ViewerDep, conn_id: str, job: Job) -> list[Maintainer]:
 
 
 def _is_live(request: Request) -> bool:
-    """Whether a page asks for the part of it that it updates while a user looks at it."""
+    """Whether the request is for the live part of an open page."""
     return str(request.scope["route"].path).endswith("/live")
 
 

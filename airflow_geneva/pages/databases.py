@@ -1,4 +1,4 @@
-"""Read a database as a whole for the pages: the state of its tables and views, and what is computed from what."""
+"""Read a database as a whole for the pages: the state of its tables and views, and its dependency graph."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def read_cards(
         try:
             found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name, own), until)
             if found is not None and (sources := opened.sources_of(found.elsewhere)):
-                # Only for those who may see the source: others share the count that was refused.
+                # Only for users who may see the source: all others share the refused count.
                 count = partial(_read, opened.database, name, own, sources)
                 found = _CARDS.get(opened.database.uri, (*key, sources), count, until)
         except BaseException as error:
@@ -129,7 +129,7 @@ def _read(database: Database, name: str, jobs: Mapping[str, Job], sources: tuple
 
 @dataclass(frozen=True)
 class Filters:
-    """What a user asked to see of a database: parts of names, one state of tables, one of jobs, and jobs before one."""
+    """A user's filters on a database: parts of names, a state of tables, a state of jobs, and jobs before one."""
 
     table: str = ""
     fresh: str = ""
@@ -171,7 +171,7 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
 
 
 def draw_graph(cards: Sequence[TableCard]) -> Graph:
-    """Lay out what is computed from what: tables, then columns, then views; below them what stands alone."""
+    """Lay out the dependency graph: tables, then columns, then views; below them tables without dependents."""
     edges = sorted(set(_edges({card.name: card for card in cards})))
     return lay_out([node for card in cards for node in _nodes(card)], edges)
 

@@ -1,1 +1,1 @@
-"""What calls of model services need: limits on them, and what they used."""
+"""Calls of model services: their limits and their usage."""

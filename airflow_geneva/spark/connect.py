@@ -1,4 +1,4 @@
-"""A session on a Spark Connect server for one try of a task; the server goes on when its client dies."""
+"""A session on a Spark Connect server for one try of a task; the server continues when its client dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_connect(session: SparkSession) -> bool:
 
 
 def check_demands(work: JobSpec) -> None:
-    """Refuse UDFs that ask for what a running server cannot be asked for."""
+    """Refuse UDFs that request resources which a running server cannot provide."""
     for udf in work.udfs.values():
         for name, value in (("num_gpus", udf.num_gpus), ("memory", udf.memory)):
             if value:
@@ -49,7 +49,7 @@ def check_reachable(url: str, seconds: float = 10.0) -> None:
 
 @contextmanager
 def open_try(url: str, task: str, try_number: int) -> Iterator[SparkSession]:
-    """Open the session of one try of a task, and first end what the tries before it may have left running.
+    """Open the session of one try of a task, after ending the work that earlier tries may have left running.
 
     Args:
         url: the server's, ``sc://...``; may hold a token, so it is never logged.

@@ -1,4 +1,4 @@
-"""What Spark needs on this machine: its own files, which are read without importing them, and a Java.
+"""Spark's requirements on this machine: its own files, which are read without importing them, and Java.
 
 `pyspark` contains Spark's jars and its Python files, `pyspark-client` most of the same Python files and no jars. The
 one installed last overwrites the shared files, and uninstalling one removes the shared files of the other.

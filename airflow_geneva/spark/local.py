@@ -62,7 +62,7 @@ def _start_session(concurrency: int) -> SparkSession:
 
 
 def _start_jvm(settings: dict[str, str]) -> None:
-    """Start Spark's JVM, unless one runs, and log what it says meanwhile; what it says later goes to standard error."""
+    """Start Spark's JVM, unless one runs, and log its output until it is up; later output goes to standard error."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -118,6 +118,6 @@ class _Lines:
 def _without_warnings() -> Iterator[None]:
     """Hide what Python's side of Spark warns of, and the user can do nothing about."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "lance is not fork-safe")  # what is forked becomes Java
+        warnings.filterwarnings("ignore", "lance is not fork-safe")  # the forked process becomes Java
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         yield

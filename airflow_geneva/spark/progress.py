@@ -1,4 +1,4 @@
-"""What the Spark tasks of a shard report to its driver, and what it allows them: they speak through files only."""
+"""Reports of a shard's Spark tasks to the driver, and its allowances for them, exchanged through files only."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def report_seconds(work: JobSpec) -> float:
 
 @dataclass
 class Allowances:
-    """What each task of a shard may spend in all, so that all together spend what is left of a cap.
+    """The spending allowance of each task of a shard; all allowances together stay within the rest of a cap.
 
-    An allowance never falls, and allowances that are not spent are never more than what is left. So the cap is exceeded
-    by what calls cost that were in flight when a task had spent its own.
+    An allowance never decreases, and unspent allowances never exceed the rest of the cap. So the cap is exceeded at
+    most by the cost of the calls that were in flight when a task had spent its allowance.
     """
 
     given: dict[int, float] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class Allowances:
 
 @dataclass
 class Allowance:
-    """What one task may spend, as its driver allows it; in the task.
+    """The allowance of one task, as set by its driver; used in the task.
 
     Args:
         capped: whether the job has a cap on its cost.
-        spent: what its calls reported that they cost.
-        report: tells the driver what the task has done.
+        spent: the cost that its calls reported.
+        report: reports the task's progress to the driver.
     """
 
     task: int
@@ -85,7 +85,7 @@ class Allowance:
 
     @property
     def most_cost(self) -> float:
-        """What calls may cost in all, as far as the driver has said."""
+        """The total cost that the driver has allowed so far."""
         return float(self.signs.allowed.get(str(self.task), inf))
 
     def wait(self) -> None:
@@ -98,7 +98,7 @@ class Allowance:
             self.signs.read()
 
     def _is_used_up(self) -> bool:
-        # The earliest end that was read counts: a sign says what is left when it is written, not when it is read.
+        # The earliest end that was read counts: a heartbeat holds the time left at its writing, not at its reading.
         if self.signs.seconds_left is not None:
             self._until = min(self._until, self.signs.read_at + self.signs.seconds_left)
         if time.monotonic() >= self._until:
@@ -201,7 +201,7 @@ class ProgressCollector:
             )
 
     def _allow(self, spent: Mapping[int, float], running: Collection[int], tasks: int, reported: float) -> None:
-        """Tell the tasks how long they may go on, and what they may spend, once calls report what they cost."""
+        """Send the tasks the seconds left and, once calls report their cost, their allowances."""
         if reported and (left := self.caps.cost_left) is not None:
             self.allowances.share(left, spent, running, tasks)
         self.signs.write(allowed=self.allowances.given, seconds_left=self.caps.seconds_left)

@@ -35,13 +35,13 @@ def run_server(
     """Start a server for this machine only, wait until it answers, and stop it at the end.
 
     Args:
-        folder: an existing folder for what Spark writes while it runs.
+        folder: an existing folder for the files that Spark writes while it runs.
         environment: by default that of this process.
-        log: where the server's log goes; by default the standard error of this process.
+        log: destination of the server's log; by default the standard error of this process.
 
     Raises:
-        InvalidInput: the port is taken, or the master is none that Spark knows.
-        JavaNotFound: there is no Java that Spark runs on.
+        InvalidInput: the port is taken, or Spark does not recognize the master URL.
+        JavaNotFound: no Java that Spark supports was found.
         GenevaError: the server ended, or did not answer in time.
     """
     parsed = SparkMaster.parse(master, "--master")

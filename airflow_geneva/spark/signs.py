@@ -21,9 +21,9 @@ class DriverLost(StopComputing):
 
 @dataclass
 class DriverSigns:
-    """The driver's signs of life, which it writes for its tasks: a Spark Connect server goes on when its client dies.
+    """The driver's heartbeats for its tasks: a Spark Connect server continues when its client dies.
 
-    A task compares what it reads with what it read before, because clocks differ between machines.
+    A task compares each heartbeat with the previous one, not with its clock, because clocks differ between machines.
     """
 
     progress: Storage
@@ -35,11 +35,11 @@ class DriverSigns:
     def write(
         self, stop: bool = False, allowed: Mapping[int, float] | None = None, seconds_left: float | None = None
     ) -> None:
-        """Write a sign if it is time, or if it says more; with `stop`, make all tasks checkpoint their rows and end.
+        """Write a heartbeat if it is due or has new content; with `stop`, make all tasks checkpoint their rows and end.
 
         Args:
-            allowed: what the calls of each task may cost in all, once they report what they cost.
-            seconds_left: for how long tasks may go on.
+            allowed: the total cost allowed to each task, once calls report their cost.
+            seconds_left: seconds for which tasks may continue.
         """
         more = allowed or seconds_left is not None
         if stop or more or time.monotonic() - self._written >= _SIGN_SECONDS:
@@ -49,7 +49,7 @@ class DriverSigns:
 
     @property
     def allowed(self) -> Mapping[str, float]:
-        """By task, what its calls may cost in all; empty while no call has reported a cost."""
+        """The total cost allowed, by task; empty while no call has reported a cost."""
         return (self._read or {}).get("allowed") or {}
 
     @property

@@ -1,4 +1,4 @@
-"""What Spark is started with: master, resources, settings, environment, scratch folder, and a zip of this package."""
+"""Inputs for starting Spark: master, resources, settings, environment, scratch folder, and a zip of this package."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?"
 _CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|local-cluster\[.+\]")
 _TASK_FAILURES = 4
 
-# What the driver needs from the worker's environment. No variable of Airflow's: its metadata database, its signing key
-# and all of its connections are in the same environment.
+# Variables of the worker's environment that the driver needs. Airflow's variables are excluded: they include its
+# metadata database, its signing key and all of its connections.
 _KEPT_NAMES = """
 PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH DYLD_LIBRARY_PATH
 JAVA_HOME SPARK_HOME SPARK_CONF_DIR SPARK_LOCAL_IP SPARK_LOCAL_HOSTNAME SPARK_PUBLIC_DNS SPARK_SUBMIT_OPTS
@@ -116,7 +116,7 @@ class Resources:
 
     @staticmethod
     def of(work: JobSpec, executor_cores: int | None = None) -> Resources:
-        """Return what a job needs. The UDFs of a view share a process, which keeps what each of them has loaded."""
+        """Return the resources of a job. The UDFs of a view share a process, which keeps all that they load."""
         udfs = work.udfs.values()
         return Resources(
             work.sizing.concurrency,

@@ -119,13 +119,13 @@ def apply_on_spark(
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
     earlier = list[UnitReport]()
     while True:
-        # Each round has a folder of its own: what its tasks used adds up with what was used before.
+        # Each round has a folder of its own, so its tasks' usage is added to the usage of earlier rounds.
         attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
         task_spec = replace(task_spec, attempt=attempt, used=reporter.usage())
         reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, len(groups))
         if not (waiting := sum(reports, UnitReport(True)).waiting):
             break
-        # The tasks look at all units again, and find what is staged.
+        # The tasks check all units again, and skip staged ones.
         earlier += [UnitReport(True, speed=report.speed) for report in reports]
         reporter.keep()
         wait(waiting)
@@ -292,7 +292,7 @@ class _GroupRunner:
     first: int
 
     def __call__(self, group: int) -> bytes:
-        # Of a server nothing else could set them; it is early enough for what the UDF imports.
+        # On a server nothing else could set them; this runs before the UDF's imports.
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, "1")
         os.environ.update(self.task_spec.services)
@@ -307,14 +307,14 @@ class _GroupRunner:
         write = partial(task_spec.progress.write_json, name)
         signs, parent = DriverSigns(task_spec.progress), os.getppid()
 
-        # Called in place of a log: tasks report progress only through files.
+        # Called instead of a log: tasks report progress only through files.
         def look_around(_line: str) -> None:
             if os.getppid() != parent:
                 # Spark runs the task in another worker when the daemon that forked this one was killed.
                 raise StopComputing
             signs.read()
 
-        # Only an earlier try of this task has left something since the stage began: a task waits for what it asks.
+        # Only an earlier try of this task can have left files since the stage began, and every request blocks the task.
         again = _is_tried_again()
         earlier = (task_spec.progress.read_document(name) if again else None) or {}
         used = Usage.from_json(earlier.get("usage"))  # by a try of this task that was killed

@@ -166,7 +166,7 @@ class _ShardGroup(TaskGroup):
 
 
 def _make_approve(planned: PlanOperator) -> BaseOperator:
-    # Only who asks for approvals needs the standard provider.
+    # The standard provider is needed only if `approve_above` is set.
     from airflow_geneva.operators.approve import ApproveOperator
 
     approve = ApproveOperator(task_id="approve", plan_task_id=planned.task_id)
@@ -219,8 +219,8 @@ class BackfillTaskGroup(_ShardGroup):
             keep their values, and later runs go on with the new code.
         recompute_mixed: compute only rows whose value comes from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
-        max_failed: `finish` fails if more rows fail than so many, or, as a number with a decimal point, than this
-            part of the due rows; values that were computed are visible nevertheless. By default any may fail.
+        max_failed: `finish` fails if more than this number of rows fail, or, with a decimal point, more than this
+            fraction of the due rows; computed values are visible nevertheless. By default any number may fail.
         indexes: `update` lets `finish` bring the indexes over the column up to date.
         shared: the arguments of :class:`GroupArguments`.
 
@@ -288,10 +288,10 @@ class RefreshTaskGroup(_ShardGroup):
             view whose source is neither in its own database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
-            goes on with the code that the view was computed with, until one of these is given.
+            continues with the code that the view was computed with, until one of these is given.
         ignore_checkpoints: do not use what earlier runs computed.
-        max_failed: `finish` fails, and leaves the view as it is, if more rows fail than so many, or, as a number with a
-            decimal point, than this part of the due rows. By default any may fail.
+        max_failed: `finish` fails, and leaves the view unchanged, if more than this number of rows fail, or, with a
+            decimal point, more than this fraction of the due rows. By default any number may fail.
         indexes: `update` lets `finish` bring the indexes of the view up to date.
         shared: the arguments of :class:`GroupArguments`.
 

@@ -49,7 +49,7 @@ class BudgetTable:
         return self.storage.path(f"{self.key}.lance")
 
     def read(self) -> Found:
-        """Read the newest budget, and make the table if there is none; `StorageError` if the store does not answer."""
+        """Read the newest budget; create the table if it is missing. `StorageError` if the store does not answer."""
         import lance
 
         began, options = own_seconds(), pylance_options(self.storage.options)
@@ -67,7 +67,7 @@ class BudgetTable:
         return Found(Budget() if text is None else Budget.from_json(text), dataset.version, began)
 
     def write(self, budget: Budget, found: Found) -> bool:
-        """Write a budget in place of the one that was found; False: it has to be read again."""
+        """Replace the budget that was read; return False if it changed meanwhile and must be read again."""
         import lance
 
         # A cleanup may have removed the versions between, and Lance would not see that others wrote them.
