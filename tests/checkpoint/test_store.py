@@ -324,9 +324,9 @@ def test_delayed_checkpoints_become_one_file_once_they_are_due(tmp_path: Path) -
     delayed.add(keys[0], values(0), 10, now)
     delayed.add(keys[1], values(1), 10, now)
     delayed.write_if_due()
-    delayed.write_if_due(most=21)
+    delayed.write_if_due(most=30)
     assert there() == 0
-    delayed.write_if_due(most=20)
+    delayed.write_if_due(most=29)
     assert there() == 1
     assert [store[name] for name in keys[:2]] == [values(0), values(1)]
     # The time counts since the first row of the first of them.

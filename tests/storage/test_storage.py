@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileSession
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
@@ -317,3 +318,23 @@ def test_a_document_can_be_read_by_those_who_can_read_the_table(tmp_path: Path) 
     finally:
         os.umask(former)
     assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_lance_file_is_opened_again_if_a_cleanup_removes_its_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, opened, calls = Storage(str(tmp_path)), LanceFileSession.open_writer, list[str]()
+
+    def removing(session: LanceFileSession, path: str, **more: Any) -> Any:
+        calls.append(path)
+        if len(calls) == 1:
+            raise OSError(f"LanceError(IO): No such file or directory (os error 2) at path {path}")
+        return opened(session, path, **more)
+
+    monkeypatch.setattr(LanceFileSession, "open_writer", removing)
+    storage.open_writer("folder/file.lance", pa.schema([("x", pa.int64())])).close()
+    assert calls == ["folder/file.lance"] * 2
+    assert storage.exists("folder/file.lance")
+    monkeypatch.setattr(LanceFileSession, "open_writer", lambda *_, **__: Path("/nowhere/at/all").read_text())
+    with pytest.raises(OSError, match="No such file"):
+        storage.open_writer("folder/file.lance", pa.schema([("x", pa.int64())]))

@@ -180,17 +180,17 @@ class Acknowledgments:
             self.room.changed.notify_all()
 
     def wait(self, rows: Unkept) -> None:
-        """Wait for earlier rows, if with these too many are not kept yet."""
+        """Wait for rows to be kept, if as many as these in addition would be too many that are not kept."""
         with self.room.changed:
             self._waiting.append(rows)
-            while self._is_too_much():
+            while self._is_too_much(rows.rows):
                 if self.room.stopped is not None:
                     raise self.room.stopped
                 self.room.changed.wait()
 
-    def _is_too_much(self) -> bool:
+    def _is_too_much(self, next_rows: int) -> bool:
         self._waiting = [rows for rows in self._waiting if not rows.is_kept]
         if not self._waiting:
             return False
         late = time.monotonic() - self._waiting[0].since >= self.seconds
-        return late or (self.most is not None and sum(rows.rows for rows in self._waiting) >= self.most)
+        return late or (self.most is not None and sum(rows.rows for rows in self._waiting) + next_rows > self.most)

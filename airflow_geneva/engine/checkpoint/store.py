@@ -205,20 +205,20 @@ class DelayedCheckpoints:
 
     def _clear(self) -> None:
         self._waiting: dict[str, pa.RecordBatch] = {}
-        self._since, self._rows, self._bytes = inf, 0, 0
+        self._since, self._rows, self._newest, self._bytes = inf, 0, 0, 0
 
     def add(self, key: str, value: pa.RecordBatch, rows: int, since: float) -> None:
         """Buffer a checkpoint with a new key; the computation of its rows began at the time `since`."""
         with self._lock:
             self._waiting[key] = value
             self._since = min(self._since, since)
-            self._rows += rows
+            self._rows, self._newest = self._rows + rows, rows
             self._bytes += value.nbytes
 
     def write_if_due(self, most: int | None = None) -> None:
-        """Write the buffered checkpoints if the interval has passed or they have more than `most` rows."""
+        """Write the buffered checkpoints if the interval has passed, or if one more would exceed `most` rows."""
         waited = time.monotonic() - self._since >= self.seconds
-        if waited or self._bytes >= FULL_BYTES or (most is not None and self._rows >= most):
+        if waited or self._bytes >= FULL_BYTES or (most is not None and self._rows + self._newest > most):
             self.write()
 
     def write(self) -> None:

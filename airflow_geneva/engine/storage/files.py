@@ -175,8 +175,16 @@ class Storage:
 
     def open_writer(self, name: str, schema: pa.Schema) -> LanceFileWriter:
         """Open a new Lance file; StorageError if a link leads to its folder."""
-        self._refuse_link(os.path.dirname(self.path(name)))
-        return self.session.open_writer(name, schema=schema)
+        folder = os.path.dirname(self.path(name))
+        self._refuse_link(folder)
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.session.open_writer(name, schema=schema)
+            except OSError as error:
+                # As in `_temporary_file`: a cleanup may have removed the folder while it was empty.
+                if not (self.local and left and "No such file" in str(error)):
+                    raise
+        raise AssertionError
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file atomically; `StorageError` if the store is unreachable, full or read-only."""
