@@ -202,8 +202,9 @@ class RunFollower:
                 if found["rows"]:
                     where = f" in {counted(found['fragments'], 'fragment')}" if found["fragments"] else ""
                     self._tell(f"{counted(found['rows'], 'row')}{where}: {reason}", "dim")
-            if summary.get("runner") == "inline" and summary.get("shards"):
-                self._tell(f"computed by this task: {summary['runner_reason']}", "dim")
+            if summary.get("shards"):
+                where = "by this task" if summary["runner"] == "inline" else "on Spark"
+                self._tell(f"computed {where}: {summary['runner_reason']}", "dim")
         if task.state == "failed":
             for line in self.api.log(self.dag_id, run_id, task)[-_LOG_LINES:]:
                 self._tell(line, "red")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +32,20 @@ class Request:
         return f"{self.method} {unquote(self.path)}"
 
 
+_FALLS_DUE = re.compile(r"/_checkpoints/jobs/[^/]+/(status|commit|finish)-[^/]+\.json$")
+
+
 class Requests(list[Request]):
     """The requests of a run."""
+
+    def needed(self) -> Requests:
+        """Return the requests without status documents that a slow machine wrote again, because time had passed."""
+        last = {request.path: request for request in self if request.method == "PUT"}
+        return Requests(
+            request
+            for request in self
+            if request.method != "PUT" or not _FALLS_DUE.search(unquote(request.path)) or last[request.path] is request
+        )
 
     @property
     def depth(self) -> int:
