@@ -12,7 +12,7 @@ from airflow.sdk import DAG, TaskGroup, task
 
 from airflow_geneva import View, connect
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.engine.job.outbox import OUTBOX_OF_VIEW, read_outbox
+from airflow_geneva.engine.job.outbox import read_outbox
 from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.views import sources
 from airflow_geneva.task_groups import RefreshTaskGroup
@@ -150,7 +150,7 @@ def test_nothing_to_do_has_no_shard_and_writes_no_version_and_no_event(desk: Des
         assert run.xcom("refresh.finish")["event"] is None
     assert (view.version, desk.calls()) == (version, [])
     assert len(announced(view)) == 1
-    assert read_outbox(view.location.checkpoints, OUTBOX_OF_VIEW) == []
+    assert read_outbox(view.location.checkpoints, "view") == []
 
 
 def test_rows_that_come_and_go_are_one_swap_and_an_event_begins_where_the_last_one_ended(desk: Desk) -> None:

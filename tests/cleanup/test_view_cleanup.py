@@ -21,7 +21,7 @@ from airflow_geneva.engine.cleanup.garbage import MARKS, SNAPSHOTS, Garbage
 from airflow_geneva.engine.commit import view_state as contents
 from airflow_geneva.engine.commit.view_state import CommittedViewState, read_advance_note
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.outbox import OUTBOX_OF_VIEW, OutboxEntry, read_outbox, write_outbox
+from airflow_geneva.engine.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.engine.run import view as run
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.table import Table
@@ -76,10 +76,10 @@ def test_outbox_entries_of_a_view_go_if_their_job_ended_without_a_commit(table: 
     done, nothing = refresh(view), refresh(view)
     assert nothing.commits == ()
     for result in (done, nothing):
-        write_outbox(view.location.checkpoints, OUTBOX_OF_VIEW, OutboxEntry(result.job_id, 1))
+        write_outbox(view.location.checkpoints, "view", OutboxEntry(result.job_id, 1))
     removed = clean(view).file_group(MARKS).names
     assert [Path(name).name for name in removed] == [f"{nothing.job_id}.json"]
-    assert read_outbox(view.location.checkpoints, OUTBOX_OF_VIEW) == [OutboxEntry(done.job_id, 1)]
+    assert read_outbox(view.location.checkpoints, "view") == [OutboxEntry(done.job_id, 1)]
 
 
 def test_of_many_refreshes_the_snapshots_that_versions_name_are_left(table: Table, trace: Trace) -> None:

@@ -55,9 +55,10 @@ class Provenance:
         return not self.failures and version in (self.version, self.made_by)
 
 
-def prior_failures_of(known: dict[Provenance, Ranges], version: str) -> PriorFailures:
-    """Return the rows that failed under a version, by the number of runs."""
-    return tuple(sorted((p.failures, rows) for p, rows in known.items() if p.failures and p.version == version))
+def prior_failures_of(known: dict[Provenance, Ranges], version: str | None = None) -> PriorFailures:
+    """Return the rows that failed under a version, or under any, by the number of runs."""
+    failed = ((p, rows) for p, rows in known.items() if p.failures and version in (None, p.version))
+    return tuple(sorted((p.failures, rows) for p, rows in failed))
 
 
 @dataclass(frozen=True)

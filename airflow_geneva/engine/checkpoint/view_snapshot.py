@@ -50,13 +50,13 @@ class Snapshot:
     matching: Ranges
     older: tuple[tuple[str, str], ...] = ()
 
-    def state(self, version: str, inputs: str) -> ColumnState:
-        """Convert the snapshot to facts about values of one version."""
+    def state(self, inputs: str) -> ColumnState:
+        """Convert the snapshot to facts of one version; the planner compares the code of a view's UDFs separately."""
         facts: list[Fact] = []
         for fragment in self.fragments:
             failed = Ranges.union(rows for _, rows in fragment.failed)
-            found = [(Provenance(version), fragment.live - failed)]
-            found += [(Provenance(version, failures=runs), rows) for runs, rows in fragment.failed]
+            found = [(Provenance(_VERSION), fragment.live - failed)]
+            found += [(Provenance(_VERSION, failures=runs), rows) for runs, rows in fragment.failed]
             facts += [
                 Fact(
                     fragment.signature, provenance.what, rows, self.source_version,
@@ -104,6 +104,7 @@ class Snapshot:
         return Snapshot(version, code, tuple(fragments), matching, older)
 
 
+_VERSION = "view"
 _SCHEMA = pa.schema(
     [("signature", pa.string()), ("what", pa.string()), ("deletion", pa.string()), ("bounds", pa.list_(pa.int64()))]
 )

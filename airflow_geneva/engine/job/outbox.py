@@ -22,8 +22,6 @@ ROWS_PROPERTY = "geneva.rows"
 _MARKS = "unannounced"
 _AT_ONCE = 4
 """Commits that are read side by side at first: usually there are few, and all are needed."""
-OUTBOX_OF_VIEW = "field--1"
-"""Folder of a view's entries, in place of a column's ``field-{id}``."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.engine.job.outbox import find_commits
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, ids_by_name, live_offsets
+from airflow_geneva.engine.lance_io.fragments import (
+    Columns,
+    FragmentFiles,
+    columns_in,
+    columns_of,
+    ids_by_name,
+    live_offsets,
+)
 from airflow_geneva.engine.lance_io.history import (
     NO_LINEAGE,
     Compaction,
@@ -105,6 +112,15 @@ class ComputedRows:
         others = sorted(state.other_inputs(columns.inputs_text))
         previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
         return ComputedRows(dataset, columns, names, state.about(columns.inputs_text), previous)
+
+    @staticmethod
+    def from_current_inputs(
+        dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
+    ) -> ComputedRows:
+        """Find the rows of a column that were computed from the columns which have its inputs' names now."""
+        columns = columns_of(dataset, inputs, (), column)
+        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
+        return ComputedRows(dataset, columns, (*inputs, column), state)
 
     @staticmethod
     def from_inputs(

@@ -20,8 +20,8 @@ from airflow_geneva.engine.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.computed_rows import ComputedRows, column_state
-from airflow_geneva.engine.plan.refresh import VIEW_VERSION, choose_rows, compare_source
+from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.refresh import choose_rows, compare_source
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import definition_in, former_names
 from airflow_geneva.engine.views.definition import ViewDefinition
@@ -64,9 +64,7 @@ def column_freshness(
 ) -> Freshness:  # fmt: skip
     """Count a column's rows; values of every code version count as computed."""
     with garbage_collector_off():
-        columns = columns_of(dataset, inputs, (), column)
-        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
-        computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
+        computed_rows = ComputedRows.from_current_inputs(dataset, checkpoints, inputs, column)
         counts, versions = Counter(rows=0, pending=0, failed=0, given_up=0), Counter[str]()
         for files in computed_rows.manifest.values():
             found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
@@ -103,9 +101,7 @@ def computed_offsets(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> Iterator[tuple[FragmentFiles, Ranges]]:
     """Yield the fragments of a column with the live rows that hold a computed value."""
-    columns = columns_of(dataset, inputs, (), column)
-    state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
-    computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
+    computed_rows = ComputedRows.from_current_inputs(dataset, checkpoints, inputs, column)
     for files in computed_rows.manifest.values():
         live = live_offsets(dataset, files)
         yield files, Ranges.union(by_code_version(computed_rows.resolve(files, live), live).values())
@@ -173,7 +169,7 @@ def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, co
 def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:
     """Yield the rows of a version of a view's source on which a UDF of the view failed last."""
     columns = columns_of(dataset, reads, (), None)
-    state = snapshot.state(VIEW_VERSION, columns.inputs_text)
+    state = snapshot.state(columns.inputs_text)
     yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))
 
 

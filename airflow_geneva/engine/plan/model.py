@@ -14,7 +14,6 @@ from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_failures_of
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.engine.display import Described, counted
-from airflow_geneva.engine.job.outbox import OUTBOX_OF_VIEW
 from airflow_geneva.engine.job.speed import EarlierJobs
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
@@ -374,7 +373,7 @@ class RefreshSpec(_JobSpec):
 
     @property
     def outbox(self) -> str:
-        return OUTBOX_OF_VIEW
+        return "view"
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "view": self.table_name, "source": self.source_name}

@@ -66,10 +66,6 @@ CHANGED, REFLECTED, FILTERED = (
 )
 
 
-VIEW_VERSION = "view"
-"""UDF version in facts about a view's values; the planner compares the code of a view's UDFs separately."""
-
-
 @dataclass(frozen=True, eq=False)
 class ChangedFragment:
     """A source fragment with rows that the view does not reflect yet, or on which a UDF failed and runs again."""
@@ -216,7 +212,7 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
 def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None) -> SourceChanges:
     """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new."""
     columns = columns_of(dataset, names, (), None)
-    state = ColumnState() if snapshot is None else snapshot.state(VIEW_VERSION, columns.inputs_text)
+    state = ColumnState() if snapshot is None else snapshot.state(columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
     found = SourceChanges()
@@ -269,7 +265,7 @@ def _changed(
     elif files.deletion:
         live = before[files.signature].live
     known = computed_rows.resolve(files, live) if ids & seen() else {}
-    tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
+    tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
     done = rows_that(known, lambda provenance: not provenance.failures)
     return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(computed_rows.rows, files))

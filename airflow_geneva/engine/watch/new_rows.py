@@ -24,7 +24,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, written_at
-from airflow_geneva.engine.plan.computed_rows import ComputedRows, column_state
+from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.refresh import SourceChanges, compare_source
 from airflow_geneva.engine.storage.files import Storage
 
@@ -115,12 +115,10 @@ def new_rows_for_column(
 ) -> NewRows:  # fmt: skip
     """Find the rows on whose current inputs the UDF has not run, including rows that a filter left out."""
     with garbage_collector_off():
-        columns = columns_of(dataset, inputs, (), column)
-        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
-        computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
-        rows: dict[int, Ranges] = {}
+        computed_rows = ComputedRows.from_current_inputs(dataset, checkpoints, inputs, column)
+        rows, known = dict[int, Ranges](), computed_rows.state
         for files in computed_rows.manifest.values():
-            if not files.live_rows or (files.output and state.of_all_rows(files.signature, files.deletion)):
+            if not files.live_rows or (files.output and known.of_all_rows(files.signature, files.deletion)):
                 continue
             live = live_offsets(dataset, files)
             if lacking := live - Ranges.union(computed_rows.resolve(files, live).values()):
