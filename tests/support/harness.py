@@ -22,6 +22,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine import faults
 from airflow_geneva.engine.checkpoint import value_cache
 from airflow_geneva.engine.cleanup import collect, find_garbage
+from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, STAGED
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.result import BackfillResult, ShardResult
 from airflow_geneva.engine.lance_io.fragments import columns_of
@@ -280,9 +281,10 @@ def clean_versions(world: World, dice: random.Random) -> None:
 
 
 def collect_garbage(world: World, dice: random.Random) -> None:
-    # On a store seconds pass, after which what a killed run computed of fragments that were compacted since may go.
-    age = "1h" if (world.folder / STORE).exists() else "1s"
-    collect(world.table.location, find_garbage(world.table.location, age))
+    """What a killed run computed of fragments that were compacted since may go, once a second has passed."""
+    garbage = find_garbage(world.table.location, "1s")
+    world.spare += ROWS * any(garbage.file_group(kind).count for kind in (CHECKPOINTS, STAGED))
+    collect(world.table.location, garbage)
 
 
 def collect_garbage_next_year(world: World, dice: random.Random) -> None:
