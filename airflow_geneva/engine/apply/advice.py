@@ -38,7 +38,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def null_inputs(inputs: pa.RecordBatch, row: int) -> tuple[str, ...]:
-    """Return the names of a row's inputs that are NULL, and of the fields of its structs."""
+    """Return the names of a row's NULL inputs, and the paths of NULL fields of its struct inputs."""
     columns = zip(inputs.schema.names, inputs.columns, strict=True)
     return tuple(found for name, column in columns for found in _nulls(name, column[row]))
 
@@ -52,10 +52,10 @@ def _nulls(name: str, value: pa.Scalar) -> Iterator[str]:
 
 
 def advise(error: UdfError, version: str | None) -> str:
-    """Say what to do about an error of a UDF, in one line; "" if its message says all.
+    """Return one line of advice about a UDF's error; "" if its message is sufficient.
 
     Args:
-        version: version of the UDF, whose values ``continue_from`` can keep; None of a view.
+        version: version of the UDF, whose values ``continue_from`` can keep; None for a view.
     """
     if error.row_index is None and error.call is None:
         return ""

@@ -1,4 +1,4 @@
-"""Call the UDFs of a task on rows that are read, step by step, and hand the results over."""
+"""Call the UDFs of a task on rows as they are read, in steps, and hand over the results."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _AHEAD = 16
 _WATCHED_SECONDS = 0.1
 _PAID_CALLS, _PAID_PART = 500, 0.1
 PAID_SECONDS = 1.0
-"""Seconds after which what paid calls gave may become a checkpoint, although `checkpoint_interval` is longer."""
+"""Seconds after which results of paid calls may be checkpointed, even if `checkpoint_interval` is longer."""
 _NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
 
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The result of one step: the offsets ``[start, end)``, and in run-length form the rows that the UDF ran on.
+    """The result of one step: the offsets ``[start, end)``, and the rows on which the UDF ran, run-length encoded.
 
-    `looked_at` also has the due rows that the filter did not select; None: these are the rows that the UDF ran on.
-    `row_ids` are those of the runs, not kept for long. Failed rows have the value NULL. With `unkept`, a checkpoint is
-    due after this step. A step without offsets brings only the record of the row that failed the job.
+    `looked_at` also has the due rows that the filter did not select; None: the same rows as `runs`. `row_ids` are the
+    row ids of `runs`, which are soon dropped. Failed rows have the value NULL. If `unkept` is set, a checkpoint is due
+    after this step. A step without offsets only carries the error record of the row that failed the job.
     """
 
     start: int
@@ -80,10 +80,9 @@ class StepResult:
 
 @dataclass(eq=False)
 class _FragmentCalls:
-    """The steps of one fragment that are begun, and what is known of those that are finished.
+    """The started steps of one fragment, and totals of its finished steps.
 
-    `put` is called with each result, and whether it is one of the last before an error is raised; `end` with that
-    error, with the rows that are not in a checkpoint, and with the speed.
+    `put` and `end` are those of `Applier.compute`.
     """
 
     fragment: FragmentWork
@@ -100,7 +99,7 @@ class _FragmentCalls:
 
 @dataclass(eq=False)
 class _BegunStep:
-    """A step whose calls may be in flight; `kept` is set once its rows, or those before a failing one, are kept."""
+    """A step whose calls may be in flight; its first `kept` rows have been handed over."""
 
     of: _FragmentCalls
     span: tuple[int, int]
@@ -114,11 +113,12 @@ class _BegunStep:
 
 
 class Applier:
-    """Calls the UDFs of a task on the rows of one fragment after another; `udf`, or None, gives the sizes.
+    """Calls the UDFs of a task on the rows of one fragment after another.
 
-    Calls of an async UDF stay in flight from one fragment to the next; results are handed over in the order of rows.
-    `on_rows` is called after every step, and may raise StopComputing. `fitting` estimates how many results fit. With
-    `windows`, a step is a window of rows that the mapper cuts into batches.
+    Calls of an async UDF stay in flight from one fragment to the next; results are handed over in row order. `udf`, if
+    given, provides default sizes. `on_rows` is called after every step, and may raise StopComputing. `fitting`
+    estimates the number of rows whose results fit in memory. With `windows`, a step is a window of rows, which the
+    mapper cuts into batches.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Applier:
             self.interval,
         )
         if self.row_by_row and sizing.watched:
-            # A step is many calls then, and a job stops at its cap only between steps.
+            # A step makes one call per row, and a job stops at its cap only between steps.
             return replace(sizer, seconds=_WATCHED_SECONDS, rows=sizer.least)
         return sizer
 
@@ -167,12 +167,12 @@ class Applier:
     ) -> None:
         """Call the UDF on the selected rows of ``run``, in the order of the batches.
 
-        When it returns, calls may be in flight whose results are handed over by later calls, or by `finish`.
+        Calls may still be in flight when it returns; the next `compute`, or `finish`, hands over their results.
 
         Args:
             put: called with each result, and whether it is one of the last before an error is raised.
-            end: called after the last result with an error, or None, the rows since the last checkpoint, and the
-                speed; the error is StillWaiting if a service has some of the rows.
+            end: called after the last result with an error or None, the rows since the last checkpoint, and the speed;
+                the error is StillWaiting if a batch API has not answered all rows.
         """
         calls = _FragmentCalls(fragment, put, end)
         self.open.append(calls)
@@ -190,13 +190,13 @@ class Applier:
             self._finish_first()
 
     def finish_ended(self) -> bool:
-        """Hand over the results whose turn it is without a wait; return whether calls are in flight."""
+        """Hand over, in row order, the results that are available without waiting; return whether steps are left."""
         while any(self._begun) and first_has_ended(step.calls for step in self._begun):
             self._finish_first()
         return any(self._begun)
 
     def _finish_first(self) -> None:
-        """Wait for the calls of the first step, and hand its rows over unless a service has them."""
+        """Wait for the calls of the first step, and hand over its rows unless a batch API has not answered them."""
         wait_for_first([step.calls for step in self._begun])
         step = next(self._begun)
         at_work = max(step.since, self.finished) if self.mapper.calls_at_a_time else time.monotonic()
@@ -224,7 +224,7 @@ class Applier:
 
     @property
     def _begun(self) -> Iterator[_BegunStep]:
-        """The steps that are begun, in the order of their rows."""
+        """The started steps, in row order."""
         return chain.from_iterable(calls.begun for calls in self.open)
 
     def _end_finished(self) -> None:
@@ -251,10 +251,10 @@ class Applier:
             at, start = until, end
 
     def _is_first_due(self) -> bool:
-        """Whether to finish the first step before one more is begun; wait until that is clear.
+        """Whether to finish the first step before starting another one; wait until this is decided.
 
-        Of an async UDF as many calls wait as are in flight. A slow one holds up the others only when so many are done
-        beyond it that their rows take the memory of a step, or that they are `_AHEAD` times as many.
+        The queue holds `calls_at_a_time` calls beside those in flight. A slow call blocks later ones only when the
+        started rows fill the memory of a step, or when `_AHEAD` times `calls_at_a_time` calls are started.
         """
         begun, at_a_time = list(self._begun), self.mapper.calls_at_a_time
         rows = sum(len(step.offsets) for step in begun)
@@ -264,7 +264,7 @@ class Applier:
             ended = LOOP.ended
             if first_has_ended(step.calls for step in begun):
                 break
-            self.on_rows(0)  # what ended behind a slow call may have cost all that a cap allows
+            self.on_rows(0)  # calls that ended behind a slow one may have used up the job's cap
             if sum(step.calls.unfinished for step in begun) < 2 * at_a_time:
                 return False
             LOOP.wait_for_call(ended)
@@ -272,16 +272,16 @@ class Applier:
 
     @property
     def rows_of_call(self) -> int | None:
-        """How many rows a stage hands over at a time: those of a call or window; None: any number."""
+        """The number of rows that a stage hands over at a time, those of a call or window; None: any number."""
         return self.sizer.rows if self.windows else self.batch_size
 
     @property
     def _fitting_rows(self) -> int:
-        # A batch_size from the user wins over the margin for values that suddenly get much wider.
+        # A user's batch_size takes precedence over the safety margin for values that suddenly get much wider.
         return self.fitting.careful_rows if self.batch_size is None else self.fitting.rows
 
     def _step_rows(self, waiting: int) -> int:
-        """Return the rows of the next step, while so many wait for a checkpoint or are begun."""
+        """Return the number of rows of the next step; `waiting` rows are started or not in a checkpoint yet."""
         size: float = self.sizer.rows
         if self.mapper.calls_rows:
             size = self.mapper.calls_at_a_time
@@ -317,12 +317,12 @@ class Applier:
         return _BegunStep(calls, span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
 
     def _result(self, begun: _BegunStep, mapped: MappedBatch, at_work: float) -> StepResult:
-        """Measure what the calls of a step took that were `at_work` since then, and make its result."""
+        """Record the time since `at_work` and the size of a step's results, and make its `StepResult`."""
         span, offsets, ids = begun.span, begun.offsets, begun.ids
         self.began, self.finished = min(self.began, at_work), time.monotonic()
         seconds, size = self.finished - at_work, mapped.values.nbytes
         self.called += seconds
-        # What a call takes sizes a step; calls at the same time share the time that their rows took.
+        # The full duration of a call determines step sizes; for the speed, concurrent calls share the elapsed time.
         self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)
         self.fitting.record(len(offsets), size)
         self.computed += len(offsets)
@@ -353,14 +353,14 @@ class Applier:
         failures: Sequence[RowFailure] = (),
         count: int | None = None,
     ) -> StepResult:
-        """Make the result of the first ``count`` rows of a step, which have values; failures may be of later rows."""
+        """Make the result of the first ``count`` rows of a step, which have values; later rows may be in `failures`."""
         failed = Ranges.from_offsets(failed_offsets(failures, offsets))
         records = error_records(self.work, fragment, failures, offsets, ids)
         offsets, ids = offsets[:count], ids[:count]
         return StepResult(*span, encode_runs(offsets, ids), ids, values, looked_at, failed, records)
 
     def _keep_succeeded(self, begun: Iterable[_BegunStep]) -> None:
-        """Cancel the calls of begun steps, and keep the rows that are done: they may have been paid for."""
+        """Cancel the calls of started steps, and keep their finished rows, which may have been paid for."""
         for step in begun:
             rows, values = step.calls.cancel()
             later = [at for at, row in enumerate(rows) if row >= step.kept]
@@ -384,7 +384,7 @@ class Applier:
         self.on_rows(len(step.values))
 
     def _is_checkpoint_due(self, calls: _FragmentCalls) -> bool:
-        """Whether the rows since the last checkpoint are enough: one is written while the next half is computed."""
+        """Whether a checkpoint is due: half its interval or bytes suffice, as it is written while rows are computed."""
         rows = calls.unkept.rows
         if self.sizer.most is not None and rows >= self.sizer.most:
             return True
@@ -393,7 +393,7 @@ class Applier:
         return (due and rows >= self.sizer.least) or calls.size >= self.work.sizing.checkpoint_bytes // 2
 
     def _cost_enough(self, seconds: float, before: Usage) -> bool:
-        """Whether the calls since the last checkpoint cost as much as a kill may take."""
+        """Whether the calls since the last checkpoint have reached the cost that a kill may lose."""
         used, most = used_so_far(), self.work.sizing.checkpoint_cost
         paid, count = used.paid - before.paid, used.calls - before.calls
         if most is not None:
@@ -402,7 +402,7 @@ class Applier:
         return count >= _PAID_CALLS or (seconds >= PAID_SECONDS and part >= _PAID_PART)
 
     def _keep_last(self, calls: _FragmentCalls, step: StepResult) -> None:
-        """Keep a step before an error is raised, which a reason to stop must not replace."""
+        """Keep a step before an error is raised; StopComputing must not replace that error."""
         with suppress(StopComputing):
             self._keep(calls, step, is_last=True)
 

@@ -35,7 +35,7 @@ _was_ignored, _one_at_a_time = threading.Event(), threading.RLock()
 
 @contextmanager
 def _time_zones() -> Iterator[None]:
-    """Let pyarrow heed time zones: `pyspark.pandas`, which pandera imports, makes it ignore them in the process."""
+    """Make pyarrow respect time zones: importing `pyspark.pandas`, as pandera does, makes this process ignore them."""
     if _IGNORED in os.environ:
         _was_ignored.set()
     if not _was_ignored.is_set():
@@ -127,7 +127,7 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def _stack(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
-    """Build lists from NumPy vectors without reading their items; None if the values are not all such vectors."""
+    """Build lists from NumPy vectors without a loop over their items; None unless all values are such vectors."""
     vectors = [value for value in values if value is not None]
     kinds = set(map(type, vectors))
     if np.ndarray not in kinds:
@@ -162,7 +162,7 @@ def _numbers(flat: np.ndarray[Any, Any], value_type: pa.DataType) -> pa.Array:
 
 
 def _check_lossless(values: Any, data_type: pa.DataType) -> None:
-    """Refuse what Arrow accepts silently: numbers that lose their fraction, and keys that a struct does not have."""
+    """Reject floats for integer and temporal types, and unknown struct keys: Arrow would silently drop data."""
     if pa.types.is_integer(data_type) or pa.types.is_temporal(data_type):
         kinds = set(map(type, values))
         if np.ndarray in kinds:

@@ -28,12 +28,12 @@ from airflow_geneva.errors import UdfError
 from airflow_geneva.services.limits.rate_limit import begin_call, is_used_up, may_go_on
 
 _BETWEEN_LOOKS = 0.02
-# A call of these rows of a batch.
+# The rows of a call: start and stop in its batch.
 Rows = tuple[int, int]
 
 
 class AsyncMapper(BatchMapper):
-    """Runs an async UDF in this process. A row of a failing scalar UDF, and a batch, is retried while others go on."""
+    """Runs an async UDF in this process. Failed calls are retried while other calls continue."""
 
     def __init__(self, mapper: Mapper) -> None:
         self.mapper = mapper
@@ -65,7 +65,7 @@ SetUp = Callable[[CallLoop], Callable[..., Any]]
 
 
 class _BegunCalls(BegunBatch):
-    """The calls of one batch. When one blocks the event loop, the others start again in a new loop."""
+    """The calls of one batch. If one blocks the event loop, the unfinished ones start again in a new loop."""
 
     def __init__(self, results: BatchResults, set_up: SetUp) -> None:
         self.set_up = set_up
@@ -122,7 +122,7 @@ class _CallsInLoop:
         self.future.add_done_callback(lambda _: LOOP.count_ended())
 
     async def stop(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel the calls in flight."""
         self.stopping = True
         if self.task is not None:
             self.task.cancel()
@@ -131,11 +131,11 @@ class _CallsInLoop:
     async def _run(self, spans: Sequence[Span]) -> MappedBatch:
         self.task = asyncio.current_task()
         if spans:
-            # A client of its class belongs to the loop, so it is made here.
+            # Set up the UDF here: a client that its class creates belongs to the loop.
             self.function = self.set_up(self.loop)
         tasks = [asyncio.create_task(self._narrow(span)) for span in spans]
         try:
-            # In the order of the rows: the first row that fails the job is the same in every run.
+            # Await in row order, so that every run reports the same first failing row.
             for task in tasks:
                 await task
         except RowFailed as failed:
@@ -178,7 +178,7 @@ class _CallsInLoop:
                 return self._failure(start, error)
             finally:
                 del self.running[task]
-                self.mapper.count_call(stop - start)  # it may have reported what it cost
+                self.mapper.count_call(stop - start)  # after the call, which may have reported its cost
                 end()
         try:
             if self.columns is None:
@@ -194,7 +194,7 @@ class _CallsInLoop:
             return CallFailure.of(type_error, matching_rules_of(self.rules, UdfError), complete=True)
 
     async def _begin(self, rows: int) -> Callable[[], None]:
-        """Wait until the job's cap pays for a call beside those in flight; return what says that the call has ended."""
+        """Wait until the job's cap covers a call beside those in flight; return a function that marks its end."""
         while True:
             if is_used_up():
                 await asyncio.to_thread(may_go_on)

@@ -1,4 +1,4 @@
-"""Submit rows to the batch API of a service, and collect their results when it has them."""
+"""Submit rows to a service's batch API, and collect the results once they are available."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from airflow_geneva.services.limits.rate_limit import Usage, count, is_used_up, 
 
 
 class StillWaiting(BaseException):
-    """A service has not answered yet; `batches` are the rows that wait, by submission."""
+    """A service has not answered yet; `batches` has the number of waiting rows by name of their submission."""
 
     def __init__(self, batches: Mapping[str, int]) -> None:
         super().__init__(f"a service has {counted(sum(batches.values()), 'row')}")
@@ -38,12 +38,12 @@ class StillWaiting(BaseException):
 
 @dataclass
 class _Answers:
-    """What a service answered to the rows of a batch.
+    """A service's answers to the rows of a batch.
 
     Args:
-        taken: values, and the rows that they are of.
-        places: where the rows were submitted.
-        failures: by row, where it was submitted, and its error.
+        taken: arrays of values, each with its rows.
+        failures: by row, its submission, its position in it, and its error.
+        places: submissions with the positions of the rows in them.
     """
 
     taken: list[tuple[pa.Array, list[int]]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Answers:
 
 
 class BatchApiMapper(BatchMapper):
-    """Submits rows that were not submitted, and returns a batch once the service has answered all of its rows."""
+    """Submits rows that are not submitted yet, and returns a batch once the service has answered all of its rows."""
 
     needs_row_ids = True
 
@@ -72,19 +72,19 @@ class BatchApiMapper(BatchMapper):
         self._fetched: tuple[str, pa.Array, dict[int, Exception]] | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        """Map a batch that also has the row ids; raise StillWaiting as `collect`."""
+        """Map a batch, which must have the row ids; raise StillWaiting like `collect`."""
         answers, results = self.collect(batch), BatchResults(self.mapper, self._inputs(batch), self.rules)
         for submission, positions in answers.places:
             submission.collected[positions] = True
         return self._mapped(results, answers) if results.rows else results.mapped()
 
     def collect(self, batch: pa.RecordBatch) -> _Answers:
-        """Submit the rows of a batch that are not submitted, and fetch the answers to the others.
+        """Submit the rows of a batch that are not submitted yet, and fetch the answers to the others.
 
-        A view asks all of its batch APIs before it calls one, so what is fetched here may not reach a checkpoint.
+        A view first calls this for all of its batch APIs, so answers fetched here may not reach a checkpoint.
 
         Raises:
-            StillWaiting: some of its rows are submitted, and not answered.
+            StillWaiting: some of the rows are submitted but not answered.
         """
         inputs = self._inputs(batch)
         row_ids = batch.column(ROW_ID)
@@ -105,7 +105,7 @@ class BatchApiMapper(BatchMapper):
                 waiting[submission.name] = len(its_rows)
         for submission, its_rows in gone.items():
             if len(its_rows) == submission.rows:
-                # In the same order and with the same key, so that a service that has it after all knows it again.
+                # Use the same order and key, so that a service that has the batch after all recognizes it.
                 same = sorted(its_rows, key=lambda row: places[row][-1][1])
                 waiting |= self._submit(inputs, rows, row_ids, same, submission.name)
             else:
@@ -126,7 +126,7 @@ class BatchApiMapper(BatchMapper):
         places: Sequence[Sequence[tuple[Submission, int]]],
         answers: _Answers,
     ) -> list[int]:
-        """Add what the service answered to the rows of a batch; return those that are to be submitted again."""
+        """Add the service's answers for the rows of a batch to `answers`; return the rows to submit again."""
         again: list[int] = []
         for submission, its_rows in by_submission.items():
             values, errors = self._fetch(submission)
@@ -147,7 +147,7 @@ class BatchApiMapper(BatchMapper):
         return again
 
     def state_of(self, submission: Submission) -> str:
-        """Ask the service for the state of a batch: ``waiting``, ``ready``, or ``gone`` if the service never got it."""
+        """Ask the service for a batch's state: ``waiting``, ``ready``, or ``gone`` if the service never received it."""
         if submission.name in self._ready:
             return "ready" if self._ready[submission.name] else "waiting"
         if not submission.sent and (state := self._state_without_handle(submission)) is not None:
@@ -166,7 +166,7 @@ class BatchApiMapper(BatchMapper):
         return "ready" if ready else "waiting"
 
     def _state_without_handle(self, submission: Submission) -> str | None:
-        """Find out what became of a batch that was being submitted; None: its handle is there now."""
+        """Return the state of a batch without a handle; None: the service had one, which is recorded now."""
         may_find = hasattr(self.api, "find")
         handle = self._ask("find", submission.name) if may_find else None
         if handle is not None:
@@ -175,7 +175,7 @@ class BatchApiMapper(BatchMapper):
         if submission.may_be_underway():
             return "waiting"
         if may_find:
-            # The service may have got it just before the process that submitted it died.
+            # The service may have received the batch just before the submitting process died.
             missed = self.submissions.missed(submission)
             return "waiting" if missed < self.visible_after else "gone"
         raise UdfError(
@@ -205,7 +205,7 @@ class BatchApiMapper(BatchMapper):
         chosen: Sequence[int],
         again: str | None = None,
     ) -> dict[str, int]:
-        """Submit chosen rows as one batch, or again under its name; store the rows before, and the handle after."""
+        """Submit rows as one batch, or resubmit them as batch `again`; record rows before and the handle after."""
         taken = pa.array(chosen, pa.int64())
         with self.submissions.begin([keys[row] for row in chosen], row_ids.take(taken), again) as submission:
             self._send(rows_at(inputs, taken), submission)
@@ -232,16 +232,16 @@ class BatchApiMapper(BatchMapper):
         fault_point("batch.kept")
 
     def _keep_handle(self, submission: Submission, handle: Any) -> None:
-        """Note the handle of a batch that the service has; its rows count as run in the job that submitted it."""
+        """Record the handle of a batch that the service has; count its rows as run if this job submitted it."""
         self.submissions.keep_handle(submission, handle)
         if submission.job_id == self.submissions.job_id:
             count(Usage(rows=submission.rows))
 
     def _ask(self, method: str, *given: Any, again: str | None = None) -> Any:
-        """Call a method of the class, as often as a `Retry` rule allows.
+        """Call a method of the UDF's class; repeat failed calls as often as a `Retry` rule allows.
 
         Args:
-            again: of `submit`, the name to look for at the service before the call is made again.
+            again: for `submit`, the name of the batch; before a repeated call, `find` asks whether the service has it.
         """
         tries = 0
         while True:
@@ -263,14 +263,14 @@ class BatchApiMapper(BatchMapper):
                     ) from error
                 failed = time.monotonic()
                 time.sleep(pause_before(found, tries))
-                # After a 429 the service has refused the request. After another exception it may have it.
+                # A 429 means that the service refused the request; after another exception, it may have the batch.
                 if again is not None and retry_after(error) is None and hasattr(self.api, "find"):
                     handle = self._find_until(again, failed + self.visible_after)
                     if handle is not None:
                         return handle
 
     def _find_until(self, key: str, until: float) -> Any:
-        """Ask the service for a batch until it would list it; None: it does not have the batch."""
+        """Ask the service for a batch until time `until`, when it would list it; None: it does not have the batch."""
         while True:
             handle, left = self._ask("find", key), until - time.monotonic()
             if handle is not None or left <= 0:
@@ -278,7 +278,7 @@ class BatchApiMapper(BatchMapper):
             time.sleep(min(left, self.mapper.udf.poll_interval or left))
 
     def _fetch(self, submission: Submission) -> tuple[pa.Array, dict[int, Exception]]:
-        """Fetch the values of a batch, NULL for failed rows, and by position their errors."""
+        """Return the values of a batch, NULL for failed rows, and the errors of these by position."""
         if self._fetched is not None and self._fetched[0] == submission.name:
             return self._fetched[1:]
         kind, rows = self.mapper.udf.data_type, submission.rows
@@ -316,7 +316,7 @@ class BatchApiMapper(BatchMapper):
     def _may_submit_again(
         self, submission: Submission, places: Sequence[tuple[Submission, int]], error: Exception
     ) -> bool:
-        """Whether a failed row is submitted again: in another job, or as often as a `Retry` rule allows."""
+        """Whether to submit a failed row again: always if another job submitted it, else as a `Retry` rule allows."""
         own = [one for one, _ in places if one.job_id == self.submissions.job_id]
         if submission not in own:
             return True
@@ -324,7 +324,7 @@ class BatchApiMapper(BatchMapper):
         return rule is not None and isinstance(self.rules[rule], Retry)
 
     def _mapped(self, results: BatchResults, answers: _Answers) -> MappedBatch:
-        """Put the values of the rows together, and decide about those that failed."""
+        """Combine the values in row order, and apply the error policy to failed rows."""
         results.answered(0, results.rows)
         self._count_cost(results.rows)
         taken, failures = answers.taken, answers.failures

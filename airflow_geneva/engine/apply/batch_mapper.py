@@ -1,4 +1,4 @@
-"""What is ready to compute batches of rows, one at a time or several at once."""
+"""The interface of UDFs that are ready to map batches of rows, one at a time or several at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_geneva.errors import DeviceFailed
 
 
 class StopComputing(BaseException):
-    """Ends a unit; rows computed before are checkpointed. It is not a failure.
+    """Ends a task's computation without a failure; rows computed before are checkpointed.
 
-    If it ends the calls of a batch, `kept` has the rows of the batch that have a value, and their values.
+    If it interrupts the calls of a batch, `kept` has the rows that have a value, and their values.
     """
 
     kept: tuple[list[int], pa.Array | None] = ([], None)
@@ -31,7 +31,7 @@ class BegunBatch(ABC):
         """Number of its calls that have not ended."""
 
     def go_on(self) -> bool:
-        """Begin the calls whose inputs have become known; return whether `result` has no calls to wait for."""
+        """Start the calls whose inputs have become available; return whether `result` has no calls to wait for."""
         return not self.unfinished
 
     @abstractmethod
@@ -40,17 +40,17 @@ class BegunBatch(ABC):
 
     @abstractmethod
     def cancel(self) -> tuple[list[int], pa.Array | None]:
-        """Cancel what is in flight; return the rows that succeeded, without the failed ones, and their values."""
+        """Cancel the calls in flight; return the rows that succeeded, and their values."""
 
 
 def first_has_ended(begun: Iterable[BegunBatch]) -> bool:
-    """Let all batches go on; return whether the first one has no calls to wait for."""
+    """Advance all batches with `go_on`; return whether the first one has no calls to wait for."""
     first, *_ = [batch.go_on() for batch in begun]
     return first
 
 
 def wait_for_first(begun: Sequence[BegunBatch]) -> None:
-    """Wait until the first batch has no calls to wait for, while those of all batches go on."""
+    """Advance all batches until the first one has no calls to wait for."""
     ended = LOOP.ended
     while not first_has_ended(begun):
         LOOP.wait_for_call(ended)
@@ -64,22 +64,22 @@ class BatchMapper:
     """
 
     calls_at_a_time: int = 0
-    """How many calls may be in flight; 0: `result` makes the calls of a batch."""
+    """The number of calls that may be in flight; 0: `result` makes the calls of a batch."""
 
     calls_rows: bool = False
-    """Whether a call in flight is of a single row, not of a batch."""
+    """Whether a call in flight takes a single row, not a batch."""
 
     needs_row_ids: bool = False
-    """Whether its batches also have the row ids, as column `_rowid`."""
+    """Whether its batches must also have the row ids, as column `_rowid`."""
 
     prepares_at_a_time: int = 0
-    """In how many threads `prepare` may run; 0: there is nothing to prepare."""
+    """The number of threads in which `prepare` may run; 0: there is nothing to prepare."""
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch with the input columns, named as in the table.
 
         Raises:
-            InvalidInput: an input column is missing in the batch, or is there twice.
+            InvalidInput: an input column is missing in the batch, or occurs twice.
             UdfError: a row fails the job, or the UDF cannot be set up. If ``row_index`` is set, ``computed`` and
                 ``failures`` hold the values and failures of the rows before it.
         """
@@ -94,11 +94,11 @@ class BatchMapper:
             raise
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Preprocess a batch ahead of its call: return it with more columns, which `begin` finds."""
+        """Preprocess a batch before its call: return it with additional columns, which `begin` uses."""
         return batch
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
-        """Begin to map a batch; several may be begun, and their results are asked for in the same order."""
+        """Start mapping a batch; several may be started, and their results must be requested in the same order."""
         return _NotBegun(self, batch)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class BatchMapper:
 
 @dataclass(eq=False)
 class _NotBegun(BegunBatch):
-    """A batch of calls that are made when the result is asked for."""
+    """A batch whose calls are made when its result is requested."""
 
     mapper: Callable[[pa.RecordBatch], MappedBatch]
     batch: pa.RecordBatch

@@ -42,7 +42,7 @@ class Cutter:
         return rows if self.weights is None else rows[np.argsort(-self.weights[rows], kind="stable")]
 
     def first_batch(self, rows: Rows) -> int:
-        """Return the number of rows in the first batch of these sorted rows, by the current limit."""
+        """Return the number of rows in the first batch of these sorted rows, under the current limit."""
         most = len(rows) if self.most_rows is None else min(self.most_rows, len(rows))
         if self.weights is None:
             return most
@@ -53,11 +53,11 @@ class Cutter:
 class CuttingMapper(BatchMapper):
     """Calls a UDF on batches that it cuts from windows of rows; results are in the order of the rows.
 
-    A row that cannot be weighed fails as if the UDF had raised. The row that fails the job is the first one of the
-    window, as without cutting: rows before it are computed first.
+    A row that cannot be weighed fails as if the UDF had raised. If several rows of a window would fail the job, the
+    first one does, as without cutting: the rows before it are computed first.
 
     Args:
-        most_rows: most rows of a batch; None: any number.
+        most_rows: the maximum number of rows of a batch; None: any number.
     """
 
     def __init__(self, inner: BatchMapper, mapper: Mapper, most_rows: int | None) -> None:
@@ -166,7 +166,7 @@ class _BegunWindow(BegunBatch):
         return self.inner.begin(self.window if in_order else rows_at(self.window, pa.array(rows)))
 
     def _take(self, rows: Rows, begun: BegunBatch) -> None:
-        """Wait for a batch and keep its results; rows behind one that fails the job return to `todo`."""
+        """Wait for a batch and keep its results; rows after one that fails the job return to `todo`."""
         try:
             mapped = begun.result()
         except UdfError as error:

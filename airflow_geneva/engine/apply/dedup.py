@@ -1,4 +1,4 @@
-"""Call a deterministic UDF once for equal inputs: of a batch, of a task, and of other tasks and jobs."""
+"""Call a deterministic UDF once for equal inputs in a batch, in a task, and in other tasks and jobs."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Place(NamedTuple):
 
 
 class KnownValues:
-    """Values of one UDF that this process has, by the keys of their inputs; for all threads of a task.
+    """Values of one UDF in this process's memory, by the keys of their inputs; shared by the threads of a task.
 
     Args:
-        cache: what other tasks and jobs have; None: only the own ones.
-        room: bytes of values to keep; the oldest go.
+        cache: the values of other tasks and jobs; None: use only the values of this process.
+        room: the maximum bytes of values to keep; the oldest are evicted first.
     """
 
     def __init__(self, cache: ValueCache | None, room: int) -> None:
@@ -54,7 +54,7 @@ class KnownValues:
         self._looked, self._flushed = 0.0, time.monotonic()
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
-        """Return the values of keys as far as they are known."""
+        """Return the values of those keys whose values are known."""
         with self.lock:
             now = time.monotonic()
             if self.cache is not None and now - self._looked > _LOOK_SECONDS:
@@ -68,7 +68,7 @@ class KnownValues:
             return found
 
     def add(self, keys: Sequence[bytes], values: pa.Array) -> None:
-        """Keep computed values; write them for others from time to time."""
+        """Keep computed values, and write them to the cache every few seconds or megabytes."""
         with self.lock:
             raced = sum(key in self._places for key in keys)
             self._saved += SavedCalls(raced=raced)
@@ -90,13 +90,13 @@ class KnownValues:
             self._saved += saved
 
     def take_saved(self) -> SavedCalls:
-        """Return the calls that were saved since it was asked last."""
+        """Return the calls that were saved since the last call of this method."""
         with self.lock:
             saved, self._saved = self._saved, SavedCalls()
             return saved
 
     def flush(self) -> None:
-        """Write for others what is not written yet."""
+        """Write the values to the cache that are not written yet."""
         with self.lock:
             unwritten, self._unwritten, self._flushed = self._unwritten, [], time.monotonic()
             if self.cache is not None and unwritten:
@@ -119,7 +119,7 @@ class DedupMapper(BatchMapper):
         self.prepares_at_a_time = inner.prepares_at_a_time
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Preprocess the rows that are called as far as it is known by now."""
+        """Preprocess the first row of each input whose value is neither known nor being computed."""
         keys = row_keys(self.inputs(batch))
         with self.known.lock:
             done = self.known.find(list(dict.fromkeys(keys))).keys() | self.known.begun
@@ -132,7 +132,7 @@ class DedupMapper(BatchMapper):
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         if not batch.num_rows:
             return self.inner.begin(batch)
-        # A column may be the input of several parameters: those of `(a, b, a)` and `(a, b, b)` are in equal batches.
+        # Make keys from the parameters: `(a, b, a)` and `(a, b, b)` read the same columns of a batch.
         keys = row_keys(self.inputs(batch))
         with self.known.lock:
             found = self.known.find(list(dict.fromkeys(keys)))
@@ -151,12 +151,12 @@ class DedupMapper(BatchMapper):
 
 @dataclass(eq=False)
 class _BegunDedup(BegunBatch):
-    """A batch of which the first rows with new inputs are called.
+    """A batch in which the UDF is called on the first row of each new input.
 
     Args:
-        found: values that are known already.
-        firsts: the row that is called, by the key of its inputs.
-        waited: keys of inputs that another batch calls.
+        found: values that were already known.
+        firsts: the called row, by the key of its inputs.
+        waited: keys of inputs whose value another batch is computing.
     """
 
     mapper: DedupMapper
@@ -172,7 +172,7 @@ class _BegunDedup(BegunBatch):
         return self.calls.unfinished if self.calls else 0
 
     def go_on(self) -> bool:
-        """Wait for other batches that call the same inputs, too; `unfinished` does not count their calls."""
+        """Also wait for batches that compute the same inputs; `unfinished` does not count their calls."""
         if self.calls is not None and not self.calls.go_on():
             return False
         return self.waited.isdisjoint(self.mapper.known.begun)
@@ -200,7 +200,7 @@ class _BegunDedup(BegunBatch):
                 known.begun.difference_update(self.firsts)
             called += len(self.firsts)
         done = {self.keys[row]: place for row, place in places.items() if place is not None}
-        # Of what another batch had begun, the values are there now, unless they failed.
+        # The values that another batch was computing are known now, unless its calls failed.
         done |= self.found
         waited = [key for key in dict.fromkeys(self.keys[:stop]) if key not in done and key not in self.firsts]
         done |= known.find(waited) if waited else {}
@@ -228,7 +228,7 @@ class _BegunDedup(BegunBatch):
         places: dict[int, Place | None],
         failures: list[RowFailure],
     ) -> tuple[int, UdfError | None]:
-        """Take what a call on some rows gave; return the row that fails and its error, or the number of rows."""
+        """Store the results of a call on some rows; return the failing row and its error, or the batch's rows."""
         error: UdfError | None = None
         stop = len(self.keys)
         try:
@@ -252,7 +252,7 @@ class _BegunDedup(BegunBatch):
         return stop, error
 
     def _values(self, rows: Sequence[Place | None]) -> pa.Array:
-        """Put values together: of each array those that are wanted, then in the order of the rows."""
+        """Combine values in row order: take the wanted ones from each array, then reorder them."""
         wanted: dict[int, tuple[pa.Array, list[int], list[int]]] = {}
         empty: list[int] = []
         for row, place in enumerate(rows):

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|OOM when allocating|RESOURCE_EXHAUSTED|CU[A-Z]+_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-"""What exceptions of PyTorch, JAX, TensorFlow and CUDA itself say about a device's memory."""
+"""Texts of exceptions of PyTorch, JAX, TensorFlow and CUDA when a device is out of memory."""
 
 _FAILED = re.compile(
     r"(?:CUDA|HIP)(?: driver| runtime)? error: (?!out of memory)|CUDA_ERROR_(?!OUT_OF_MEMORY)|uncorrectable ECC"
     r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED",
     re.IGNORECASE,
 )
-"""What they say when a device, or this process's use of it, has failed, so that all later calls of it fail too."""
+"""Their texts when a device, or this process's access to it, has failed, so that all later calls on it fail too."""
 
 
 def is_out_of_memory(error: BaseException, named: tuple[type[Exception], ...] = ()) -> bool:
@@ -32,7 +32,7 @@ def is_out_of_memory(error: BaseException, named: tuple[type[Exception], ...] = 
 
 
 def is_device_failure(text: str) -> bool:
-    """Whether an exception says that a device failed."""
+    """Whether an exception's text says that a device failed."""
     return _FAILED.search(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""The event loop of async calls: a call ends at its timeout, and a loop whose call does not end is left behind."""
+"""The event loop of async calls: a call is cancelled at its timeout, and if it does not end, its loop is abandoned."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 GRACE_SECONDS = 5.0
-"""Seconds that a cancelled call has to end."""
+"""Seconds within which a cancelled call must end."""
 POLL_SECONDS = 1.0
-"""Seconds between two checks of a thread that waits for calls, whether one of them blocks the loop."""
+"""Seconds after which a thread that waits for calls checks again whether one of them blocks the loop."""
 
 
 class CallLoop:
-    """An event loop in a thread of its own. `blocked_by` is the task whose call blocks the thread for good."""
+    """An event loop in a thread of its own. `blocked_by` is the task whose call blocks that thread permanently."""
 
     def __init__(self) -> None:
         self.blocked_by: asyncio.Task[Any] | None = None
@@ -46,12 +46,12 @@ class CallLoop:
             return self._gates.setdefault(key, asyncio.Semaphore(udf.max_in_flight or 1))
 
     def is_blocked(self) -> bool:
-        """Whether a call has blocked the loop's thread since its timeout and two grace periods; leave the loop then."""
+        """Whether a call still blocks the loop's thread two grace periods after its timeout; then abandon the loop."""
         with self._lock:
             if self.blocked_by is None and not self.set_ups and (found := self._find_blocking()):
                 self.blocked_by = found
                 LOOP.leave(self)
-                # If the thread goes on later, the results of the loop's other calls are dropped.
+                # If the thread continues later, the results of the loop's other calls are dropped.
                 self._loop.call_soon_threadsafe(self._cancel_all)
         return self.blocked_by is not None
 
@@ -61,7 +61,7 @@ class CallLoop:
         running = asyncio.current_task(self._loop)
         if running is None or not overdue or (running in calls and running not in overdue):
             return None
-        # Tasks that a call started are unknown here: a blocked one counts as the call with the earliest deadline.
+        # Tasks that a call started are unknown here: if one blocks, the call with the earliest deadline is blamed.
         blocking = running if running in overdue else min(overdue, key=lambda task: overdue[task][0])
         return overdue[blocking][1] or blocking
 
@@ -72,19 +72,19 @@ class CallLoop:
     def _run(self) -> None:
         _here.loop = self
         while True:
-            # Raised by a task that a UDF started, these also end the loop itself.
+            # If a task that a UDF started raises one of these, it also stops the loop itself.
             with suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()
 
 
 class CurrentLoop:
-    """The loop of this process that takes new calls: a client such as `httpx.AsyncClient` belongs to one loop."""
+    """The loop of this process for new calls; only one, because a client such as `httpx.AsyncClient` belongs to one."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, in a forked process: it has no copy of the thread that runs the loop."""
+        """Reset the state; a forked process needs this, because it has no copy of the thread that runs the loop."""
         self.ended = 0
         self._call_ended = threading.Condition()
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class CurrentLoop:
             return self._current
 
     def leave(self, loop: CallLoop) -> None:
-        """Take no new calls in this loop; those that are in flight go on."""
+        """Start no new calls in this loop; its calls in flight continue."""
         with self._lock:
             if self._current is loop:
                 self._current = None
@@ -108,7 +108,7 @@ class CurrentLoop:
             self._call_ended.notify_all()
 
     def wait_for_call(self, ended: int) -> None:
-        """Wait until more calls than these have ended, and no longer than until the loop should be checked."""
+        """Wait until more than `ended` calls have ended, at most until the loop should be checked again."""
         with self._call_ended:
             self._call_ended.wait_for(lambda: self.ended > ended, POLL_SECONDS)
 
@@ -121,10 +121,10 @@ os.register_at_fork(after_in_child=LOOP.forget)
 
 
 async def call_within(function: Callable[..., Awaitable[Any]], timeout: float | None, *arguments: Any) -> Any:
-    """Call a function, and cancel the call at its timeout. One that does not end then is left behind with its loop.
+    """Call a function, and cancel the call at its timeout. If it does not end then, abandon it with its loop.
 
     Raises:
-        TimeoutError: the call took longer, whatever it returns after it was cancelled.
+        TimeoutError: the call took longer, even if it returned a value after it was cancelled.
     """
     loop: CallLoop = _here.loop
     call = asyncio.ensure_future(_guarded(function, arguments))
@@ -157,7 +157,7 @@ def timed_out(timeout: float | None, ending: str) -> TimeoutError:
 
 
 async def _guarded(function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
-    """Call a function; exceptions that would end the event loop's thread become ordinary ones."""
+    """Call a function; exceptions that would stop the event loop become a RuntimeError."""
     try:
         return await function(*arguments)
     except (SystemExit, KeyboardInterrupt) as error:

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 _Key = tuple[str, str]
 _learned: dict[_Key, float] = {}
-"""The largest call that fits, in the unit of the UDF's batches, by UDF and version: what this process found out."""
+"""The largest call that fits, in the unit of the UDF's batches, by UDF and version, as this process found out."""
 _inherited: dict[_Key, float] = {}
-"""The same, as the newest job of this process was told."""
+"""The same, as earlier jobs found out; set by the newest job of this process."""
 
 
 def most_fitting(udf: UDF) -> float:
-    """Return the largest batch that fits into the device's memory, in rows or in weight; infinity if none failed."""
+    """Return the largest batch that fits in the device's memory, in rows or weight; infinity if all batches fitted."""
     return min(_learned.get(_key(udf), inf), _inherited.get(_key(udf), inf))
 
 

@@ -1,4 +1,4 @@
-"""Keep computed rows of one fragment: error records and range checkpoints, while the rows go on to their data file."""
+"""Write error records and range checkpoints of one fragment, and pass its rows on to their data file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_IDS = np.empty(0, np.uint64)
 
 
 def joint_looked_at(steps: Sequence[StepResult], runs: RowRuns) -> Ranges:
-    """Return the rows that were looked at in all steps, whose rows that ran are given."""
+    """Return the rows that were looked at in any of the steps; `runs` are the rows on which the UDF ran in them."""
     found = [step.looked_at for step in steps]
     parts = [computed_rows(runs)] if None in found else []
     return Ranges.union([*parts, *(rows for rows in found if rows is not None)])
@@ -57,10 +57,10 @@ class Keeper:
     bytes: int = 0
 
     def keep(self, steps: Iterable[StepResult], keep_last: bool = True) -> Generator[StepResult, None, None]:
-        """Yield the steps, and write their checkpoints; if they end with an error, also of the last ones.
+        """Yield the steps, and write their checkpoints; after an error, also a checkpoint of the last steps.
 
-        ``keep_last`` also writes a checkpoint of the last steps, which a caller that stages the whole fragment does not
-        need.
+        ``keep_last`` also writes a checkpoint of the last steps without an error; a caller that stages the whole
+        fragment does not need it.
         """
         try:
             for step in steps:

@@ -18,7 +18,7 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 from airflow_geneva.services.limits.rate_limit import may_go_on
 
-# A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
+# A call that kills its process costs a new process, and other calls cost little, so cut into many pieces at once.
 _PIECES = 16
 
 logger = logging.getLogger("airflow_geneva.apply")
@@ -51,7 +51,7 @@ def run_now(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def retry(results: BatchResults, rule: int | None, calls: int, pause: Callable[[float], Awaitable[None]]) -> bool:
-    """Return whether a `Retry` rule decides, after waiting as long as it says."""
+    """Return whether a `Retry` rule decides, after the pause that the rule asks for."""
     found = None if rule is None else results.rules[rule]
     if not isinstance(found, Retry):
         return False
@@ -63,14 +63,14 @@ def skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: Cal
     """Record a row as skipped; `RowFailed` if no `Skip` rule decides."""
     if rule is None or not isinstance(results.rules[rule], Skip):
         raise RowFailed(row, trouble)
-    # In this order: a row that has its value is also known to have failed.
+    # In this order, a failed row never has its NULL value without its failure.
     results.add_failure(row, rule, trouble)
     results.put(row, pa.nulls(1, results.mapper.udf.data_type))
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one call; of the last piece of a failed call, also the number of failed calls when it was cut."""
+    """Rows of one call; for the last piece of a failed call, `troubles` is the number of failed calls at its cut."""
 
     start: int
     stop: int
@@ -92,8 +92,8 @@ class Narrowing:
     span and on a single row at most as often as the rule allows, and once on each piece. If only the larger call fails
     and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
 
-    A call of several rows that runs out of a device's memory is halved, whatever the rules say, and later calls of the
-    process are no larger than that.
+    A call of several rows that runs out of a device's memory is halved regardless of the rules, and later calls of the
+    process are no larger than the largest part that fitted.
 
     Args:
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
@@ -163,7 +163,7 @@ class Narrowing:
             )  # fmt: skip
 
     def _learn(self) -> None:
-        """Remember how much fits; a row that does not fit alone says nothing about others."""
+        """Remember the size that fits; a single row that does not fit says nothing about others."""
         smallest, trouble = min(self.too_large, key=lambda found: found[0].rows)
         if smallest.rows > 1 and self.fitting is not None and (most := self._size(self.fitting)):
             learn(self.udf, most)

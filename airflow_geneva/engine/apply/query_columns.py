@@ -39,11 +39,11 @@ _BLOB_ROWS = 1_024
 class QueryComputer(BatchMapper):
     """Computes all columns of a query as one struct array, which checkpoints store like a column; blobs are bytes.
 
-    A batch is the result of a scan with its `projection`, and row ids: Lance cannot scan constants alone. The calls of
-    a column begin as soon as their inputs are known, so that those of several columns and batches are in flight.
+    A batch comes from a scan with `projection` and row ids, because Lance cannot scan constants alone. A column's calls
+    start as soon as their inputs are available, so that calls of several columns and batches are in flight.
 
     Args:
-        keeps_before: if a row fails the job, compute all columns of the rows before it, and give them with the error.
+        keeps_before: if a row fails the job, compute all columns of the rows before it, and attach them to the error.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class QueryComputer(BatchMapper):
         self.prepares_at_a_time = max((mapper.prepares_at_a_time for mapper in self.mappers.values()), default=0)
 
     def _read_chains(self, scalar: set[str]) -> None:
-        """Find out which columns need another one's values, and how many calls are in flight along a chain."""
+        """Find the columns that need other columns' values, and the number of calls in flight along such chains."""
         in_flight = {name for name, mapper in self.mappers.items() if mapper.calls_at_a_time}
         udf_columns = [column for column in self.columns if column.udf is not None]
         above, below = ({name: set[str]() for name in self.mappers} for _ in range(2))
@@ -95,12 +95,12 @@ class QueryComputer(BatchMapper):
                 below[name].add(column.name)
         self.calls_at_a_time = max(along.values(), default=0)
         self.ahead = {name for name in self.mappers if in_flight & {name, *below[name]}}
-        """Columns that do not wait for the turn of their batch: their calls are in flight, or such calls need them."""
+        """Columns computed before their batch's turn: their calls run in the background, or such calls need them."""
         rowwise = in_flight & scalar
         self.by_row = {
             name for name in scalar if (name in rowwise) + bool(rowwise & above[name]) + bool(rowwise & below[name]) > 1
         }
-        """Columns whose rows wait for those of another column, or are waited for, one by one."""
+        """Scalar columns computed row by row: on a chain, from the first to the last of several with a call per row."""
 
     def needed(self, column: OutputColumn) -> list[str]:
         """Return the UDF columns whose values are inputs of a column."""
@@ -114,7 +114,7 @@ class QueryComputer(BatchMapper):
         self._stack.close()
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Preprocess for the UDFs whose inputs are columns of the source; see `BatchMapper`."""
+        """Preprocess for the UDFs whose inputs are all columns of the source; see `BatchMapper`."""
         for column in self.columns:
             mapper, from_source = self.mappers.get(column.name), self.input_aliases.get(column.name, {})
             if mapper and mapper.prepares_at_a_time and set(column.columns) <= set(from_source):
@@ -137,7 +137,7 @@ class QueryComputer(BatchMapper):
         return {column.name: batch.column(self._aliases[column.name]) for column in self.columns if not column.udf}
 
     def ask_batch_apis(self, batch: pa.RecordBatch) -> None:
-        """Raise StillWaiting if the service of a batch API has not answered all rows: no other UDF is called yet."""
+        """Raise StillWaiting if a batch API has not answered all rows, before any other UDF is called."""
         waiting: dict[str, int] = {}
         plain = self.plain(batch)
         for column in self.columns:
@@ -161,7 +161,7 @@ class QueryComputer(BatchMapper):
 
 @dataclass(eq=False)
 class _Part:
-    """Rows of a batch that a UDF is called on together, with what was begun and what came out."""
+    """Rows of a batch on which a UDF is called together, with the started calls and their result."""
 
     start: int
     stop: int
@@ -170,7 +170,7 @@ class _Part:
 
 
 class _BegunColumn:
-    """A UDF column of a batch, in parts: in one, or, where rows wait for those of another column, row by row."""
+    """A UDF column of a batch, as one part, or with `by_row` as one part per row."""
 
     def __init__(self, column: OutputColumn, mapper: BatchMapper, rows: int, by_row: bool) -> None:
         self.column = column
@@ -179,7 +179,7 @@ class _BegunColumn:
         self.parts = [_Part(*part) for part in parts]
 
     def unfinished(self, stop: int) -> int:
-        """Return the number of calls on the rows before ``stop`` that have not ended, or have not begun."""
+        """Return the number of calls on the rows before ``stop`` that have not ended or not started."""
         left = (part for part in self.parts if part.start < stop and part.found is None)
         alone = self.mapper.calls_rows
         return sum(part.begun.unfinished if part.begun else part.stop - part.start if alone else 1 for part in left)
@@ -188,7 +188,7 @@ class _BegunColumn:
         return all(part.found is not None for part in self.parts if part.start < stop)
 
     def values(self, start: int, stop: int) -> pa.Array | None:
-        """Return the values of some rows; None if they are not there yet."""
+        """Return the values of some rows; None if they are not available yet."""
         if len(self.parts) == 1:
             found = self.parts[0].found
             return None if found is None else found.values.slice(start, stop - start)
@@ -197,7 +197,7 @@ class _BegunColumn:
         return pa.concat_arrays(values) if len(values) == len(parts) else None
 
     def mapped(self, rows: int) -> MappedBatch:
-        """Return the result of the first rows, all of which are there."""
+        """Return the result of the first rows, whose values must be available."""
         values = self.values(0, rows)
         assert values is not None
         done = [(part.start, part.found) for part in self.parts if part.found is not None]
@@ -205,7 +205,7 @@ class _BegunColumn:
         return MappedBatch(values, tuple(one for one in failures if one.index < rows), rows)
 
     def succeeded(self) -> dict[int, pa.Array]:
-        """Cancel what is in flight; return by row, in an array of one, each value that is there."""
+        """Cancel the calls in flight; return the available values by row, each as an array of length one."""
         good: dict[int, pa.Array] = {}
         for part in self.parts:
             if part.found is not None:
@@ -221,7 +221,7 @@ class _BegunColumn:
 
 
 class _BegunQuery(BegunBatch):
-    """A batch of a query. If a row fails the job, only the rows before it are computed further."""
+    """A batch of a query. After a row fails the job, only the rows before it are computed."""
 
     def __init__(self, computer: QueryComputer, batch: pa.RecordBatch) -> None:
         self.computer = computer
@@ -275,7 +275,7 @@ class _BegunQuery(BegunBatch):
         return rows, self._rows({name: rows_at(plain, pa.array(rows)) for name, plain in self.plain.items()} | computed)
 
     def _advance(self, names: Collection[str], whatever_waits: bool = False) -> None:
-        """Begin the calls of columns whose inputs are there, and take what those that have ended gave."""
+        """Start the calls of columns whose inputs are available, and take the results of those that have ended."""
         for name, column in self.columns.items():
             for part in column.parts if name in names else ():
                 if part.start >= self.stop and self.failure is not None:
@@ -286,7 +286,7 @@ class _BegunQuery(BegunBatch):
                     part.found = self._take(column.column.name, part, part.begun)
 
     def _inputs(self, column: _BegunColumn, part: _Part) -> pa.RecordBatch | None:
-        """Return the inputs of a part, without the rows from a failing one on; None if some are not there yet."""
+        """Return the inputs of a part, up to a row that fails the job; None if some are not available yet."""
         part.stop = min(part.stop, self.stop)
         computed = dict[str, pa.Array]()
         for name in self.computer.needed(column.column):
@@ -298,14 +298,14 @@ class _BegunQuery(BegunBatch):
         return self.computer.inputs(column.column, self.batch[rows], plain | computed)
 
     def _take(self, name: str, part: _Part, begun: BegunBatch) -> MappedBatch | None:
-        """Return what a part gave; of one with a row that fails the job, the rows before it."""
+        """Return the result of a part; if a row of it fails the job, the result of the rows before it."""
         try:
             return begun.result()
         except UdfError as error:
             error.column = name
             rows = error.row_index
             if rows is None or not self.computer.keeps_before or (rows and error.computed is None):
-                # Nothing is known of the rows before it.
+                # The results of the rows before it are not known, or not wanted.
                 self.stop, self.failure = 0, error
                 return None
             error.row_index = part.start + rows
@@ -352,7 +352,7 @@ def _projection(
 
 
 def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
-    """Read existing rows, no id twice, in the order of their ids; a projection has SQL or quoted columns."""
+    """Read existing rows in the order of their ids, which must be distinct; a projection has SQL or quoted columns."""
     with_id = {**projection, "_rowid": "_rowid"}
     blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
     if not blobs & set(projection.values()):

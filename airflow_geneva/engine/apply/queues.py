@@ -1,4 +1,4 @@
-"""The queue between two threads of a task: it keeps the order, and all queues hold a bounded number of bytes."""
+"""Queues between two threads of a task: each keeps its order, and together they hold a bounded number of bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Item = TypeVar("Item")
 
 
 class Stopped(BaseException):
-    """Ends a thread whose queues were stopped, because another thread of the task failed."""
+    """Ends a thread whose queues were stopped because another thread of the task failed."""
 
 
 class Room:
-    """The bytes that some queues may hold together, and the lock that they share.
+    """The number of bytes that several queues may hold together, and their common lock.
 
-    Without `takers_stop`, those who take from a stopped room go on until the givers have ended their queues.
+    Without `takers_stop`, consumers of a stopped room continue until the producers have ended their queues.
     """
 
     def __init__(self, limit: int, takers_stop: bool = True) -> None:
@@ -49,10 +49,10 @@ class Room:
 
 
 class Queue(Generic[Item]):
-    """Hands the items of one unit from one thread to another; iterating ends, or raises, as the giver says.
+    """Passes the items of one unit from one thread to another; the producer decides how iteration ends, with `end`.
 
-    An item waits until it fits into the room; queues made earlier go first. If the taker waits for it, it need not fit:
-    one item of any size passes.
+    An item waits until it fits into the room; queues created earlier have priority. If the consumer waits at an empty
+    queue, one item of any size passes.
     """
 
     def __init__(self, room: Room) -> None:
@@ -64,7 +64,7 @@ class Queue(Generic[Item]):
         self._error: BaseException | None = None
 
     def reserve(self, expected: int) -> None:
-        """Wait until the room has the bytes that are expected, or most of it, and keep them for what is being made."""
+        """Wait for the expected bytes, at most three quarters of the room, and reserve them for the next items."""
         size = min(expected, self.room.limit * 3 // 4)
         with self.room.changed:
             self._wait_for(size)
@@ -72,7 +72,7 @@ class Queue(Generic[Item]):
             self._expected, self._reserved = expected, size
 
     def put(self, item: Item, size: int, wait: bool = True) -> None:
-        """Hand an item over, also if the room was stopped, whose error is raised then: a result may have been paid."""
+        """Add an item; if the room was stopped, add it before raising the error, because it may have been paid for."""
         with self.room.changed:
             expected = max(self._expected - size, 0)
             covered = self._reserved - min(expected, self._reserved)
@@ -86,7 +86,7 @@ class Queue(Generic[Item]):
                 self.room.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say once that no more items come, and why if it is an error, which the taker raises after the last item."""
+        """Mark the end of the items; the consumer raises `error` after the last item. Only the first call counts."""
         with self.room.changed:
             if not self._ended:
                 self._ended, self._error = True, error
@@ -94,7 +94,7 @@ class Queue(Generic[Item]):
             self._reserved = 0
 
     def is_ready(self, seconds: float) -> bool:
-        """Wait some seconds at most; return whether the next item, or the end, is there."""
+        """Wait at most `seconds`; return whether an item is available, the queue has ended, or the room was stopped."""
         with self.room.changed:
             return self.room.changed.wait_for(
                 lambda: bool(self._items) or self._ended or self.room.stopped is not None, seconds
@@ -136,7 +136,7 @@ class Queue(Generic[Item]):
 
 
 class Turns:
-    """Lets threads that took numbered items hand them over in the order of the numbers."""
+    """Lets threads that took numbered items pass them on in the order of the numbers."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -144,7 +144,7 @@ class Turns:
 
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
-        """Wait until all before have had their turn."""
+        """Wait until all lower numbers have had their turn."""
         with self.room.changed:
             while self._next != number:
                 if self.room.stopped is not None:
@@ -158,7 +158,7 @@ class Turns:
 
 @dataclass(eq=False)
 class Unkept:
-    """Rows that were handed over and would be lost by a kill: since when, and whether they are kept by now."""
+    """Rows that were handed over since the time `since`, and that a kill loses until `is_kept`."""
 
     since: float
     rows: int = 0
@@ -166,7 +166,7 @@ class Unkept:
 
 
 class Acknowledgments:
-    """Lets the thread that computes go on only while a kill would lose no more than an interval, or `most` rows."""
+    """Blocks the computing thread while a kill would lose more than `seconds` of work or more than `most` rows."""
 
     def __init__(self, room: Room, seconds: float, most: int | None) -> None:
         self.room = room
@@ -180,7 +180,7 @@ class Acknowledgments:
             self.room.changed.notify_all()
 
     def wait(self, rows: Unkept) -> None:
-        """Wait for rows to be kept, if as many as these in addition would be too many that are not kept."""
+        """Add rows that are not kept yet; block while the same number of rows again would exceed the limits."""
         with self.room.changed:
             self._waiting.append(rows)
             while self._is_too_much(rows.rows):

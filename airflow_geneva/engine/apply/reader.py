@@ -1,4 +1,4 @@
-"""Read the inputs of row ranges of one fragment, in bounded batches; adapt the rows of a step to their time."""
+"""Read the inputs of row ranges of one fragment, in bounded batches; adapt the rows per step to the speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SELECTED = "__geneva_backfill_selected"
 _READ_ROWS = 16_384
 _NARROW_ROWS, _NARROW_BYTES = 65_536, 64
-"""So many rows are read at once of columns that are so narrow: then a batch costs more than its rows."""
+"""Rows to read at once if a row has at most these bytes: for narrow rows, a batch costs more than its rows."""
 _SMALL_GAP = 1_024
 _READ_AHEAD = 1
 FIRST_ROWS = 100
@@ -47,7 +47,7 @@ class RowBatch:
         return int(self.columns.nbytes + self.offsets.nbytes + self.row_ids.nbytes)
 
     def mask(self, run: Ranges) -> npt.NDArray[np.bool_] | None:
-        """Return for each row whether it is in these ranges; None if all are, and no offset between them is missing."""
+        """Return for each row whether it is in these ranges; None if all are, and their offsets have no gaps."""
         first, end = int(self.offsets[0]), int(self.offsets[-1]) + 1
         if end - first > len(self.offsets):
             return run.within(first, end).mask(self.offsets)
@@ -59,7 +59,7 @@ class RowBatch:
         return due if self.selected is None else self.selected if due is None else due & self.selected
 
     def part(self, at: int, until: int) -> RowBatch:
-        """Return the rows at these positions."""
+        """Return the rows at the positions ``[at, until)``."""
         rows = slice(at, until)
         start = int(self.offsets[at]) if at else self.start
         end = int(self.offsets[until]) if until < len(self.offsets) else self.end
@@ -68,7 +68,7 @@ class RowBatch:
 
     @staticmethod
     def joined(parts: Sequence[RowBatch]) -> RowBatch:
-        """Join rows that follow one another."""
+        """Join batches of consecutive rows."""
         selected = [part.selected for part in parts if part.selected is not None]
         return RowBatch(
             parts[0].start,
@@ -82,7 +82,7 @@ class RowBatch:
 
 @dataclass
 class ReadSize:
-    """How many rows to read at once: as many as fit, to judge by the rows read so far, but at most so many."""
+    """The number of rows to read at once: those that fit, estimated from the rows read so far, but at most `most`."""
 
     fitting: RowsPerBudget
     most: int = _READ_ROWS
@@ -228,7 +228,7 @@ def _rows(batch: pa.RecordBatch, start: int, end: int | None, names: list[str]) 
 
 
 def fixed_width(data_type: pa.DataType) -> float | None:
-    """Return the bytes that every value of a type takes in memory; None if values differ."""
+    """Return the bytes that every value of a type takes in memory; None if the values' sizes differ."""
     if isinstance(data_type, pa.BaseExtensionType):
         return fixed_width(data_type.storage_type)
     if pa.types.is_null(data_type):
@@ -245,14 +245,14 @@ def fixed_width(data_type: pa.DataType) -> float | None:
 
 
 def joint_width(types: list[pa.DataType]) -> float | None:
-    """Return the bytes that one value of each type takes in total; None if values differ."""
+    """Return the bytes that one value of each type takes in total; None if the values' sizes differ."""
     widths = [fixed_width(data_type) for data_type in types]
     return None if None in widths else sum(width for width in widths if width is not None)
 
 
 @dataclass
 class CheckpointSizer:
-    """Adapts the number of rows per step, which shall take so many seconds, to the measured speed.
+    """Adapts the number of rows per step to the measured speed, so that a step takes about `seconds`.
 
     Equal bounds turn adaptation off.
     """

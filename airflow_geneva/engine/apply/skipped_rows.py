@@ -22,9 +22,10 @@ from airflow_geneva.errors import UdfError
 
 
 class SkipCount:
-    """Counts the rows that a job skips, by rule, including those of earlier tries; a task's threads share it.
+    """Counts the rows that a job skips, by rule, including those of earlier attempts; shared by a task's threads.
 
-    `failed` are all rows on which this try failed, with those that failed in earlier jobs, and the one that ended it.
+    `failed` is the number of rows that failed in this attempt, including rows that had failed in earlier jobs and the
+    row that ended the attempt.
     """
 
     def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
@@ -49,7 +50,7 @@ class SkipCount:
         self.check()
 
     def check(self, elsewhere: Mapping[int, int] | None = None) -> None:
-        """Compare the count with the limits, including what other tasks have skipped meanwhile; see `add`."""
+        """Compare the counts with the limits, including rows that other tasks have skipped meanwhile; see `add`."""
         total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
         message = exceeded_limit(self.policy, total, self.job_rows)
         if message is not None:
@@ -122,7 +123,7 @@ def fatal_failure(error: UdfError, row: int) -> RowFailure:
 
 
 def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
-    """Count the rows that a job skipped so far, by rule, but not those that failed in earlier jobs, too."""
+    """Count the rows that a job has skipped so far, by rule, without rows that had failed in earlier jobs."""
     if not has_limits(work):
         return {}
     records = read_errors(location.checkpoints, work.job_id)
@@ -131,7 +132,7 @@ def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
 
 
 def has_limits(work: JobSpec) -> bool:
-    """Whether the UDF's error policy limits how many rows a job may skip."""
+    """Whether a UDF's error policy limits the number of rows that a job may skip."""
     policies = (udf.on_error for udf in work.udfs.values())
     return any(
         rule.get("max_count") or rule.get("max_fraction")

@@ -1,4 +1,4 @@
-"""Preprocess rows ahead of the calls of a UDF: what its stage returns travels beside the rows, in Arrow."""
+"""Preprocess rows before a UDF is called on them; its stage's results are added to the rows as Arrow columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from airflow_geneva.errors import DeviceFailed, UdfError
 from airflow_geneva.services.limits.rate_limit import count, metered
 
 VALUE, STATE = "__geneva_preprocessed", "__geneva_preprocess_state"
-"""Columns of a batch: what a stage returned for its rows, and how that went: NULL until it has run."""
+"""Columns of a batch: a stage's values, and its state for each row: NULL until it has run, "", or a failure as JSON."""
 
 _DONE = ""
 _FOUND_AGAIN = (UdfError, DeviceFailed, StopComputing)
@@ -45,7 +45,7 @@ def with_prepared(batch: pa.RecordBatch, prepared: Sequence[pa.Array], of: str =
 
 
 def prepare_some(mapper: BatchMapper, batch: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Preprocess some rows of a batch, which are in order; the others are as if the stage had not run."""
+    """Preprocess some rows of a batch, given in ascending order; the stage counts as not run for the others."""
     if not len(rows):
         return batch
     if len(rows) == batch.num_rows:
@@ -60,14 +60,14 @@ def prepare_some(mapper: BatchMapper, batch: pa.RecordBatch, rows: npt.NDArray[n
 
 
 class PreprocessedMapper(BatchMapper):
-    """Calls a UDF on what its stage returns, which runs ahead in `prepare`, or if it has not, when the call begins.
+    """Calls a UDF on the values of its stage, which runs ahead in `prepare`, or else when the call begins.
 
-    A row on which the stage failed is not called: it failed under the same policy.
+    The UDF is not called on rows on which the stage failed: they have failed under the same policy.
 
     Args:
         inner: calls the UDF.
-        call: the UDF, of the stage's value.
-        stages: the stage, as often as it may run at a time.
+        call: the UDF, with the stage's value as its input.
+        stages: the stage, once for each concurrent run.
     """
 
     def __init__(self, inner: BatchMapper, call: Mapper, stages: Sequence[BatchMapper]) -> None:
@@ -86,7 +86,7 @@ class PreprocessedMapper(BatchMapper):
             stage.close()
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        # What fails on no certain row is found again by the call, and raised there.
+        # A failure that names no row occurs again when the call begins, and is raised there.
         with suppress(*_FOUND_AGAIN):
             batch = with_prepared(batch, self._preprocess(batch))
         return batch
@@ -119,7 +119,7 @@ class PreprocessedMapper(BatchMapper):
             fatal, mapped = {row: json.dumps(told)}, MappedBatch(error.computed, error.failures, 0)
         finally:
             self._free.put(stage)
-            count(meter.usage.reported)  # the rows are those of the calls
+            count(meter.usage.reported)  # the UDF's calls count the rows
         values, rows = mapped.values, len(mapped.values)
         states: list[str | None] = [_DONE] * rows + [None] * (batch.num_rows - rows)
         for failure in mapped.failures:
@@ -151,7 +151,7 @@ class PreprocessedMapper(BatchMapper):
         return values, states
 
     def _inputs(self, values: pa.Array) -> pa.RecordBatch:
-        """Return the batch that the UDF is called on: the stage's value, or the fields of it."""
+        """Return the batch on which the UDF is called: the stage's value, or its fields."""
         if self.call.udf.form == "record_batch":
             return pa.record_batch(values.flatten(), names=[field.name for field in values.type])
         return pa.record_batch([values], names=list(self.call.input_columns or ()))
@@ -179,7 +179,7 @@ class _BegunBesideFailures(BegunBatch):
     """A batch with rows on which the stage failed; the other rows are called, up to one that fails the job.
 
     Args:
-        rows: those that are called.
+        rows: the rows on which the UDF is called.
         stop: the row that fails the job, or the number of rows.
     """
 
@@ -234,12 +234,12 @@ class Part:
 
 
 class RowsAhead:
-    """Preprocesses rows in parts that take a fraction of a second, and joins parts to the rows of a call.
+    """Cuts the rows of calls into parts that take a fraction of a second to preprocess, and preprocesses them.
 
     Args:
-        mapper: whose stages run, in as many threads as they may.
-        rows_of_call: how many rows a call has, now; None: any number.
-        limit: bytes of the rows of a call; half of them is what the threads may work on.
+        mapper: the mapper whose stages run, in `prepares_at_a_time` threads.
+        rows_of_call: returns the current number of rows of a call; None: any number.
+        limit: maximum bytes of the rows of a call; the threads together work on at most half of that.
     """
 
     def __init__(self, mapper: BatchMapper, rows_of_call: Callable[[], int | None], limit: int) -> None:
@@ -269,7 +269,7 @@ class RowsAhead:
                 at, begun = until, 0 if ends else begun
 
     def prepare(self, rows: RowBatch, run: Ranges) -> RowBatch:
-        """Return rows with the stages' values and states for those to compute."""
+        """Return rows with the stages' values and states for the rows to compute."""
         chosen = rows.chosen(run)
         picked = np.arange(len(rows.offsets)) if chosen is None else np.flatnonzero(chosen)
         if not len(picked):
@@ -283,7 +283,7 @@ class RowsAhead:
 
 
 def joined(parts: Sequence[RowBatch]) -> Iterator[RowBatch]:
-    """Join prepared parts of a fragment that follow one another; those whose stage failed stay apart."""
+    """Join consecutive prepared parts of a fragment; parts whose stage failed stay separate."""
     for _, group in groupby(parts, key=lambda rows: rows.columns.schema.names):
         found = list(group)
         yield found[0] if len(found) == 1 else RowBatch.joined(found)

@@ -17,7 +17,7 @@ from airflow_geneva.services.limits.rate_limit import is_used_up, may_go_on
 
 
 class ThreadedMapper(BatchMapper):
-    """Maps batches in threads, each with one of the mappers, which are all of the same UDF."""
+    """Maps batches in threads, each with one of the mappers, which all have the same UDF."""
 
     def __init__(self, mappers: Sequence[BatchMapper]) -> None:
         self.calls_at_a_time = len(mappers)
@@ -58,7 +58,7 @@ class _InThread(BegunBatch):
         return self.future.result()
 
     def cancel(self) -> tuple[list[int], pa.Array | None]:
-        """Take back a batch that no thread has begun; wait for the others, whose rows may have been paid for."""
+        """Withdraw the batch if no thread has started it; else wait for it, because its rows may have been paid for."""
         self.future.cancel()
         try:
             mapped = self.future.result()

@@ -1,4 +1,4 @@
-"""Call a UDF on a batch of rows: its values, checked against the declared type, and the rows that fail."""
+"""Call a UDF on a batch of rows, check its values against the declared type, and describe the rows that fail."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RowFailure:
         index: the row within the batch.
         rule: position of the `Skip` in the policy, 0 for `"skip"`.
         traceback: the UDF's own frames; "" after a timeout or a crash.
-        calls: how often the UDF was called on it in this run, including calls with other rows.
+        calls: the number of UDF calls on the row in this run, including calls with other rows.
         column: for a view, the column that was computed; else "".
     """
 
@@ -58,7 +58,7 @@ class RowFailure:
 
 @dataclass(frozen=True, eq=False)
 class MappedBatch:
-    """The values of a batch, NULL for rows that failed, with these in order, and the number of rows in all calls."""
+    """The values of a batch, NULL for failed rows, its failures in row order, and the number of rows in all calls."""
 
     values: pa.Array
     failures: tuple[RowFailure, ...]
@@ -75,7 +75,7 @@ class CallFailure:
 
     Args:
         fits: positions of the matching rules of the policy.
-        complete: the message says all, as for an output that does not fit its column.
+        complete: the message is sufficient, as for an output that does not fit its column.
         passing: a call with the same input may succeed later.
         lacks_access: a service refused the key or the account.
         nulls: inputs of the failing row that are NULL.
@@ -102,7 +102,7 @@ class CallFailure:
         complete: bool = False,
         udf: UDF | None = None,
     ) -> CallFailure:
-        """Describe an exception, of a call of a UDF; ``trace`` is the traceback from the UDF's first frame."""
+        """Describe an exception; ``trace`` is the traceback from the UDF's first frame, ``udf`` the UDF that raised."""
         too_large = udf is not None and is_out_of_memory(error, udf.out_of_memory)
         text = "" if complete else "".join(traceback.format_exception(type(error), error, trace))
         return CallFailure(
@@ -126,7 +126,7 @@ _NO_FIT = CallFailure("UdfError", "", "", (), complete=True)
 
 
 class Mapper:
-    """A UDF and the input columns that it is called on; a record-batch UDF without any gets all columns."""
+    """A UDF and its input columns; a record-batch UDF without any is called on all columns."""
 
     def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None) -> None:
         self.udf = udf
@@ -157,12 +157,12 @@ class Mapper:
         return pa.record_batch([values for _, values in given], schema=pa.schema([field for field, _ in given]))
 
     def set_up(self, mark: Callable[[bool], None] = lambda begins: None) -> Callable[..., Any]:
-        """Return the function that every call of a job calls, within the UDF's limit.
+        """Return the function that all calls of a job use; it keeps to the UDF's limit.
 
-        Of an async UDF it is set up in the event loop that will run the calls, and bounds them by the timeout.
+        For an async UDF, call this in the event loop that will run the calls; the function enforces the timeout.
 
         Args:
-            mark: called when a call begins, and with False when it waits for the limit.
+            mark: called with True when a call begins, and with False when it waits for the limit.
 
         Raises:
             UdfError: the UDF's class cannot be instantiated.
@@ -176,7 +176,7 @@ class Mapper:
         return limited(function, self.udf.limit, self.udf.name, self.udf.is_async, mark)
 
     def count_call(self, rows: int) -> None:
-        """Count a call that was made, with its rows and what they cost."""
+        """Count a call that was made, with its rows and their declared cost."""
         count(Usage(rows=rows, declared=rows * (self.udf.cost or 0.0)))
 
     def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
@@ -191,12 +191,12 @@ class Mapper:
         return [inputs] if self.udf.form == "record_batch" else inputs.columns
 
     def rows_of_calls(self, inputs: pa.RecordBatch) -> list[tuple[int, int]]:
-        """Return the rows of each call on a batch: of all, unless the function's class says what fits one request."""
+        """Return the rows of each call on a batch: one call, unless the UDF's class cuts the rows into requests."""
         cut = getattr(self.udf.func, "rows_of_requests", None)
         return [(0, inputs.num_rows)] if cut is None else list(cut(*self.batch_arguments(inputs)))
 
     def batch_output(self, result: Any, inputs: pa.RecordBatch) -> pa.Array:
-        """Return what a call on a whole batch gave, as the declared type; `UdfError` if it does not fit."""
+        """Convert the result of a call on a whole batch to the declared type; `UdfError` if it does not fit."""
         try:
             output = array_from_result(result, self.udf.data_type)
         except OutputMismatch as mismatch:
@@ -226,7 +226,7 @@ class Mapper:
     def failure(
         self, trouble: CallFailure, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
     ) -> UdfError:
-        """Make the error for a failed call on a row, or on the whole batch; ``computed`` is of the rows before it."""
+        """Make the error for a failed call on a row or the whole batch; ``computed`` has the values before the row."""
         if trouble.complete:
             return UdfError(trouble.message, row, computed)
         if row is not None:
@@ -293,7 +293,7 @@ class Mapper:
 
 
 def _column_at(batch: pa.RecordBatch, name: str) -> tuple[pa.Field, pa.Array] | None:
-    """Return a column of a batch, or a field of a struct under its path; None if it is not there, or not once."""
+    """Return a column of a batch, or a field of a struct under its path; None if it is missing or ambiguous."""
     if (at := batch.schema.get_field_index(name)) >= 0:
         return batch.schema.field(at), batch.column(at)
     root = name.partition(".")[0]
@@ -312,7 +312,7 @@ def describe_set_up(error: BaseException) -> str:
 
 
 def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
-    """Convert an error of `Mapper.map_batch` to a trouble."""
+    """Convert an error of `Mapper.map_batch` to a `CallFailure`."""
     own = error.__cause__
     if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
         return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
@@ -323,7 +323,7 @@ def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
 
 
 def users_frames(error: Exception) -> TracebackType | None:
-    """Return the frames of an exception from the UDF's first one."""
+    """Return an exception's traceback from the UDF's first frame on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_NOT_USERS):
         trace = trace.tb_next
@@ -344,7 +344,7 @@ class BatchResults:
         self._calls = np.zeros(self.rows, np.int64)
 
     def begin_again(self, keep: bool) -> BatchResults:
-        """Return results with the calls counted so far, and with what is done if it shall be kept."""
+        """Return new results with the calls counted so far, and with `keep` also with the finished rows."""
         again = BatchResults(self.mapper, self.inputs, self.rules)
         again._calls = self._calls.copy()
         if keep:
@@ -362,7 +362,7 @@ class BatchResults:
         self.answered(start, stop)
 
     def answered(self, start: int, stop: int) -> None:
-        """Count a call on these rows that an earlier one was counted for, by the job that made it."""
+        """Count a call on these rows in this batch only; `Mapper.count_call` counts it for the job."""
         self._calls[start:stop] += 1
 
     def put(self, start: int, values: pa.Array) -> None:
@@ -375,7 +375,7 @@ class BatchResults:
         self.failures.append(RowFailure(row, rule, trouble.exception, trouble.message, trouble.traceback, calls))
 
     def succeeded(self) -> tuple[list[int], pa.Array | None]:
-        """Return the rows that have a value so far, without the failed ones, and their values."""
+        """Return the rows that have a value so far, without failed ones, and their values."""
         failed = {failure.index for failure in self.failures}
         parts = [(start, self._parts[start]) for start in sorted(self._parts)]
         rows = [start + at for start, values in parts for at in range(len(values))]
@@ -419,7 +419,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _printable(text: str, most: int, keep_end: bool = False) -> str:
-    """Make a text storable as UTF-8, without credentials, and cut it; of a traceback, the end matters most."""
+    """Make a text storable as UTF-8, mask credentials, and cut it; `keep_end` keeps its end, as for a traceback."""
     text = mask_secrets(text.encode("utf-8", "backslashreplace").decode())
     if len(text) <= most:
         return text

@@ -27,7 +27,7 @@ def weigh(udf: UDF, inputs: pa.RecordBatch, rules: Rules) -> tuple[Weights, dict
     try:
         return _weights(function, inputs), {}
     except Exception:
-        # One row that cannot be weighed is no matter of the others.
+        # A row that cannot be weighed must not affect the others.
         found, troubles = np.zeros(inputs.num_rows), dict[int, CallFailure]()
         for row in range(inputs.num_rows):
             try:

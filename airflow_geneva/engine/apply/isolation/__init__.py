@@ -1,1 +1,1 @@
-"""A UDF in a process of its own, which may die."""
+"""Run a UDF in a process of its own, which may die."""

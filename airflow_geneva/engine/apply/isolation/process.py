@@ -46,7 +46,7 @@ _DEATH_SECONDS = 5.0
 
 @dataclass(eq=False)
 class WorkerLost(Exception):
-    """A worker process died or was killed; ``reason`` ends a sentence, ``row`` is None outside of a call."""
+    """A worker process died or was killed; ``reason`` completes a sentence, ``row`` is None outside of a call."""
 
     reason: str
     row: int | None
@@ -69,7 +69,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class WorkerKey:
-    """What a worker process was started with; a worker is reused only if all of it is equal."""
+    """The UDF, import path, working directory and environment of a worker, which is reused only for an equal key."""
 
     udf_reference: UdfReference
     path: tuple[str, ...]
@@ -84,8 +84,8 @@ class WorkerKey:
 class WorkerProcess:
     """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
-    ``when_gone`` is called, in a separate thread, after the worker exited or was killed. `UdfSetupFailed` says why the
-    UDF cannot be set up in it, or not ``within`` these seconds.
+    ``when_gone`` is called, in a separate thread, after the worker exited or was killed. `UdfSetupFailed` is raised if
+    the UDF cannot be set up in it, or takes longer than ``within`` seconds.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class WorkerProcess:
             raise
 
     def load(self, batch: pa.RecordBatch) -> None:
-        """Send a batch to `map`, which replaces the last one; `WorkerLost` if the worker died."""
+        """Send a batch for `map`, which replaces the previous one; `WorkerLost` if the worker died."""
         limits = limits_at_hand()
         kept = limits and (limits.root, dict(limits.options))
         self._ask({"order": "load", "limits": kept}, batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
-        """Map rows of the batch; end early after a failed row that the caller has to decide about.
+        """Map rows of the batch; end early after a failed row on which the caller has to decide.
 
         `WorkerLost` if the worker died, or was killed because a call took longer than ``timeout`` seconds.
         """
@@ -167,13 +167,13 @@ class WorkerProcess:
                 os.close(self.pipes.pop())
 
     def _start(self, theirs: tuple[int, int, int]) -> tuple[subprocess.Popen[bytes], threading.Thread]:
-        """Start the worker from a thread that lives as long: Linux kills the worker when that thread ends."""
+        """Start the worker from a thread that lives as long as the worker: Linux kills it when that thread ends."""
         born: Future[subprocess.Popen[bytes]] = Future()
         command = [sys.executable, "-c", _BOOT, *map(str, theirs)]
 
         def keep() -> None:
             try:
-                # Its standard output is not an answer pipe. Its own process group lets us kill what it started.
+                # Its standard output goes to stderr. Its own process group lets us kill the processes that it started.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=theirs, start_new_session=True
                 )
@@ -319,7 +319,7 @@ class WorkerPool:
             self.forget(child)
 
     def dismiss(self) -> None:
-        """End the idle workers."""
+        """Kill the idle workers."""
         with self.lock:
             idle, self.idle = self.idle, []
         for child in idle:

@@ -33,14 +33,14 @@ def open_batch_mapper(
     submissions: Submissions | None = None,
     batch_size: int | None = None,
 ) -> BatchMapper:
-    """Prepare a UDF, or a reference so that it is pickled only once, to be called on batches.
+    """Prepare a UDF to be called on batches; a `UdfReference` saves pickling it again.
 
     With `on_error="fail"` and no timeout, or if it is async, the UDF runs in this process. Otherwise it runs in a
     worker process. The first batch with rows starts the worker, which is killed and replaced as needed, and kept for a
     minute for the next caller that opens the same UDF. The timeout covers every call, including the first one in a new
     worker, but not the import of the UDF's module or the instantiation of its class, which `setup_timeout` bounds.
-    With ``known`` values, only inputs that are not among them are called. A batch API has the ``submissions`` of its
-    column. Batches that come are cut into those of at most ``batch_size`` rows, and by `batch_by`.
+    With ``known``, the UDF is called only on inputs without a known value. ``submissions`` are those of a batch API's
+    column. Unless the UDF is scalar, batches are cut into smaller ones of ``batch_size`` rows, and by `batch_by`.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
@@ -60,7 +60,7 @@ def open_batch_mapper(
 
 
 def _open_stage(udf: UDF, stage: Mapper) -> list[BatchMapper]:
-    """Prepare the stage of a UDF for as many batches at a time as it has processes, or CPUs for threads."""
+    """Prepare a UDF's stage once for each of its `preprocess_workers`, or for each of its CPUs."""
     if udf.preprocess_workers or stage.udf.needs_process:
         reference = UdfReference.of(udf, stage=True)
         return [_WorkerMapper(stage, reference) for _ in range(udf.preprocess_workers or _threads_of(udf))]
@@ -210,7 +210,7 @@ class _WorkerMapper(BatchMapper):
             ) from error
 
     def _explain(self, lost: WorkerLost, inputs: pa.RecordBatch, start: int, stop: int) -> CallFailure:
-        """Describe why a call ended its process; raise DeviceFailed if single rows do, and it is not their fault."""
+        """Describe why a call ended its process; raise DeviceFailed if calls on other rows fail alike."""
         kind: type[Exception] = UdfCrashed
         message = f"The process that ran the call {lost.reason}."
         if stop - start == 1 and self._is_of_device(lost) and self._fails_on_others(inputs, start):
@@ -220,11 +220,11 @@ class _WorkerMapper(BatchMapper):
         return CallFailure(f"{kind.__module__}.{kind.__qualname__}", message, "", matching_rules_of(self.rules, kind))
 
     def _is_of_device(self, lost: WorkerLost) -> bool:
-        """Whether a device may be the reason: it said so, or a call of one hung."""
+        """Whether a device may be the cause: the worker reported it, or a call of a UDF with GPUs timed out."""
         return lost.by_device or (lost.timed_out and bool(self.mapper.udf.num_gpus))
 
     def _fails_on_others(self, inputs: pa.RecordBatch, row: int) -> bool:
-        """Whether calls on other rows of a batch, each in a new process, fail as one on this row did."""
+        """Whether calls on other rows of a batch, each in another process, also fail because of a device."""
         others = [at for at in sorted({0, inputs.num_rows // 2, inputs.num_rows - 1}) if at != row]
         for other in others:
             self.mapper.count_call(1)
@@ -243,7 +243,7 @@ class RowByRow:
     A row whose call exceeds the timeout has failed. If a worker dies during a row's call, the row runs once more, alone
     in a new worker, because other rows may have used up the memory; if that worker dies too, the row has failed.
     `Retry` rules apply in addition. Rows whose values were lost with a worker run again. If a worker dies between two
-    calls, no row is to blame: the remaining rows are cut in half until one row is left, which counts as called.
+    calls, no row is to blame: the remaining rows are halved until one row is left, which then counts as called.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class RowByRow:
         self.results = results
         self.order = order
         self.explain = explain
-        # Rows to map, as start and end, or a row to decide about, with its failure.
+        # Rows to map, as start and end, or a row on which to decide, with its failure.
         self.todo: list[tuple[int, int | CallFailure]] = [(0, results.rows)]
         self.deaths: Counter[int] = Counter()
         self.tries: Counter[int] = Counter()

@@ -82,7 +82,7 @@ def serve(orders: int, answers: int, shared: int) -> None:
 
 
 def _die_first_without_memory() -> None:
-    """Make the kernel kill this process first, not the Spark or Airflow worker: its death becomes an error record."""
+    """Make the OOM killer choose this process, not the Spark or Airflow worker: its death becomes an error record."""
     with contextlib.suppress(OSError):
         score = int(_OOM_SCORE.read_text())
         _OOM_SCORE.write_text(str(min(score + _OOM_SCORE_MORE, _OOM_SCORE_MOST)))
@@ -141,7 +141,7 @@ class _BatchRun:
         self.meter = Meter()
 
     def map_rows(self, start: int, stop: int) -> None:
-        """Map rows until one fails whose failure a `Skip` does not cover; the parent decides about that row."""
+        """Map rows up to a failing row that no `Skip` covers; the parent decides on that row."""
         function = self.mapper.set_up(self._mark_call)
         columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
         values: list[Any] = []
@@ -168,7 +168,7 @@ class _BatchRun:
         self._answer_rows(start, values, troubles, end=True)
 
     def _answer_rows(self, start: int, values: list[Any], troubles: dict[int, CallFailure], end: bool = False) -> bool:
-        """Send values; return whether the order ends: all rows are done, or the parent has to decide about one."""
+        """Send values; return whether the order ends: all rows are done, or the parent has to decide on one."""
         self._call_ended()
         try:
             made = array_from_values(values, self.udf.data_type)
@@ -206,7 +206,7 @@ class _BatchRun:
         send(self.answers, header, values_to_bytes(values))
 
     def _end_with_device(self, trouble: CallFailure) -> None:
-        """End this process if its device failed; the mark keeps the row."""
+        """End this process if its device failed; the shared call mark still names the row."""
         if trouble.device_failed:
             send(self.answers, {DEVICE_FAILED: f"{trouble.name}: {trouble.message}"})
             os._exit(1)
@@ -218,7 +218,7 @@ class _BatchRun:
         _BEGAN.pack_into(self.mark, _BEGAN_AT, 0.0)
 
     def _mark_call(self, begins: bool) -> None:
-        """Note that a call begins; while it waits for its limit, no time counts."""
+        """Mark that a call begins, or that it waits for its limit: waiting does not count as time of the call."""
         _BEGAN.pack_into(self.mark, _BEGAN_AT, time.monotonic() if begins else 0.0)
 
 
