@@ -1,4 +1,4 @@
-"""What became of rows: one value for progress, shards, results and jobs."""
+"""Row counts by outcome, which progress, shards, results and jobs share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What became of rows. Committed rows count as ready, ready rows as checkpointed, and failed rows as none of these.
+    """Row counts by outcome. Committed rows count as ready, ready ones as checkpointed, and failed ones as neither.
 
     Args:
         rows_checkpointed: due rows that are computed and checkpointed.
@@ -39,7 +39,7 @@ class Counts:
         return self._with(other, sub)
 
     def __or__(self, other: Counts) -> Counts:
-        """Return the larger one of each count: what two observers have seen."""
+        """Return the maximum of each count, to combine the counts of two observers."""
         return self._with(other, max)
 
     def _with(self, other: Counts, both: Callable[[int, int], int]) -> Counts:
@@ -58,7 +58,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Counts):
-    """Counts of work that has ended: each row that was computed or reused is ready, and committed if it is `shown`."""
+    """Counts of work that has ended: computed and reused rows are ready, and committed if `shown`."""
 
     def __post_init__(self) -> None:
         for name, rows in (("checkpointed", 1), ("ready", 1), ("committed", self.shown)):

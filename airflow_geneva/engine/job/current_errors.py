@@ -16,7 +16,7 @@ from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.storage.files import Storage
 
 _VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?<![A-Za-z_])[-+]?\d[\w.+-]*""")
-"""What usually differs between two messages of one cause: a quoted text, a number."""
+"""The parts in which messages of one cause usually differ: quoted texts and numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,13 +61,13 @@ def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:
 def failing_now(
     checkpoints: Storage, records: Sequence[ErrorRecord], failed_ids: Callable[[str], Collection[int]]
 ) -> list[ErrorRecord]:
-    """Choose the records, newest first, of the rows that fail now: the newest of each row.
+    """Return the newest record of each row that fails now, from records that are sorted newest first.
 
-    These are the rows without a value because the UDF failed on them, and those that the last job of a column met, if
-    it failed or still runs.
+    A row fails now if it has no value because the UDF failed on it, or if the last job of its column recorded it and
+    has failed or still runs.
 
     Args:
-        failed_ids: returns the row ids without a value of a column, because its UDF failed.
+        failed_ids: returns the ids of rows that have no value in a column because its UDF failed.
     """
     of_column = cache(failed_ids)
     latest = {column: max(r.job_id for r in records if r.column == column) for column in {r.column for r in records}}
@@ -82,7 +82,7 @@ def failing_now(
 
 
 def _unfinished(checkpoints: Storage, column: str, job_id: str) -> bool:
-    """Whether a job is the last one of its column or view, and has not ended well."""
+    """Whether a job is the last one of its column or view, and is neither DONE nor PARTIAL."""
     for newest in job_ids(checkpoints):
         folder = JobFolder.of(checkpoints, newest)
         record = folder.read(RECORD) or {}

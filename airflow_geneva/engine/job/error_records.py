@@ -44,7 +44,7 @@ _COUNTED: dict[str, tuple[float, int]] = {}
 """Error counts of running jobs by folder, with their expiry times."""
 
 FATAL = -1
-"""In place of a rule: the failure ended the job."""
+"""The `rule` of a failure that ended the job."""
 
 _IDENTITY = ("job_id", "column", "row_id", "attempt")
 
@@ -116,7 +116,7 @@ class ErrorRecord(Listed):
 
 
 def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> None:
-    """Write error records to one file, named by the range that was run: a second run of the range replaces it."""
+    """Write error records to one file, named by the range that was run: another run of the range replaces it."""
     if not records:
         return
     table = pa.Table.from_pylist([record.to_json() for record in records], schema=_SCHEMA)
@@ -131,7 +131,7 @@ def read_errors(
 ) -> list[ErrorRecord]:
     """Return the error records of a table's jobs, newest first; one per job, column, row id and attempt.
 
-    With more than `most` records, the first ones that are read. InvalidInput: ``job_id`` is not a job id.
+    If there are more than `most`, return those that are read first. InvalidInput: ``job_id`` is not a job id.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
     for table in _tables(checkpoints, sorted(_error_files(checkpoints, job_id))):
@@ -154,7 +154,7 @@ def count_errors(job: Storage) -> int:
 def count_errors_so_far(job: Storage) -> int:
     """Count the error records of a running job; a slow count is cached for ten times as long as it took.
 
-    File names do not show a change: a file that is written again replaces the earlier one.
+    File names do not show changes, because a rewritten file keeps its name.
     """
     began = time.monotonic()
     kept_until, count = _COUNTED.get(job.root, (began, 0))

@@ -1,4 +1,4 @@
-"""What a job will cost, as intervals: from earlier jobs of the same UDF versions, or from a timed sample of rows."""
+"""Estimate the cost of a job, as intervals, from earlier jobs of the same UDF versions or a timed sample of rows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.speed import PastJob
 
 SPARK_START = 6.0, 20.0
-"""Seconds to start Spark for one shard, if no earlier job tells."""
+"""Seconds to start Spark for one shard, if no earlier job has measured them."""
 
 FEW_ROWS = 1_000
-"""Rows for which the start of Spark is worth a warning."""
+"""Starting Spark for fewer rows than this is worth a warning."""
 
 LIMITS = ("rows", "seconds", "slot_seconds", "cost")
-"""What `Estimate.above` compares."""
+"""Names of the limits that `Estimate.above` compares."""
 
 _SPARK_STAGES = 0.5, 4.0
 _A_START = 1.0
@@ -33,7 +33,7 @@ _MORE_IN_A_JOB = 1.25
 
 
 class Interval(NamedTuple):
-    """The lower and the upper end of what is expected."""
+    """The lower and the upper end of an expected value."""
 
     low: float
     high: float
@@ -62,15 +62,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Size:
-    """How much a job has to do, where, and at which prices.
+    """The work of a job, where it runs, and at which prices.
 
     Args:
         rows, fragments: what must be computed.
         runner: ``inline`` or ``spark``.
-        slots: how many threads or Spark tasks run at once.
-        shards: how often Spark is started.
-        price_per_slot_hour: of one slot, or None.
-        cost_per_row: of the UDFs' own, or None.
+        slots: the number of threads or Spark tasks that run at once.
+        shards: the number of shards, each of which starts Spark.
+        price_per_slot_hour: price of one slot, or None.
+        cost_per_row: cost that the UDFs declare, or None.
         session_is_up: whether this process has a Spark session, which need not be started.
     """
 
@@ -90,7 +90,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job will take; intervals that nine of ten jobs are expected to lie in.
+    """What a job will take, as intervals that should hold for nine of ten jobs.
 
     Args:
         rows: rows that the UDFs will run on.
@@ -98,11 +98,11 @@ class Estimate:
         slot_seconds: seconds of all threads or Spark tasks together, or None.
         cost: money, in the unit of the given prices; None without a price.
         runner: where the job would be computed, ``inline`` or ``spark``.
-        basis: what the estimate is made of.
+        basis: on what the estimate is based.
         sample: a table of the sampled rows with inputs, values and errors, or None.
-        start_seconds: until a shard computes; None if no earlier job tells.
-        rows_per_second: of one shard; None if nothing is known.
-        why: why it would be computed there, or "".
+        start_seconds: seconds until a shard computes; None if no earlier job has measured them.
+        rows_per_second: speed of one shard; None if nothing is known.
+        why: the reason for the runner, or "".
         fitting: the largest calls that fit into the device's memory, as earlier jobs found out.
     """
 
@@ -124,26 +124,26 @@ class Estimate:
 
     @staticmethod
     def unknown(size: Size) -> Estimate:
-        """Return what is known without a history: the UDFs' own cost."""
+        """Return what is known without a history: the declared cost of the UDFs."""
         cost = None if size.cost_per_row is None or size.price_per_slot_hour else _cost(size, Interval(0, 0))
         basis = "no earlier job ran this version; plan.estimate(sample=20) times some rows"
         return Estimate(size.rows, None, None, cost, size.runner, basis)
 
     @staticmethod
     def by_history(size: Size, jobs: Sequence[PastJob]) -> Estimate:
-        """Estimate by what earlier jobs took, the newest first; at least one."""
+        """Estimate from one or more earlier jobs, newest first."""
         guesses = sorted(job.speed.seconds_for(size.rows, size.fragments) for job in jobs)
         margin = _ONE_JOB if len(jobs) == 1 else _SEVERAL_JOBS
-        # What most jobs agree on counts: one odd job would make the interval useless.
+        # Leave out the quarter of the jobs at each end: a single outlier would make the interval useless.
         odd = len(guesses) // 4
         slot_seconds = Interval(guesses[odd], guesses[-1 - odd]).times(1 / margin, margin)
         alike = [job for job in jobs if job.runner == size.runner]
         apart, start = _apart(size), None
         if known := [job for job in alike if job.slots and job.seconds]:
-            # Only a job that started Spark tells how long that takes.
+            # Only jobs that started Spark show how long that takes.
             starts = [began for job in known if (began := job.start_seconds or 0.0) >= _A_START]
             beside = [max(job.seconds_beside - (job.start_seconds or 0.0), 0.0) for job in known]
-            if any(job.start_seconds is None for job in known):  # these took the start, and what else, together
+            if any(job.start_seconds is None for job in known):  # these measured the start together with the rest
                 starts, beside = [0.0], [job.seconds_beside for job in known if job.start_seconds is None]
             apart = Interval(min(beside), max(beside)) + Interval(*_BESIDE_A_JOB)
             if size.starts_spark:
@@ -159,13 +159,13 @@ class Estimate:
 
     @staticmethod
     def by_sample(size: Size, calls: Sequence[Call], table: pa.Table, reported: float = 0.0) -> Estimate:
-        """Estimate by a timed sample, whose calls reported a cost; the first one may load a model and counts once."""
+        """Estimate from timed calls that `reported` a cost; the first call may load a model, which counts once."""
         rest = calls[1:] or calls
         speeds = sorted(call.seconds / call.rows for call in rest)
         mean = sum(call.seconds for call in rest) / sum(call.rows for call in rest)
         spread = max((speeds[-1] - speeds[0]) / max(len(speeds), 2) ** 0.5 / mean if mean else 0.0, 0.35)
         per_row = Interval(mean / (1 + spread), mean * (1 + spread) * _MORE_IN_A_JOB)
-        # A call costs something whatever the rows do, and in a job more rows share it.
+        # Each call has a fixed overhead, which more rows share in a job.
         unseen = _CALL_SECONDS * len(rest) / sum(call.rows for call in rest)
         per_row = Interval(max(per_row.low - unseen, 0.0), per_row.high)
         loading = max(calls[0].seconds - mean * calls[0].rows, 0.0)
@@ -177,15 +177,15 @@ class Estimate:
         return replace(found, sample=table)
 
     def pace(self) -> dict[str, float]:
-        """Return what a job's record keeps, to say while it runs how long it still takes."""
+        """Return the values that a job's record keeps to estimate the remaining time of the running job."""
         known = {"start_seconds": self.start_seconds, "rows_per_second": self.rows_per_second}
         return {name: round(value, 6) for name, value in known.items() if value is not None}
 
     def above(self, limits: Mapping[str, float]) -> str:
-        """Say why the upper end is above one of the limits, or may be because it is not known; "" if it is not.
+        """Describe the upper ends that are above their limits, or unknown; "" if there is none.
 
         Args:
-            limits: numbers by ``rows``, ``seconds``, ``slot_seconds`` or ``cost``.
+            limits: limits by name: ``rows``, ``seconds``, ``slot_seconds`` or ``cost``.
         """
         why = []
         for name, limit in limits.items():
@@ -204,7 +204,7 @@ class Estimate:
         return "\n".join([f"{self.summary()}; the sample:", *rows])
 
     def summary(self) -> str:
-        """Return it in one line."""
+        """Describe the estimate in one line."""
         known = self.seconds is not None and self.slot_seconds is not None
         time = f"{self.seconds} s, {self.slot_seconds} slot-seconds" if known else "time unknown"
         money = f", cost {self.cost}" if self.cost is not None and self.rows else ""
@@ -212,14 +212,14 @@ class Estimate:
         return f"{counted(self.rows, 'row')} {where}: {time}{money}; {self.basis}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it without the sample, whose values belong in no XCom."""
+        """Return the estimate without the sample, whose values do not belong in an XCom."""
         ends = {name: getattr(self, name) for name in ("seconds", "slot_seconds", "cost")}
         plain = {name: None if end is None else [round(end.low, 4), round(end.high, 4)] for name, end in ends.items()}
         return {"rows": self.rows, **plain, "runner": self.runner, "basis": self.basis}
 
 
 def starting_spark(rows: int) -> str:
-    """Say that Spark is started for a few rows."""
+    """Return a note that Spark is started for a few rows."""
     low, high = SPARK_START
     return f"Spark is started for {counted(rows, 'row')}, which takes about {low:g} to {high:g} s."
 
@@ -243,7 +243,7 @@ def _apart(size: Size) -> Interval:
 
 
 def _cost(size: Size, slot_seconds: Interval, per_row: Interval | None = None) -> Interval | None:
-    """Return the cost of slots and rows; `per_row` is what rows cost in earlier jobs."""
+    """Return the cost of slots and rows; `per_row` is the measured cost of a row, in earlier jobs or the sample."""
     if size.price_per_slot_hour is None and size.cost_per_row is None and per_row is None:
         return None
     declared = size.cost_per_row or 0.0

@@ -22,30 +22,30 @@ from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
 
 RECORD = "job.json"
 SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"
-"""Processes that have a document each: those that submit a shard to Spark, compute it, commit it, and end the job."""
+"""Processes with a document each: they submit a shard to Spark, compute it, commit it, and end the job."""
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
 STARTED, APPLYING, SUBMITTED, WAKES, SPENT, APPLIED = "started", "applying", "submitted", "wakes", "spent", "applied"
 COMMITTING, CHECKED, COMMITTED, FAILURE, ALIVE = "committing", "checked", "committed", "failure", "alive"
-"""Parts of a shard's status: when the last try began, progress of apply, rows that a service has by submission, how
-often the task was deferred, what all tries have spent of a cap, result of apply, progress of the commit, what its
-checks of values found, its result, why the last try failed, and the sign of life of the process."""
+"""Parts of a shard's status: start of the last attempt, progress of apply, rows that a service has by submission,
+number of times that the task was deferred, amount of a cap that all attempts have spent, result of apply, progress of
+the commit, results of its value checks, its result, why the last attempt failed, and the process's heartbeat."""
 
 _WRITER = {STARTED: SUBMIT, WAKES: SUBMIT, COMMITTING: COMMIT, CHECKED: COMMIT, COMMITTED: COMMIT}
-"""The process that writes a part, if it is not the one that computes."""
+"""The process that writes a part, if it is not the computing one."""
 
 
 _FOR_PEOPLE = {APPLYING, COMMITTING, ALIVE}
-"""Parts that no step of the job waits for."""
+"""Parts whose writes no step of the job waits for."""
 
 
 _OWN: dict[str, dict[str, dict[str, Any]]] = {}
-"""What this process wrote of jobs that no other process writes meanwhile: by folder, the documents by name."""
+"""Documents that this process wrote for jobs that no other process writes meanwhile, by folder and name."""
 
 
 @dataclass
 class _Open:
-    """A document that this process writes alone for as long as it works on a shard."""
+    """A document that only this process writes while it works on a shard."""
 
     parts: dict[str, Any]
     written: set[str] = field(default_factory=set)
@@ -90,18 +90,18 @@ class JobFolder:
 
     @property
     def alone(self) -> bool:
-        """Whether `written_by_this_process` keeps its documents."""
+        """Whether the folder is inside a `written_by_this_process` block, which keeps its documents in memory."""
         return self.storage.root in _OWN
 
     @contextmanager
     def written_by_this_process(self, others_go_on: bool = False) -> Iterator[None]:
-        """Say that the job is new, and that no other process writes its documents until the end of the body.
+        """Declare that the job is new, and that no other process writes its documents during the block.
 
-        What this process wrote is not read again, and what is only for people is written behind. On a local disk,
-        where no request has to be waited for, nothing changes.
+        Documents that this process wrote are not read again, and those of shards are written in the background. On a
+        local disk, where writes are fast, nothing changes.
 
         Args:
-            others_go_on: other processes read the documents afterwards: StorageError if one is not written.
+            others_go_on: other processes read the documents afterwards; raise StorageError if one is not written.
         """
         root = self.storage.root
         if self.storage.local or root in _OWN:
@@ -131,14 +131,14 @@ class JobFolder:
         self._write(RECORD, self._record(record, plan))
 
     def keep_record(self, record: Mapping[str, Any]) -> None:
-        """Keep the record of a job that is `alone` until it ends."""
+        """Keep the record of an `alone` job in memory until the job ends."""
         _OWN[self.storage.root][RECORD] = self._record(record, None)
 
     def _record(self, record: Mapping[str, Any], plan: str | None) -> dict[str, Any]:
         return {"started": time.time(), **record, "id": self.job_id, "plan": plan}
 
     def update_record(self, **parts: Any) -> None:
-        """Change parts of the record, unless it is gone."""
+        """Change parts of the record, unless it was removed."""
         record = self.read(RECORD)
         if record is not None:
             self._write(RECORD, {**record, **parts})
@@ -152,7 +152,7 @@ class JobFolder:
         about: Mapping[str, Any] | None = None,
         plan: str | None = None,
     ) -> None:
-        """Write into the record how the job ended, unless the record is gone, or names another plan by now."""
+        """Record how the job ended, unless the record was removed or names another plan now."""
         record = self.read(RECORD)
         if record is None or (plan and record.get("plan") not in (None, plan)):
             return
@@ -162,14 +162,14 @@ class JobFolder:
         self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
         for (root, name), there in list(_OPEN.items()):
             if root == self.storage.root and name.startswith(FINISH):
-                # The record says that the job has ended, so this process need not say that it is alive.
+                # The record says that the job has ended, so this process needs no more heartbeats.
                 there.over = True
                 behind.BEHIND.discard(self.storage, name)
 
     def reduce_to_record(self) -> None:
         """Keep the record and the error records, and remove all other documents."""
         names = [name for name in self.storage.list_files() if name != RECORD and not name.startswith("errors/")]
-        # Remove the plans first: a cleared task then reports that its plan is gone, even if other files still exist.
+        # Remove the plans first: a cleared task then reports that its plan is missing, even if other files still exist.
         plans = [name for name in names if name.startswith("plan-")]
         self.storage.delete_all(plans)
         fault_point("plans.removed")
@@ -179,12 +179,12 @@ class JobFolder:
 
     @contextmanager
     def working_on(self, name: str) -> Iterator[None]:
-        """Say that no other process writes a document until the end of the body: it is read once."""
+        """Declare that no other process writes a document during the block, so that it is read only once."""
         key = (self.storage.root, name)
         if key in _OPEN:
             yield
             return
-        # The process that ends the job says nothing but that it is alive.
+        # The process that ends the job writes nothing but heartbeats.
         _OPEN[key] = _Open({} if name.startswith(FINISH) else self.read(name) or {})
         try:
             yield
@@ -194,16 +194,16 @@ class JobFolder:
                 behind.BEHIND.flush(self.storage)
 
     def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
-        """Read what a process said of a shard; empty if none has worked on it."""
+        """Read a process's document about a shard; empty if none has worked on it."""
         name = shard_name(by, fingerprint, shard)
         there = _OPEN.get((self.storage.root, name))
         return dict(there.parts) if there is not None else self.read(name) or {}
 
     def update_shard(self, fingerprint: str, shard: int, by: str = "", **parts: Any) -> None:
-        """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it.
+        """Write parts of a shard's status and keep the others. Two concurrent attempts may lose a part of it.
 
         Args:
-            by: the process that writes; by default the one that each part belongs to.
+            by: the process that writes; by default the one to which each part belongs.
         """
         for writer in dict.fromkeys(by or _WRITER.get(part, STATUS) for part in parts):
             new = {part: value for part, value in parts.items() if writer == (by or _WRITER.get(part, STATUS))}
@@ -214,7 +214,7 @@ class JobFolder:
                     continue
                 there.parts.update(new)
                 if ALIVE in new and ALIVE in there.written and writer != FINISH:
-                    # The process of an earlier try may still run, and neither removes what the other one says.
+                    # The process of an earlier attempt may still run, so neither removes the other's parts.
                     mine = {part: value for part, value in there.parts.items() if part in there.written}
                     there.parts = {**(self.read(name) or {}), **mine, **new}
                 there.written.update(new)
@@ -223,12 +223,12 @@ class JobFolder:
 
     @contextmanager
     def recording_failure(self, fingerprint: str, shard: int, last: bool = False) -> Iterator[None]:
-        """Write why the work on a shard failed, for the job's record; a new try removes the reason first.
+        """Write why the work on a shard failed, for the job's record; a new attempt first removes the earlier reason.
 
-        What a driver wrote meanwhile stays: it says more than the task that submitted it knows.
+        A reason that a Spark driver has written meanwhile stays, because it says more than the submitting task knows.
 
         Args:
-            last: no other try follows, so the job fails too.
+            last: no other attempt follows, so the job fails too.
         """
         if self.read_shard(fingerprint, shard).get(FAILURE):
             self.update_shard(fingerprint, shard, failure=None)
@@ -250,7 +250,7 @@ class JobFolder:
 
 @contextmanager
 def _held(lock: threading.RLock) -> Iterator[None]:
-    """Hold a lock; a task that was asked to end does not wait for a thread that writes to a store that is away."""
+    """Hold a lock; a task that was asked to end does not wait for a thread that writes to an unreachable store."""
     while not lock.acquire(timeout=1.0):
         if asked_to_end(sys.exc_info()[1]):
             raise StorageError("The last status is not written, because an earlier write still waits for the store.")

@@ -30,7 +30,7 @@ RUNNING_TIMEOUT = 3600.0
 # cluster, and a user may clear it the next morning. The same holds for a killed Airflow task that waits for its retry.
 WAITING_TIMEOUT = 24 * 3600.0
 APPROVAL = "approval"
-"""Field of a job's record: why a person is asked before it is computed; of the plan's summary: the question."""
+"""Field of a job's record: why it needs an approval; in the plan's summary: the question to the approver."""
 # A person who has to approve a plan may be on vacation.
 APPROVAL_TIMEOUT = 30 * 24 * 3600.0
 
@@ -46,7 +46,7 @@ class Heartbeat:
     pid: int = 0
 
     def silent_for(self, now: float) -> float:
-        """Return for how many seconds the next heartbeat of a working process is overdue; 0 if it is not."""
+        """Return the seconds since this heartbeat if a working process should have written the next one, else 0."""
         silent = now - self.at
         return silent if not self.over and silent > _SILENT_SECONDS else 0.0
 
@@ -68,8 +68,8 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = 
     """Return the seconds after which an unfinished job counts as dead.
 
     Args:
-        retried: Airflow may try its tasks again.
-        asked: it waits for an approval.
+        retried: Airflow may retry its tasks.
+        asked: the job waits for an approval.
     """
     if asked:
         return APPROVAL_TIMEOUT
@@ -81,11 +81,11 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = 
 def writing_heartbeats(
     folder: JobFolder, stage: str, plan: str, shard: int = 0, by: str = "", every: float = EVERY_SECONDS
 ) -> Iterator[None]:
-    """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job.
+    """Write heartbeats while the block runs one stage of a job; a failed write does not fail the job.
 
     Args:
         plan: fingerprint of the plan.
-        by: the process whose document has the heartbeats; by default the one that the stage needs.
+        by: the process whose document has the heartbeats; by default that of the stage.
     """
     from airflow_geneva.engine.job.meter import measured
 

@@ -1,4 +1,4 @@
-"""What a job of this process does right now, for a bar that looks at it from another thread."""
+"""The current stage and progress of a job in this process, for a progress bar in another thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARD_STAGES = {"spark": STARTING, "apply": "applying"}
 
 @dataclass
 class JobMeter:
-    """The stage of a job, its rows to compute, what earlier jobs let expect, and the reporters of its shards."""
+    """The stage of a job, its rows to compute, its expected pace, and the reporters of its shards."""
 
     target: str
     stage: str = "plan"
@@ -55,7 +55,7 @@ class JobMeter:
             parts.append(f"{self.rows_done:,} of {counted(self.rows, 'row')}")
             if failed := sum(progress.rows_failed for progress in told):
                 parts.append(f"{failed:,} failed")
-        samples = told[-1].samples if told else ()  # of the shard at work; the others begin where it ends
+        samples = told[-1].samples if told else ()  # those of the running shard; shards run one after another
         if self.stage == "apply" and (speed := rows_per_second(samples)):
             parts.append(f"{speed:,.0f} rows/s")
         if self.stage in _SHARD_STAGES and self.rows:
@@ -71,13 +71,13 @@ _current: ContextVar[JobMeter | None] = ContextVar("geneva_meter", default=None)
 
 
 def measured() -> JobMeter:
-    """Return the meter of the job that the calling thread works on; one that nothing looks at if there is none."""
+    """Return the meter of the job on which the calling thread works; an unused one if there is none."""
     return _current.get() or JobMeter("")
 
 
 @contextmanager
 def measuring(meter: JobMeter) -> Iterator[None]:
-    """Give the job that the body runs a meter, which knows afterwards how that ended."""
+    """Give the job in the block a meter, whose stage is `done` or `failed` afterwards."""
     token = _current.set(meter)
     try:
         yield
@@ -99,7 +99,7 @@ class Stopwatch:
 
     @contextmanager
     def timing(self, stage: str) -> Iterator[None]:
-        """Take what the body takes for a stage, also if it fails."""
+        """Add the time since the last lap to a stage when the block ends, also if it fails."""
         try:
             yield
         finally:

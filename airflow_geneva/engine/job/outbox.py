@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 JOB_PROPERTY = "geneva.job_id"
 ROWS_PROPERTY = "geneva.rows"
-"""The transaction property that has the number of computed rows which a commit makes visible."""
+"""The transaction property with the number of computed rows that a commit makes visible."""
 _MARKS = "unannounced"
 _AT_ONCE = 4
-"""Commits that are read side by side at first: usually there are few, and all are needed."""
+"""The number of commits that are read concurrently at first: usually there are few, and all are needed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class OutboxEntry:
 
 
 def write_outbox(checkpoints: Storage, outbox: str, mark: OutboxEntry, new: bool = False) -> None:
-    """Write a job's mark, unless the job is not `new` and an earlier try, which may have committed, has written one."""
+    """Write a job's mark; if the job is not `new`, keep that of an earlier attempt, which may have committed."""
     name = f"{mark.job_id}.json"
     folder = checkpoints.folder(_MARKS, outbox)
     if new or not folder.exists(name):

@@ -28,16 +28,16 @@ _FIRST_PAUSE = 1.0
 
 
 class Sample(NamedTuple):
-    """How many rows were done when."""
+    """The number of rows that were done after some seconds."""
 
     seconds: float
     rows: int
 
 
 def rows_per_second(samples: Sequence[tuple[float, int]]) -> float:
-    """Return the speed over the newer half of the rows; 0 while only the first rows are there.
+    """Return the speed over the newer half of the rows; 0 until there are two samples with rows.
 
-    How long the first rows took does not count, because they may have waited for a model.
+    The time of the first rows does not count, because they may have waited for a model.
     """
     timed = [sample for sample in samples if sample[1]]
     if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
@@ -51,11 +51,11 @@ def rows_per_second(samples: Sequence[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class Progress(Counts):
-    """The progress of one shard, of `rows` that must run: `ready` fragments are staged, and `committed` ones visible.
+    """The progress of one shard with `rows` to run: `ready` fragments are staged, and `committed` ones visible.
 
     Args:
-        samples: how many rows were done when, up to the newest.
-        busy: how busy the function was.
+        samples: the number of rows that were done over time, up to the newest.
+        busy: seconds that the function ran and waited.
     """
 
     rows: int
@@ -91,10 +91,10 @@ class Progress(Counts):
 
 @dataclass
 class ProgressReporter:
-    """Logs progress, and keeps the newest in a document every few seconds, if it can `write` one.
+    """Logs progress, and every few seconds writes the newest to a document, if `write` is given.
 
     The pauses between two lines grow with the time that has passed, up to `longest` seconds, so that the log of a shard
-    of hours stays short. What calls use adds up with what those of earlier tries `used_before`.
+    of hours stays short. The usage of earlier attempts, `used_before`, is added to that of this attempt's calls.
     """
 
     rows: int
@@ -137,7 +137,7 @@ class ProgressReporter:
             versions=self.versions,
             samples=tuple(self._samples),
             busy=self.busy(),
-            # What running tasks computed since their last checkpoint is counted before it is there.
+            # Rows that running tasks have computed since their last checkpoint already count.
             rows_checkpointed=max(self.rows_held + computed, self.rows_ready, self.rows_committed),
             rows_ready=self.rows_ready,
             rows_committed=self.rows_committed,
@@ -155,12 +155,12 @@ class ProgressReporter:
         self.rows_ready += rows
 
     def set_committed(self, fragments: int, rows: int, versions: tuple[int, ...]) -> None:
-        """Record what is visible now; writes the document at once, because commits are few."""
+        """Record the visible fragments, rows and versions; write the document at once, because commits are few."""
         self.committed, self.rows_committed, self.versions = fragments, rows, versions
         self.keep()
 
     def tick(self, force: bool = False) -> None:
-        """Log and write the document if it is time; a young shard writes it more often."""
+        """Log and write the document if they are due; a shard writes it more often at its start."""
         moment = time.monotonic()
         passed = moment - self._began
         if self._sample(passed):
@@ -193,7 +193,7 @@ class ProgressReporter:
         return {**asdict(self.now()), **kept}
 
     def _sample(self, seconds: float) -> bool:
-        """Keep how many rows are done, in at most 60 samples over all of the time; whether they are the first."""
+        """Add a sample, and keep at most 60 over the whole time; return whether it has the first rows."""
         samples, sample = self._samples, Sample(round(seconds, 2), self.rows_done)
         if not samples:
             samples.append(sample)
@@ -211,12 +211,12 @@ class ProgressReporter:
 
 
 def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
-    """Return what calls of each shard reported that they used, in all its tries, by the documents of its status."""
+    """Return the usage that calls reported, in all attempts, from the status documents of shards."""
     return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
-    """Parse a progress document; KeyError, TypeError if it is none."""
+    """Parse a progress document; KeyError or TypeError if it is not one."""
     document = {"busy": None, **document}
     known = {part.name: document[part.name] for part in fields(Progress)}
     samples = tuple(Sample(*sample) for sample in document["samples"])

@@ -13,29 +13,29 @@ from airflow_geneva.engine.job.progress import usage_of
 from airflow_geneva.services.limits.rate_limit import Usage
 
 CARRIED = "carried"
-"""Field of a job's record: results of shards that plans of earlier tries committed."""
+"""Field of a job's record: results of shards that plans of earlier attempts committed."""
 ROWS_RUN = "rows_run"
-"""Field of a job's record: rows that functions were called on by plans of earlier tries."""
+"""Field of a job's record: rows on which functions were called by plans of earlier attempts."""
 MOST_EXAMPLES = 5
-"""Wrong rows that are kept of what was checked."""
+"""The maximum number of wrong rows that a check keeps as examples."""
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
 _STAGES = ("plan", "spark", "apply", "commit", "finish")
 
 
 def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the times of stages in the order in which the stages follow one another."""
+    """Return the times of stages in the order of the stages."""
     return {**{stage: seconds[stage] for stage in _STAGES if stage in seconds}, **seconds}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What checking an expectation of a column found.
+    """The result of checking an expectation on a column.
 
     Args:
-        rows: rows that were checked.
-        wrong: those of them that are not as expected.
-        examples: row id and value, as text, of some of these.
-        why: what the function of the expectation said.
+        rows: number of checked rows.
+        wrong: number of rows that are not as expected.
+        examples: row id and value, as text, of some wrong rows.
+        why: the error of the expectation's function, or "".
     """
 
     column: str
@@ -54,7 +54,7 @@ class Checked:
         return Checked(**fields)
 
     def __add__(self, other: Checked) -> Checked:
-        """Add what was found in other values."""
+        """Combine the result with that of other values."""
         return replace(
             self,
             passed=self.passed and other.passed,
@@ -72,7 +72,7 @@ class Checked:
         return f"expectation {self.expectation} of column {self.column!r} ({self.level}) {found}{about}"
 
     def without_values(self) -> Checked:
-        """Return it without what the rows hold."""
+        """Return the result without anything that shows values of rows."""
         return replace(self, examples=(), why="")
 
 
@@ -81,7 +81,7 @@ class ShardResult(Outcome):
     """The result of committing one shard.
 
     Args:
-        rows_taken: rows among the reused ones whose value another UDF version computed.
+        rows_taken: reused rows whose value another UDF version computed.
         rows_deleted: due rows that other writers deleted meanwhile; the job's result counts them as skipped.
         left_reasons: why rows were left, by fragment.
         visible: whether the rows are visible; a view's become visible in its swap at the end.
@@ -152,14 +152,14 @@ class BackfillResult(Listed, Outcome):
         commits: table versions that this job wrote.
         seconds: time by stage; ``spark`` is the time to get a session.
         notes: notes for the user.
-        checked: what checking the expectations of the columns found.
-        usage: calls, tokens and cost that calls of a service reported, but for the last seconds before a kill.
-        unindexed_rows: rows that an index over what changed does not cover, at most; 0 also without an index.
+        checked: results of checking the expectations of the columns.
+        usage: calls, tokens and cost that calls of a service reported, except in the last seconds before a kill.
+        unindexed_rows: upper bound of the rows that an index over changed columns does not cover; 0 without an index.
         rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
         rows_cached: rows that took the value that another task or job had computed for equal inputs.
         rows_raced: rows that were called although another task called equal inputs at the same time.
-        rows_run: rows that functions were called on in this job, whether or not their values became visible. A row
-            counts once for each call, also in tries that failed, but for the last seconds before a kill.
+        rows_run: rows on which functions were called in this job, whether or not their values became visible. A row
+            counts once for each call, also in failed attempts, except in the last seconds before a kill.
     """
 
     job_id: str
@@ -183,7 +183,7 @@ class BackfillResult(Listed, Outcome):
         return bool(self.commits)
 
     def with_carried(self, record: Mapping[str, Any]) -> BackfillResult:
-        """Add what earlier plans of the job committed; rows that failed then were due again, and are counted."""
+        """Add the commits of the job's earlier plans; rows that failed in them were due again and count already."""
         carried = [ShardResult.from_json(document) for document in record.get(CARRIED, ())]
         before = sum(carried, Counts())
         return replace(
@@ -196,7 +196,7 @@ class BackfillResult(Listed, Outcome):
         )
 
     def with_failures(self, rows: int) -> BackfillResult:
-        """Count so many rows as failed, if they are more than those of the committed shards."""
+        """Set the failed rows to `rows` if the committed shards have fewer; the difference reduces the rows left."""
         more = min(max(rows - self.rows_failed, 0), self.rows_left)
         return replace(self, rows_failed=self.rows_failed + more, rows_left=self.rows_left - more)
 
@@ -234,7 +234,7 @@ class BackfillResult(Listed, Outcome):
 
 
 class BackfillResults(Described, list[BackfillResult]):
-    """The results of the backfills of several columns, in the order of these."""
+    """The results of the backfills of several columns, in the order of the columns."""
 
     def __init__(self, results: Mapping[str, BackfillResult]) -> None:
         super().__init__(results.values())

@@ -44,28 +44,28 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class ShardStatus(Counts):
-    """One shard of a job at one time; failed rows are exact once it is committed, and reused ones known.
+    """One shard of a job at one time; its failed rows are exact, and its reused rows known, once it is committed.
 
     Args:
         index: its position in the plan.
         stage: ``waiting``, ``starting`` (a task has begun, and computes nothing yet), ``waiting for an executor``
             (Spark has none that could compute), ``applying``, ``applied``, ``committing`` or ``committed``; for a view
-            also ``verified``; ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was
-            done.
+            also ``verified``; ``failed`` if its last attempt failed, ``left`` if the job ended or died before the shard
+            was done.
         rows: due rows.
-        fragments, fragments_ready, fragments_committed: how many there are, are in finished files, and are visible.
+        fragments, fragments_ready, fragments_committed: number of all fragments, staged ones, and visible ones.
         versions: table versions written.
         seconds: time spent, by stage.
-        error: why the last try failed, until a new try begins; None for a try that was killed.
-        since: seconds since the epoch when its last try began; None if it is not known.
-        seen: the same of its newest progress.
-        start_seconds: seconds from the begin of the task to that of the computation; while it runs, to its first rows.
+        error: why the last attempt failed, until a new one begins; None for an attempt that was killed.
+        since: start of its last attempt, in seconds since the epoch; None if it is not known.
+        seen: time of its newest progress, in seconds since the epoch; None if it is not known.
+        start_seconds: seconds from the start of the task to that of the computation; while it runs, to its first rows.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
-        usage: what its calls reported that they used, in all tries, but for the last seconds before a kill.
-        samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
-        rows_submitted: rows that the service of a batch API has and did not answer when it was asked last.
-        last: whether no other try follows the one that failed.
-        busy: how busy its function was in its last try.
+        usage: usage that its calls reported, in all attempts, except in the last seconds before a kill.
+        samples: at most 60 pairs of time, in seconds since the epoch, and rows that its last attempt had computed then.
+        rows_submitted: rows that the service of a batch API has, and had not answered at the last poll.
+        last: whether no other attempt follows the one that failed.
+        busy: seconds that its function ran and waited in its last attempt.
     """
 
     index: int
@@ -98,13 +98,13 @@ class ShardStatus(Counts):
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until all of it is computed, or None."""
+        """Estimated seconds until all of its rows are computed, or None."""
         speed = self.rows_per_second
         return self.rows_to_compute / speed if speed else None
 
     @property
     def applied_per_second(self) -> float:
-        """Speed with which all of it was computed; 0 if it is not, or nothing had to be."""
+        """Mean speed of the finished computation; 0 if it is not finished, or had nothing to do."""
         spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
         rows = self.rows_computed + self.rows_failed
         return rows / spent if spent > 0 and self.stage not in (WAITING, *AT_WORK) else 0.0
@@ -124,7 +124,7 @@ class ShardStatus(Counts):
         )
 
     def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
-        """Return the shard after its job has ended or died; the swap of a view makes all shards visible at once."""
+        """Return the status after its job has ended or died; a view's swap makes all shards visible at once."""
         if swapped:
             rows, fragments = self.rows - self.rows_failed, self.fragments
             shown = replace(self, rows_checkpointed=rows, rows_ready=rows, rows_committed=rows, rows_left=0, error=None)
@@ -140,15 +140,15 @@ class ShardStatus(Counts):
 
     @property
     def remedy(self) -> str:
-        """What the error says to do: the line after its first one, before the inputs and the traceback of a UDF."""
+        """The advice in its error: the second line, unless that shows the inputs or the traceback of a UDF."""
         after = (self.error or "").partition("\n")[2].partition("\n")[0]
         return "" if after.startswith(("Input batch schema", "Traceback", " ")) else after
 
 
 def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[tuple[ShardStatus, ...], Heartbeat | None]:
-    """Read the shards of a job's current plan, none if there is no plan yet, or no more; and the last heartbeat.
+    """Read the shards of a job's current plan, if it exists, and the last heartbeat.
 
-    Heartbeats from before the job was planned are of an earlier try.
+    Heartbeats from before the job was planned belong to an earlier attempt, and do not count.
     """
     fingerprint = record["plan"]
     planned = folder.read(plan_name(fingerprint)) if fingerprint else None
@@ -212,7 +212,7 @@ def _at_its_stage(status: ShardStatus, found: Mapping[str, Any]) -> ShardStatus:
 
 
 def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
-    """Add when the last try began; it is starting until it writes progress of its own."""
+    """Add the start of the last attempt; the shard is `starting` until this attempt writes progress."""
     if not document:
         return status
     since = float(document["at"])
@@ -241,7 +241,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         seconds=(("apply", round(progress.seconds, 3)),),
         seen=float(document["at"]) if "at" in document else None,
         usage=Usage.from_json(document.get("usage")),
-        # A page makes a link of it.
+        # A web page turns it into a link.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
         busy=progress.busy,
         samples=tuple((round(began + sample.seconds, 2), int(sample.rows)) for sample in progress.samples),
@@ -249,7 +249,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
 
 
 def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
-    if document.get("stopped"):  # at a cap: what is computed is kept, and committed as far as it goes
+    if document.get("stopped"):  # at a cap: computed rows are kept, and committed as far as possible
         return replace(status, stage="applied")
     failed = int(document["rows_failed"])
     return replace(
@@ -280,7 +280,7 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
 
 def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     result = ShardResult.from_json(document)
-    # Rows that were deleted after planning no longer count; what could not be committed stays ready.
+    # Rows that were deleted after planning no longer count; rows that could not be committed stay ready.
     kept = Counts(rows_checkpointed=status.rows_checkpointed, rows_ready=status.rows_ready)
     return replace(
         status,

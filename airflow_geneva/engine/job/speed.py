@@ -1,4 +1,4 @@
-"""How fast UDFs were in a job, to estimate how long the next one takes."""
+"""The measured speed of a job's UDFs, from which the time of the next job is estimated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.services.limits.rate_limit import Usage
 
 MOST_JOBS = 5
-"""Most earlier jobs that an estimate is made of."""
+"""The maximum number of earlier jobs on which an estimate is based."""
 
 _MOST_JOBS_READ = 100
 _FRAGMENT_SECONDS = 0.004
@@ -29,8 +29,8 @@ class SavedCalls:
     """Rows whose value came from a call on equal inputs.
 
     Args:
-        deduplicated: whose call the same task had made.
-        cached: whose call another task, or another job of the same code version, had made.
+        deduplicated: rows whose call the same task had made.
+        cached: rows whose call another task, or another job of the same code version, had made.
         raced: rows that were called although another task made the same call at the same time.
     """
 
@@ -42,7 +42,7 @@ class SavedCalls:
         return SavedCalls(self.deduplicated + other.deduplicated, self.cached + other.cached, self.raced + other.raced)
 
     def added_to(self, result: BackfillResult) -> BackfillResult:
-        """Say it in the result of a job, and in a note of it."""
+        """Return a job's result with these counts, and with a note about them."""
         note = (
             f"{counted(self.deduplicated + self.cached, 'row')} needed no call: {self.deduplicated:,} with inputs of "
             f"other rows of their task, and {self.cached:,} with those of other tasks and jobs."
@@ -59,7 +59,7 @@ class SavedCalls:
 
     @staticmethod
     def from_json(document: object) -> SavedCalls:
-        """Read what a document says; nothing if it is damaged."""
+        """Parse a document; zeros if it is missing."""
         if not isinstance(document, Mapping):
             return SavedCalls()
         return SavedCalls(**{name: int(document.get(name, 0)) for name in asdict(SavedCalls())})
@@ -67,7 +67,7 @@ class SavedCalls:
 
 @dataclass(frozen=True)
 class UdfSpeed:
-    """What the UDFs of a job took.
+    """The rows, time and sizes that were measured for the UDFs of a job.
 
     Args:
         rows: rows that they ran on.
@@ -75,10 +75,10 @@ class UdfSpeed:
         first_seconds, first_rows: time and rows of the slowest first call of a fragment, which may load a model.
         bytes: size of the computed values in memory.
         fragments: fragments that were staged.
-        called: seconds of `seconds` that the UDF itself took.
+        called: the part of `seconds` that the UDF itself took.
         saved: rows without a call of their own.
-        busy: how much of the time between its first and its last call the UDF ran.
-        fitting: the largest calls that fit into the device's memory, where one did not, by UDF and unit.
+        busy: seconds that the UDF ran and waited between its first and its last call.
+        fitting: the largest calls that fit in the device's memory, by UDF and unit, for UDFs with a call that did not.
     """
 
     rows: int = 0
@@ -110,15 +110,15 @@ class UdfSpeed:
         )
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
-        """Estimate the seconds of one thread for so many rows, with the time to load a model."""
+        """Estimate the seconds of one thread for `rows` rows, including the time to load a model."""
         return sum(self.parts_for(rows, fragments))
 
     def parts_for(self, rows: int, fragments: int = 0) -> tuple[float, float]:
-        """Estimate the seconds to load a model, and those of the rows; the latter are at most so many."""
+        """Estimate the seconds to load a model, and an upper bound of the seconds for the rows."""
         apart = max(self.seconds - self.called, 0.0) if self.fragments else 0.0  # to read and stage
         each = min(apart / max(self.fragments, 1), _FRAGMENT_SECONDS)
         beside = each * fragments + (apart - each * self.fragments) * rows / max(self.rows, 1)
-        if self.rows <= self.first_rows:  # one call: it cannot be known what of it was the loading
+        if self.rows <= self.first_rows:  # a single call: how much of it was loading is unknown
             part = rows / max(self.first_rows, 1)
             return self.first_seconds * max(1.0 - part, 0.0), self.first_seconds * part + beside
         per_row = max(self.seconds - apart - self.first_seconds, 0.0) / (self.rows - self.first_rows)
@@ -126,7 +126,7 @@ class UdfSpeed:
         return loading, rows * per_row + beside
 
     def bytes_for(self, rows: int) -> float:
-        """Estimate the size of so many computed values."""
+        """Estimate the size of `rows` computed values."""
         return rows * self.bytes / max(self.rows, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class UdfSpeed:
 
     @staticmethod
     def from_json(document: object) -> UdfSpeed:
-        """Read what a document says; without rows if it says nothing, or if it is damaged."""
+        """Parse a document; return a speed without rows if it is missing or damaged."""
         if not isinstance(document, Mapping):
             return UdfSpeed()
         try:
@@ -151,15 +151,15 @@ class UdfSpeed:
 
 @dataclass(frozen=True)
 class PastJob:
-    """What a job took.
+    """The measured time and cost of an earlier job.
 
     Args:
         seconds: from its plan to its end, without waiting.
-        start_seconds: from the begin of a shard's task to that of its computation, mostly the start of Spark; None if
+        start_seconds: from the start of a shard's task to that of its computation, mostly the start of Spark; None if
             it is not known.
-        reported: money that its calls said that they cost.
-        shards: how many it had.
-        slots: how many threads or Spark tasks ran at once; 0 if it is not known.
+        reported: cost that its calls reported.
+        shards: number of its shards.
+        slots: number of threads or Spark tasks that ran at once; 0 if it is not known.
     """
 
     speed: UdfSpeed
@@ -172,11 +172,11 @@ class PastJob:
 
     @property
     def seconds_beside(self) -> float:
-        """The seconds for each shard in which no slot computed, mostly the start of Spark."""
+        """The seconds per shard in which no slot computed, mostly the start of Spark."""
         return max(self.seconds - self.speed.seconds / min(self.slots, self.speed.rows), 0.0) / self.shards
 
     def cost_per_row(self, declared: float | None) -> float | None:
-        """Return what a row cost: by what calls reported, or as the UDFs declare of rows that were called."""
+        """Return the mean cost of a row: as calls reported it, or as declared for the rows that were called."""
         if self.reported:
             return self.reported / self.speed.rows
         saved = self.speed.saved.deduplicated + self.speed.saved.cached
@@ -187,7 +187,7 @@ EarlierJobs: TypeAlias = Callable[[], list[PastJob]]
 
 
 def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> EarlierJobs:
-    """Return what reads the earlier jobs when it is called first."""
+    """Return a function that reads the earlier jobs on its first call."""
     return cache(partial(read_history, checkpoints, described))
 
 
@@ -195,7 +195,7 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
     """Return the newest jobs of the same column or view and UDF versions that computed rows, the newest first.
 
     Args:
-        described: what the record of such a job says of it.
+        described: the fields of the job record that identify such jobs.
     """
     found: list[PastJob] = []
     for record in _records(checkpoints, most):
@@ -217,7 +217,7 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
 
 
 def _records(checkpoints: Storage, at_once: int) -> Iterator[dict[str, Any]]:
-    """Yield the records of the newest jobs, read some at once."""
+    """Yield the records of the newest jobs, `at_once` of which are read concurrently."""
     folders = [JobFolder.of(checkpoints, name) for name in islice(job_ids(checkpoints), _MOST_JOBS_READ)]
     for begin in range(0, len(folders), at_once):
         part = folders[begin : begin + at_once]
@@ -226,7 +226,7 @@ def _records(checkpoints: Storage, at_once: int) -> Iterator[dict[str, Any]]:
 
 
 def _stages_of(result: object) -> dict[str, float]:
-    """Return the seconds by stage of a job's result; nothing if it is damaged."""
+    """Return the seconds by stage of a job's result; empty if it is missing or damaged."""
     stages = result.get("seconds") if isinstance(result, Mapping) else None
     try:
         return {stage: float(seconds) for stage, seconds in stages.items()} if isinstance(stages, Mapping) else {}

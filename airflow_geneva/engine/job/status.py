@@ -1,4 +1,4 @@
-"""The status of a job: what its folder says while it runs and after it has ended."""
+"""The status of a job, read from its folder while it runs and after it has ended."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ class Job(Listed, Counts):
         stage: the stage at the last heartbeat, or None.
         rows_total: live rows of the table, or of the source, when it was planned.
         rows_pending: rows that were due then.
-        rows_run: rows that functions were called on; a row counts once for each call.
+        rows_run: rows on which functions were called; a row counts once for each call.
         reasons: number of rows by the reason why they were due or not, when the job was planned.
         shard_count: number of shards.
         shards: status of each shard; for a DONE job only on request.
-        seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session. That of a task
-            begins with it, so ``apply`` has the start of its Spark.
+        seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session. In an Airflow
+            task, the start of Spark counts as ``apply``.
         commits: table versions written.
         error: why it failed, or None.
         errors: number of error records.
         airflow: the Airflow task that planned it, or None.
         notes: notes for the user.
-        checked: what checking the expectations on values found; empty before the end.
-        usage: what calls of a service reported that they used.
-        unindexed_rows: rows that an index over what changed did not cover at the end, at most.
-        time_left: how long it will still take; None once it has ended, or is dead.
+        checked: results of checking the expectations on values; empty before the end.
+        usage: usage that calls of a service reported.
+        unindexed_rows: upper bound of the rows that an index over changed columns did not cover at the end.
+        time_left: estimated time until its end; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
     """
 
@@ -177,7 +177,7 @@ class Job(Listed, Counts):
 
     @property
     def busy(self) -> str:
-        """How busy the function is in running shards; "" if none runs. The notes of a job that has ended say it."""
+        """How busy the function is in running shards; "" if none runs. After the end, it is in the job's notes."""
         running = [shard.busy for shard in self.shards if shard.stage == "applying"] if self.open else []
         return str(sum(running, Busy()))
 
@@ -197,7 +197,7 @@ class Job(Listed, Counts):
 
     @property
     def shown_shards(self) -> tuple[ShardStatus, ...]:
-        """The shards, without errors that are in the job's own error already."""
+        """The shards, without errors that the job's own error already contains."""
         said = self.error or ""
         return tuple(replace(shard, error=None) if shard.reason in said else shard for shard in self.shards)
 
@@ -252,7 +252,7 @@ class Job(Listed, Counts):
 def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = None) -> Job | None:
     """Read the job of a folder; None if there is none. DamagedRecord: its documents are damaged.
 
-    Without `with_shards`, those of a DONE job are not read: everything else about it is in its record.
+    Without `with_shards`, the shards of a DONE job are not read: everything else about it is in its record.
     """
     try:
         job = _read(folder, with_shards, time.time() if now is None else now)

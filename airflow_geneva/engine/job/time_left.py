@@ -1,4 +1,4 @@
-"""How long a job that runs will still take, by its rows and how fast they are computed."""
+"""Estimate the remaining time of a running job from its rows and their speed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.shard_status import AT_WORK, FAILED, QUEUED, WAITING, ShardStatus
 
 _USUAL_SPARK_START = 10.0
-"""Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more.
+"""Seconds to start Spark for one shard, until a shard of this job or an earlier job has measured them.
 
-What a plan states before are the limits of it: `SPARK_START` of `estimate.py`.
+A plan states the interval `SPARK_START` of `estimate.py` instead.
 """
 
 _EXPECTED_SHARE = 0.5
-"""What earlier jobs took counts as much as this share of a shard's rows would."""
+"""The speed of earlier jobs has the weight of this share of a shard's rows."""
 
 _LATE = 0.2
 
@@ -26,8 +26,8 @@ class TimeLeft:
     """An estimate of the seconds until a job ends.
 
     Args:
-        seconds: with all that is known; at least so many if something is `unknown`.
-        unknown: what is not known, as the end of a sentence; "" if nothing.
+        seconds: the time that is known; a lower bound if something is `unknown`.
+        unknown: the part that is not known, as the end of a sentence; "" if there is none.
         waits: whether nothing computes until a person approves it, or a service answers.
     """
 
@@ -45,14 +45,15 @@ class TimeLeft:
 def estimate_time_left(
     shards: Sequence[ShardStatus], expected: Mapping[str, Any], on_spark: bool, now: float
 ) -> TimeLeft:
-    """Add up what each shard still takes: its rows by their speed, and if it has not begun, the start of Spark.
+    """Add up the remaining time of each shard: its rows at their speed, and the start of Spark if it has not begun.
 
-    A shard that runs goes on as its rows did, and in part as those of earlier jobs. For the others, the start and the
-    speed are the mean of the shards that have one, or of earlier jobs. As many shards run at once as do now.
+    A running shard is expected to continue at its speed so far, weighted with that of earlier jobs. For other shards,
+    start and speed are the mean of the shards that have one, or those of earlier jobs. The number of shards that run at
+    once is expected to stay.
 
     Args:
-        expected: of earlier jobs with the same code: ``start_seconds`` of a shard, and ``rows_per_second`` of one; they
-            may be missing.
+        expected: ``start_seconds`` and ``rows_per_second`` of a shard in earlier jobs with the same code; both may be
+            missing.
         now: seconds since the epoch.
     """
     before = float(expected.get("rows_per_second", 0.0))
@@ -88,7 +89,7 @@ def estimate_time_left(
 
 
 def _rest(expected: float, passed: float) -> float:
-    """Return what is left of an expected time; what takes longer is not expected to end at once."""
+    """Return the rest of an expected time; late work is expected to take at least `_LATE` times the passed time."""
     return max(expected - max(passed, 0.0), _LATE * passed)
 
 
