@@ -154,7 +154,7 @@ class BackfillResult(Listed, Outcome):
         notes: notes for the user.
         checked: results of checking the expectations of the columns.
         usage: calls, tokens and cost that calls of a service reported, except in the last seconds before a kill.
-        unindexed_rows: upper bound of the rows that an index over changed columns does not cover; 0 without an index.
+        unindexed_rows: the most rows that one index over changed columns does not cover; 0 also without an index.
         rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
         rows_cached: rows that took the value that another task or job had computed for equal inputs.
         rows_raced: rows that were called although another task called equal inputs at the same time.

@@ -86,7 +86,7 @@ class Job(Listed, Counts):
         notes: notes for the user.
         checked: results of checking the expectations on values; empty before the end.
         usage: usage that calls of a service reported.
-        unindexed_rows: upper bound of the rows that an index over changed columns did not cover at the end.
+        unindexed_rows: the most rows that one index over changed columns did not cover at the end.
         time_left: estimated time until its end; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
     """
