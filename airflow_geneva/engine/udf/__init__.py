@@ -1,4 +1,4 @@
-"""What a UDF is, how it is stored beside its column, and how it travels."""
+"""UDFs, their definitions in column metadata, and their transfer to other processes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _type_of(annotation: Any) -> pa.DataType | None:
 
 
 def _gives(annotation: Any, data_type: pa.DataType, whole_batch: bool) -> bool:
-    """Whether results with this annotation can be stored as `data_type`; an annotation that does not say may be."""
+    """Whether results with this annotation can be stored as `data_type`; True if the annotation does not say."""
     if (typing.get_origin(annotation) or annotation) is not np.ndarray:
         return accepts(annotation, data_type) is not False
     # An array for all rows of a batch may have any number of dimensions; an array for one row is a list.
@@ -178,7 +178,7 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
 def check_input_fields(
     udf: UDF, fields: Mapping[str, pa.Field], input_columns: Sequence[str] | None, table_name: str
 ) -> None:
-    """Check as `check_inputs` does, with the fields of the table by name."""
+    """Check like `check_inputs`, given the table's fields by name."""
     columns = udf.resolve_inputs(input_columns)
     if columns is None:
         return

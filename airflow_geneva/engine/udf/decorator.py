@@ -1,4 +1,4 @@
-"""The `udf` decorator, and the `UDF` that it makes of a Python function."""
+"""The `udf` decorator, and the `UDF` that it makes from a Python function."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ class UDF:
         num_cpus, num_gpus: CPUs and GPUs per call, or None.
         memory: bytes per call, or None.
         batch_size: rows per call, or None.
-        batch_by: what a row weighs: a function of the inputs, or the name of one; or None.
-        batch_limit: most weight of a call, which is that of its heaviest row times its rows, or None.
+        batch_by: the weight of a row: a function of the inputs, or the name of an input; or None.
+        batch_limit: maximum weight of a call, which is that of its heaviest row times its rows, or None.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint, or None.
         on_error: "fail", "skip", or a tuple of rules.
         timeout: seconds a call may take, or None.
-        setup_timeout: seconds that the start of its process and the loading may take, or None.
-        out_of_memory: exceptions that say that a call has too many rows for its device's memory.
-        cost: money that a row costs, for example at a service, or None.
-        max_in_flight: calls of an async function at a time in each process, or None.
-        poll_interval: seconds between two looks at the batches of a batch API, or None.
-        visible_after: seconds until the service of a batch API lists a batch that was submitted, or None.
-        limit: the budget of a service that its calls keep, or None.
+        setup_timeout: seconds that starting its process and loading it may take, or None.
+        out_of_memory: exceptions that mean that a call has too many rows for its device's memory.
+        cost: cost of a row, for example at a service, or None.
+        max_in_flight: concurrent calls of an async function in each process, or None.
+        poll_interval: seconds between two polls of a batch API, or None.
+        visible_after: seconds until the service of a batch API lists a submitted batch, or None.
+        limit: the rate limit of a service that its calls must respect, or None.
         deterministic: whether equal inputs of a row always give equal values.
-        dedup: whether equal inputs are called once.
-        expect: what is expected of its values.
-        preprocess: the stage before it, which makes its input of the input columns, or None.
-        preprocess_workers: processes of the stage, or None: it runs in threads.
+        dedup: whether it is called only once for equal inputs.
+        expect: expectations on its values.
+        preprocess: its stage, which makes its input from the input columns, or None.
+        preprocess_workers: number of processes of the stage; None: it runs in threads.
         method_of: the class on whose instance the function is called as a method, or None.
     """
 
@@ -140,23 +140,23 @@ class UDF:
 
     @property
     def is_batch_api(self) -> bool:
-        """Whether it submits batches, and fetches their results when a service has them."""
+        """Whether it submits batches, and fetches their results once a service has them."""
         return self.signature.is_batch_api
 
     @property
     def reports_cost(self) -> bool | None:
-        """Whether its calls are known to report what they cost, as those of a ready-made function with a price."""
+        """True if its calls report their cost, like those of a ready-made function with a price; else None."""
         return getattr(self.func, "reports_cost", None) is True or None
 
     @property
     def connection(self) -> str | None:
-        """The connection of the service that a ready-made function calls; None: that of all."""
+        """The connection of the service that a ready-made function calls; None: the default one."""
         found = getattr(self.func, "connection", None)
         return found if isinstance(found, str) else None
 
     @property
     def needs_process(self) -> bool:
-        """Whether its calls run in a process of their own, which may be killed; async calls are cancelled."""
+        """Whether its calls run in a process of their own, which may be killed; async calls are cancelled instead."""
         apart = self.on_error != "fail" or self.timeout is not None or self.setup_timeout is not None
         return apart and not (self.is_async or self.is_batch_api)
 
@@ -173,12 +173,12 @@ class UDF:
 
     @property
     def first(self) -> UDF:
-        """What gets the input columns: its stage, or itself."""
+        """The UDF that gets the input columns: its stage, or itself."""
         return self.preprocess or self
 
     @property
     def stage(self) -> UDF | None:
-        """Its stage as a job runs it: under its error policy, its timeouts and its version."""
+        """Its stage as a job runs it: with this UDF's error policy, timeouts and version."""
         if self.preprocess is None:
             return None
         return replace(
@@ -191,7 +191,7 @@ class UDF:
 
     @property
     def without_stage(self) -> UDF:
-        """Itself, of what its stage returns."""
+        """The UDF without its stage, with the stage's value as its input."""
         if self.preprocess is None:
             return self
         takes = None if self.form == "record_batch" else self.signature.parameters[:1]
@@ -199,19 +199,19 @@ class UDF:
 
     @property
     def batch_unit(self) -> str:
-        """What the size of a call is counted in: rows, or what `batch_by` counts."""
+        """The unit of a call's size: rows, or the name of `batch_by`."""
         if self.batch_by is None or isinstance(self.batch_by, str):
             return self.batch_by or "rows"
         return str(getattr(self.batch_by, "__qualname__", type(self.batch_by).__qualname__))
 
     @cached_property
     def code_version(self) -> str:
-        """The given version, or the code hash, which is the same in every process; `InvalidInput` if it has none."""
+        """The given version, or the code hash, which is equal in all processes; `InvalidInput` if it has none."""
         return self.version or code_version(self.func, self.deps, self.name, preprocess=self.preprocess)
 
     @cached_property
     def as_written(self) -> str | None:
-        """The code hash as it was before relative imports were resolved; None if it is the same."""
+        """The code hash of package versions that did not resolve relative imports; None if it is the same."""
         if self.version is not None:
             return None
         found = code_version(self.func, self.deps, self.name, as_written=True, preprocess=self.preprocess)
@@ -219,9 +219,9 @@ class UDF:
 
     @cached_property
     def value_identity(self) -> str:
-        """What tells its values from those of others with its name and version: its import path, or a hash of its code.
+        """Identifies its values among UDFs with equal name and version: its import path, or a hash of its code.
 
-        A process that has no source of it, as a worker of a notebook's function, gets it with the object.
+        A process without its source, such as a worker that runs a notebook's function, gets the value with the object.
         """
         return self.import_path or identity_of_code(self.func, self.preprocess)
 
@@ -242,7 +242,7 @@ class UDF:
         return None
 
     def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
-        """Return the input columns in the order of the parameters; None: all columns, in a batch."""
+        """Return the input columns in the order of the parameters; None: a batch with all columns."""
         given = self.input_columns if input_columns is None else tuple(input_columns)
         if self.preprocess is not None:
             self._check_weight(None if self.form == "record_batch" else self.signature.parameters[:1])
@@ -349,7 +349,7 @@ def udf(
 
     The annotations determine how it is called: with the Python values of one row (`text: str`, or no annotations), with
     one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
-    arguments, once per process. Calls of an `async def` function run at the same time, in one event loop per process.
+    arguments, once per process. Calls of an `async def` function run concurrently, in one event loop per process.
     A class with `submit`, `poll` and `fetch` is a batch API, which answers after minutes or hours.
 
     Args:
@@ -362,34 +362,32 @@ def udf(
         num_cpus, num_gpus: CPUs and GPUs per call.
         memory: memory per call, in bytes or as `"4g"`.
         batch_size: rows per call.
-        batch_by: what a row weighs, such as its tokens, pixels or bytes: a function that takes what this one takes, or
-            the name of an input. Rows of similar weight are called together. It is no part of the code's version.
+        batch_by: the weight of a row, such as its number of tokens, pixels or bytes: a function with the same inputs,
+            or the name of an input. Calls get rows of similar weight. It does not affect the code version.
         batch_limit: maximum weight of a call after padding: the weight of its heaviest row times its rows.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
         timeout: maximum seconds per call.
-        setup_timeout: maximum seconds to start the process of the function and load it: import its module, and make
-            the instance of its class.
+        setup_timeout: maximum seconds to start the function's process, import its module and instantiate its class.
         out_of_memory: exceptions that mean that a call has too many rows for the device's memory, besides those of
             PyTorch, JAX, TensorFlow and CUDA; such a call is halved.
-        cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
-        max_in_flight: calls of an `async def` function at a time in each process; by default 16.
-        poll_interval: seconds between two looks at the batches of a batch API; by default 60.
-        visible_after: seconds after which the service of a batch API lists every batch that was submitted; by default
-            60. Only then a `find` that returns None says that the service does not have the batch.
-        limit: a `RateLimit` of the service that it calls. It is no part of the code's version.
+        cost: cost of a row, for estimates and `max_cost`; use the same currency everywhere.
+        max_in_flight: concurrent calls of an `async def` function in each process; by default 16.
+        poll_interval: seconds between two polls of a batch API; by default 60.
+        visible_after: seconds after which the service of a batch API lists every submitted batch; by default 60. Only
+            then does a `find` that returns None mean that the service does not have the batch.
+        limit: a `RateLimit` of the service that it calls. It does not affect the code version.
         deterministic: whether a row's value depends on nothing but the row's inputs and the code.
-        dedup: whether equal inputs are called once, also across tasks and jobs; only of a deterministic function. By
-            default those of a deterministic function with a `limit`, which calls a service.
-        expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
-            code's version: a change of it recomputes nothing.
-        preprocess: a function of the input columns that runs on CPUs ahead of the calls, and whose value of a row is
-            the function's only input: it decodes images or cuts texts into tokens while a device works. It is called
-            like a function that is decorated, with its return annotation for a type, or is itself made by
-            `@udf(data_type=...)`; of a class it may be the name of a method. Error policy and timeout hold for its
-            calls too, and it belongs to the code's version.
-        preprocess_workers: processes that preprocess; by default `num_cpus` threads do. Use them where the function
-            holds Python's lock. Without `num_cpus` it is their number.
+        dedup: whether to call the function only once for equal inputs, also across tasks and jobs; only for a
+            deterministic function. By default True for a deterministic function with a `limit`.
+        expect: expectations, from `airflow_geneva.expect`, which are checked before values become visible. They do not
+            affect the code version: changing them recomputes nothing.
+        preprocess: a function of the input columns that runs on CPUs ahead of the calls, for example to decode images
+            or tokenize texts while a device works. Its value for a row is the only input of the decorated function. Its
+            output type comes from its return annotation, or from its own `@udf(data_type=...)`. For a class, it may be
+            the name of a method. Error policy and timeout apply to its calls too, and the code version covers it.
+        preprocess_workers: number of processes for `preprocess`; by default it runs in `num_cpus` threads. Use
+            processes if it holds Python's GIL. `num_cpus` is by default this number.
 
     Raises:
         InvalidInput: an argument is not valid, or contradicts the annotations.
@@ -467,7 +465,7 @@ _OF_A_STAGE = {"func", "name", "data_type", "signature", "module", "version", "d
 
 
 def _read_stage(given: Any, func: Any, name: str, module: str) -> UDF:
-    """Make the stage of a UDF of a function, class or object, of one that `@udf` made, or of a method's name."""
+    """Make the stage of a UDF from a function, class or object, from another UDF, or from a method's name."""
     owner = kind = None
     if isinstance(given, str):
         found = getattr_static(func, given, None)
@@ -495,7 +493,7 @@ def _read_stage(given: Any, func: Any, name: str, module: str) -> UDF:
 
 
 def _check_stage(made: UDF, stage: UDF) -> None:
-    """Refuse a stage whose value the function cannot take, and one that cannot run ahead of its calls."""
+    """Reject a stage whose value the function cannot take, or that cannot run ahead of its calls."""
     if made.is_batch_api or stage.is_async or stage.is_batch_api:
         what = "is a batch API" if made.is_batch_api else f"has preprocess={stage.name}, which is async or a batch API"
         raise InvalidInput(
@@ -546,7 +544,7 @@ def _instance(cls: type, loop: asyncio.AbstractEventLoop | None = None) -> Any:
 
 
 def release_instances(top: str) -> None:
-    """Let go of what this process has loaded for classes of a top-level package, whose code is imported again."""
+    """Drop this process's instances of classes of a top-level package, whose code is imported again."""
     with _instances_lock:
         for key in [key for key in _instances if key[0].__module__.partition(".")[0] == top]:
             del _instances[key]

@@ -23,7 +23,7 @@ UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
 
 FORMER_NAMES_KEY = "geneva::former_names"
-"""Key of the column's metadata that lists the names that it had before, as JSON."""
+"""Key of the column's metadata that lists its former names, as JSON."""
 
 PROMOTED_KEY = "geneva::promoted"
 """Key of the column's metadata that says which columns had its name before it was promoted; see `Promoted`."""
@@ -88,7 +88,7 @@ def columns_to_take(fields: Iterable[pa.Field], column: str) -> tuple[str, ...]:
 
 
 def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
-    """Return columns that are given as add_columns and alter_columns take them; InvalidInput if they are not."""
+    """Return columns if they are a mapping, as add_columns and alter_columns expect; else raise InvalidInput."""
     if not isinstance(columns, Mapping):
         raise InvalidInput(f'Columns are given by name, such as {{"n": udf}}, not as a {type(columns).__name__}.')
     return columns
@@ -99,7 +99,7 @@ def define_columns(
 ) -> tuple[pa.Schema, dict[str, UDF]]:
     """Return new computed columns as Arrow fields that hold their definitions, and their UDFs.
 
-    A column may feed those after it.
+    A column may be an input of later ones.
     """
     for name in by_name(columns):
         check_column_name(name)
@@ -140,7 +140,7 @@ def definition_in(field: pa.Field) -> UdfDefinition | None:
 
 
 def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]]:
-    """Return the computed columns, other than these, that are computed from these, with their inputs among them."""
+    """Return the other columns that are computed from the given ones, each with its inputs among these."""
     found: dict[str, list[str]] = {}
     for name in schema.names:
         definition = stored_definition(schema, name)
@@ -151,7 +151,7 @@ def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]
 
 
 def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, dict[str, str | None]]:
-    """Return what a renaming changes in the metadata of columns: the inputs of its readers, and its former names."""
+    """Return the metadata that renaming a column changes: the inputs of its readers, and its former names."""
     changed: dict[str, dict[str, str | None]] = {}
     if stored_definition(schema, column) is not None:
         changed[column] = {FORMER_NAMES_KEY: _former_names(schema, column, renamed)}
@@ -170,12 +170,12 @@ def renamed_inputs(inputs: Iterable[str], names: Mapping[str, str]) -> tuple[str
 
 @dataclass(frozen=True)
 class Promoted:
-    """How a column came to its name, as its metadata says.
+    """The promotion of a column to its name, from its metadata.
 
     Args:
-        column: the name that it had before.
-        kept_as: what the column before it is called since.
-        before: field ids of all columns that had the name before, so that what reads the name may go on.
+        column: its former name.
+        kept_as: the new name of the column that it replaced.
+        before: field ids of all columns that had the name before, so that readers of the name can continue.
     """
 
     column: str
@@ -187,7 +187,7 @@ class Promoted:
 
     @staticmethod
     def of(field: pa.Field) -> Promoted | None:
-        """Read what a column's field says; None if it was not promoted, or the text is damaged."""
+        """Read the promotion of a column's field; None if it was not promoted, or the metadata is damaged."""
         stored = (field.metadata or {}).get(PROMOTED_KEY.encode())
         try:
             return None if stored is None else well_typed(_promoted(parse(stored)))
@@ -200,7 +200,7 @@ def _promoted(document: Mapping[str, Any]) -> Promoted:
 
 
 def columns_before(field: pa.Field) -> tuple[int, ...]:
-    """Return the field ids of the columns in whose place a column was promoted."""
+    """Return the field ids of the columns that a promoted column has replaced."""
     promoted = Promoted.of(field)
     return () if promoted is None else promoted.before
 
@@ -208,10 +208,10 @@ def columns_before(field: pa.Field) -> tuple[int, ...]:
 def promoted_metadata(
     schema: pa.Schema, ids: Mapping[str, int], column: str, to: str, keep_as: str
 ) -> dict[int, dict[str, str | None]]:
-    """Return what a promotion changes in the metadata of columns, by field id.
+    """Return the metadata that a promotion changes, by field id.
 
-    Columns that are computed from `to` go on to read that name. Those that are computed from the promoted column follow
-    it, and it goes on to read the column that it replaces.
+    Columns that are computed from `to` still read that name. Columns that are computed from the promoted column read
+    it by its new name. If the promoted column reads the column that it replaces, it reads that by its new name.
     """
     before = {ids[to], *columns_before(schema.field(to))} - {ids[column]}
     changed: dict[int, dict[str, str | None]] = {
@@ -259,7 +259,7 @@ def _check_cycles(table: str, fields: Mapping[str, pa.Field], changed: Mapping[s
 
     done = set[str]()
     for first in changed:
-        # Depth first, along a path of columns with their inputs; what is done leads to no cycle.
+        # Depth first, along a path of columns with their inputs; columns in `done` lead to no cycle.
         path = {} if first in done else {first: inputs_of(first)}
         while path:
             name = next(reversed(path))
@@ -290,7 +290,7 @@ def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
 
 
 def check_view_type(view: str, column: str, found: str, udf: UdfDefinition) -> None:
-    """Refuse a UDF that gives another type than its column of a view has, which no refresh changes."""
+    """Reject a UDF with another type than its column of a view, because no refresh changes the type."""
     if found != udf.data_type:
         raise InvalidInput(
             f"Type mismatch for column {column!r} of view {view!r}: it is {found}, and UDF {udf.name!r} gives "
@@ -301,7 +301,7 @@ def check_view_type(view: str, column: str, found: str, udf: UdfDefinition) -> N
 
 
 def former_names(schema: pa.Schema, column: str) -> list[str]:
-    """Return the names that a computed column had before, and that no column has now: jobs recorded it under them."""
+    """Return the former names of a computed column, under which jobs recorded it; other columns may have them now."""
     stored = (schema.field(column).metadata or {}).get(FORMER_NAMES_KEY.encode(), b"[]")
     try:
         names = json.loads(stored)

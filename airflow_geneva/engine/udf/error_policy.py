@@ -106,9 +106,9 @@ def matching_rules_of(rules: Rules, exception: type[Exception]) -> tuple[int, ..
 
 
 def deciding_rule(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | None:
-    """Return the position of the first of the matching rules to apply after so many calls; None: the job fails.
+    """Return the position of the first matching rule that applies after `calls` calls; None: the job fails.
 
-    A `Retry` applies until its attempts are used up, and never if there shall be no more calls (None).
+    A `Retry` applies until its attempts are used up, and never if `calls` is None.
     """
     for at in fits:
         rule = rules[at]

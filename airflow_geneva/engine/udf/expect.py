@@ -26,12 +26,12 @@ WARN, FAIL = "warn", "fail"
 _FRACTION = "max_null_fraction"
 _FUNCTION = "satisfies"
 _DIGITS = Context(prec=80)
-"""Digits enough for every decimal type of Arrow, which has 76 at most."""
+"""Enough digits for every decimal type of Arrow, which has at most 76."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rows of some values that are not as expected, by position, and why, if a function said so."""
+    """The positions of values that are not as expected, and why, if a function was the check."""
 
     wrong: Sequence[int] = ()
     why: str = ""
@@ -39,13 +39,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected of the values of a column; made by `not_null` and the other functions of this module.
+    """An expectation on the values of a column, made by `not_null` or another function of this module.
 
     Args:
         kind: name of the function that made it.
-        arguments: its arguments, as values of JSON.
+        arguments: its arguments, as JSON values.
         level: `fail` keeps values that are not as expected invisible; `warn` reports them.
-        whole: whether it is about all values that a job makes visible, rather than about each row.
+        whole: whether it is about all values that a job makes visible together, rather than about each row.
         function: the function of `satisfies`; it is not stored.
     """
 
@@ -83,11 +83,11 @@ class Expectation:
         return self.whole and self.needs_function
 
     def allows(self, wrong: int, rows: int) -> bool:
-        """Whether so many wrong rows are as expected."""
+        """Whether this number of wrong rows is allowed."""
         return wrong <= self.arguments[0] * rows if self.kind == _FRACTION else wrong == 0
 
     def judge(self, values: pa.Table) -> Verdict:
-        """Judge values, given as a table with one column."""
+        """Check values, given as a table with one column."""
         column = values.column(0)
         if self.needs_function:
             return _call(self.function, values)
@@ -104,12 +104,12 @@ class Expectation:
 
 
 def not_null(*, level: str = FAIL) -> Expectation:
-    """Expect a value in each row, except in rows on which the UDF failed: `max_failed` is for those."""
+    """Expect a value in each row, except in rows on which the UDF failed; `max_failed` limits those."""
     return Expectation("not_null", (), level)
 
 
 def max_null_fraction(fraction: float, *, level: str = FAIL) -> Expectation:
-    """Expect that at most this part of the values that a job makes visible is NULL, without rows that failed."""
+    """Expect that at most this fraction of the values that a job makes visible is NULL; failed rows do not count."""
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
         raise InvalidInput(f"max_null_fraction({fraction!r}) is not valid: give a number from 0 to 1.")
     return Expectation(_FRACTION, (fraction,), level, whole=True)
@@ -118,7 +118,7 @@ def max_null_fraction(fraction: float, *, level: str = FAIL) -> Expectation:
 def between(low: Any, high: Any, *, level: str = FAIL) -> Expectation:
     """Expect values from `low` to `high`, both included, or NULL. NaN is not between any two numbers.
 
-    Numbers are compared exactly, also where the column's type cannot hold a bound.
+    Numbers are compared exactly, even if the column's type cannot hold a bound.
     """
     return Expectation("between", (_plain(low), _plain(high)), level)
 
@@ -131,17 +131,17 @@ def in_set(values: Iterable[Any], *, level: str = FAIL) -> Expectation:
 
 
 def satisfies(function: Callable[[Any], Any], *, whole: bool = False, level: str = FAIL) -> Expectation:
-    """Expect what a function finds true of a `pa.Table`, whose one column has the name and values of the column.
+    """Expect that a function accepts a `pa.Table`, whose only column has the name and values of the checked column.
 
-    It returns what is true of all of its rows, or a boolean for each row; or it raises. True of all rows is True, False
-    or a boolean of Arrow, NumPy or pandas, such as `pc.all(...)`; None means that all is well. The booleans of rows are
-    a list, an array or a Series. A NULL among them, or in place of a boolean of Arrow, counts as False. Anything else
-    is an error. The `validate` method of a pandera schema will do; it is given a data frame.
+    The function returns one boolean for all rows, of Python, Arrow, NumPy or pandas, such as `pc.all(...)`; or a list,
+    an array or a Series with a boolean for each row; or None if all rows are as expected. A NULL boolean counts as
+    False. If the function raises or returns anything else, the expectation is not met. The function may be the
+    `validate` method of a pandera schema, which gets a data frame.
 
     Args:
-        function: the function; imported again with the UDF where values are checked.
-        whole: call it once, with all values that the job makes visible, rather than once for each batch of rows. They
-            are in memory together then, whatever the memory budget of the job is.
+        function: the function; it is imported again with the UDF where values are checked.
+        whole: call it once, with all values that the job makes visible, rather than once for each batch of rows. All
+            these values are then in memory at once, regardless of the job's memory budget.
         level: `fail` or `warn`.
     """
     if not callable(function):
@@ -174,7 +174,7 @@ def check_expectations(given: Any, kind: pa.DataType) -> tuple[Expectation, ...]
 
 
 def _told_apart(given: Sequence[Expectation]) -> Iterator[Expectation]:
-    """Number functions of one name: an expectation is found again by what it is called."""
+    """Number functions with equal names, because expectations are matched by name."""
     names = Counter[tuple[Any, ...]]()
     for one in given:
         if one.needs_function:
@@ -185,7 +185,7 @@ def _told_apart(given: Sequence[Expectation]) -> Iterator[Expectation]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a bound as a value of JSON; dates and decimals as text, which takes the column's type again."""
+    """Return a bound as a JSON value; dates and decimals become text, which is later cast to the column's type."""
     if isinstance(value, (date, datetime)):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -196,17 +196,17 @@ def _plain(value: Any) -> Any:
 
 
 def _like(value: Any, kind: pa.DataType) -> Any:
-    """Give text the column's type; Arrow compares numbers of different types."""
+    """Cast text and arrays to the column's type; Arrow compares numbers of different types."""
     if pa.types.is_string(value.type) or isinstance(value, pa.Array):
         return value.cast(kind)
     return value
 
 
 def _is_between(column: pa.ChunkedArray, low: Any, high: Any) -> pa.ChunkedArray:
-    """Say of each value whether it is between two bounds.
+    """Return for each value whether it is between two bounds.
 
-    Arrow compares numbers of two types as numbers of a third one, and fails if that cannot hold one of them. So bounds
-    become the nearest numbers of the column's type.
+    Arrow compares numbers of two types as numbers of a third one, and fails if this type cannot hold one of them. So
+    bounds become the nearest numbers of the column's type.
     """
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
@@ -248,7 +248,7 @@ def _nearest(bound: Any, kind: pa.DataType, up: bool) -> Any:
     if bound in (inf, -inf):
         steps = most + 1 if bound > 0 else least - 1
     else:
-        # A float is meant as it is written, and not as the binary fraction that it is.
+        # Take a float as it is written, not as its exact binary fraction.
         exact = Fraction(repr(bound) if scale and isinstance(bound, float) else bound) * Fraction(10) ** scale
         steps = ceil(exact) if up else floor(exact)
     steps = max(steps, least) if up else min(steps, most)
@@ -258,7 +258,7 @@ def _nearest(bound: Any, kind: pa.DataType, up: bool) -> Any:
 
 
 def _limits(kind: pa.DataType) -> tuple[int, int]:
-    """Return the least and the greatest number of an integer type; of a decimal type in units of its last digit."""
+    """Return the least and the greatest number of an integer type; for a decimal type, in units of its last digit."""
     if pa.types.is_decimal(kind):
         most = 10**kind.precision - 1
         return -most, most
@@ -294,7 +294,7 @@ def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
 
 
 def _truth(answer: Any) -> bool | None:
-    """Return the truth of a single boolean, of which a NULL is not true; None of anything else."""
+    """Return the value of a single boolean, with False for NULL; None for anything else."""
     if isinstance(answer, pa.Scalar):
         return bool(answer.as_py()) if answer.type == pa.bool_() else None
     if isinstance(answer, (bool, np.bool_)):
@@ -304,7 +304,7 @@ def _truth(answer: Any) -> bool | None:
 
 
 def _booleans(answer: Any) -> pa.Array | pa.ChunkedArray | None:
-    """Return the values of a list, an array or a Series; None of anything else."""
+    """Return the values of a list, an array or a Series; None for anything else."""
     if isinstance(answer, (pa.Array, pa.ChunkedArray)):
         return answer
     if not isinstance(answer, (list, tuple)):
@@ -319,14 +319,14 @@ def _booleans(answer: Any) -> pa.Array | pa.ChunkedArray | None:
 
 
 def _as_taken(function: Any, values: pa.Table) -> Any:
-    """Return the values as a function takes them: those of pandera take data frames."""
+    """Return the values in the form that a function takes: a data frame for pandera, else the table."""
     if not _is_of_pandera(function):
         return values
     return import_module("polars").from_arrow(values) if "polars" in _home(function) else values.to_pandas()
 
 
 def _is_of_pandera(function: Any) -> bool:
-    """Whether it is a method of a pandera schema, which raises, and otherwise returns the values it was given."""
+    """Whether a function is a method of a pandera schema, which raises if values are wrong, and else returns them."""
     return _home(function).partition(".")[0] == "pandera"
 
 
@@ -345,6 +345,6 @@ def _positions(cases: Any, rows: int) -> list[int]:
 
 
 def _not_set(right: pa.ChunkedArray | pa.Array) -> Verdict:
-    """Find the rows of which it is false that they are right; NULL is not known, so not wrong."""
+    """Find the rows for which `right` is False; NULL means that it is not known, so the row is not wrong."""
     wrong = np.flatnonzero(~np.asarray(pc.fill_null(right, True)))
     return Verdict(wrong.tolist())

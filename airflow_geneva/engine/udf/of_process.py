@@ -1,4 +1,4 @@
-"""Find the UDF of a definition: by import path; one of a notebook or script in the process that made it."""
+"""Find the UDF of a definition by its import path, or, if a notebook or script made it, in that process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_geneva.errors import InvalidInput
 _given: dict[tuple[str, str], UDF] = {}
 """UDFs without an import path that this process gave to a column or a view, by name and version."""
 _columns: dict[tuple[str, str], set[str]] = {}
-"""The columns to which these were given, by name and version."""
+"""The columns to which these UDFs were given, by the UDF's name and version."""
 _MOST_NAMED = 3
 
 
@@ -24,7 +24,7 @@ def give_udf(udf: UDF, column: str) -> None:
         column: its table and name.
 
     Raises:
-        InvalidInput: another column has a function of that name and version with other code, which is still there.
+        InvalidInput: another column still has a function of that name and version with other code.
     """
     key = udf.name, udf.code_version
     for columns in _columns.values():
@@ -57,7 +57,7 @@ def keep_udf(udf: UDF, column: str = "") -> bool:
 
 
 def _takes_place_of(udf: UDF, other: UDF) -> bool:
-    """Whether a UDF has the code of another, or is what a cell bound to the other's name when it ran again."""
+    """Whether a UDF has the code of another, or replaced it under its name when a notebook cell ran again."""
     if udf is other or udf.value_identity == other.value_identity:
         return True
     name = getattr(udf.func, "__qualname__", "")
@@ -71,11 +71,11 @@ def kept_udf(name: str, version: str) -> UDF | None:
 
 
 def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
-    """Return the UDF of a definition; a function that a notebook defined again under its name counts.
+    """Return the UDF of a definition, or the function that a notebook has since defined under its name.
 
     Args:
-        where: says in the error which column it computes.
-        advice: says in the error what to do.
+        where: the column that it computes, for the error.
+        advice: what to do, for the error.
 
     Raises:
         InvalidInput: it has no import path and this process did not make it, or it cannot be imported here.

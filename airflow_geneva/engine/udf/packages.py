@@ -16,7 +16,7 @@ _WITH_THEM = {"numpy", *_OF_TASKS}
 
 
 def missing_package(text: str) -> str:
-    """Return the package that an error's text says is not installed; "" if it says nothing like that."""
+    """Return the package that is not installed according to an error's text; "" if it names none."""
     found = _MISSING.search(text)
     return _PACKAGES.get(found[1], found[1]) if found else ""
 

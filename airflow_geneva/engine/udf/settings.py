@@ -17,7 +17,7 @@ from airflow_geneva.errors import InvalidInput
 
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_SUBMITTED, DEFAULT_POLL_INTERVAL, DEFAULT_VISIBLE_AFTER = 10_000, 60.0, 60.0
-"""Rows of one batch at a batch API, and the seconds between two looks at it."""
+"""Defaults of a batch API: rows of a batch, seconds between polls, and seconds until the service lists a batch."""
 
 _FORMAT = 1
 
@@ -50,7 +50,7 @@ def check_rows(setting: str, value: int | None) -> int | None:
 
 
 def check_bounds(minimum: int | None, size: int | None, maximum: int | None) -> None:
-    """Check that the sizes ascend, as far as they are given."""
+    """Check that the given sizes ascend."""
     sizes = {"min_checkpoint_size": minimum, "checkpoint_size": size, "max_checkpoint_size": maximum}
     given = [(setting, value) for setting, value in sizes.items() if value is not None]
     for (low, low_value), (high, high_value) in itertools.pairwise(given):
@@ -79,7 +79,7 @@ def check_calls(is_async: bool, value: int | None, name: str) -> int | None:
 
 
 def check_workers(preprocesses: bool, workers: int | None, num_cpus: float | None, name: str) -> float | None:
-    """Check the processes of a UDF's stage; return its CPUs, which cover them."""
+    """Check the number of processes of a UDF's stage; return the UDF's CPUs, at least one for each process."""
     cpus = check_number("num_cpus", num_cpus, above_zero=True)
     if workers is None:
         return cpus
@@ -99,10 +99,10 @@ def check_workers(preprocesses: bool, workers: int | None, num_cpus: float | Non
 
 
 def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the settings that only a batch API has, and those that have another default there.
+    """Return the settings that only a batch API has, and `batch_size`, which has another default there.
 
     Args:
-        chosen: settings that a batch API does not have, and `batch_size`, `poll_interval` and `visible_after`.
+        chosen: `batch_size`, `poll_interval` and `visible_after`, and settings that a batch API cannot have.
     """
     own = ("poll_interval", "visible_after")
     poll_interval = check_number("poll_interval", chosen["poll_interval"], above_zero=True)
@@ -144,7 +144,7 @@ def check_batches(
     out_of_memory: type[Exception] | Iterable[type[Exception]],
     name: str,
 ) -> dict[str, Any]:
-    """Return the settings of how calls are cut, and of those that are too large for a device."""
+    """Return the settings for cutting calls and for recognizing calls that are too large for a device."""
     kinds = (out_of_memory,) if isinstance(out_of_memory, type) else tuple(out_of_memory)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise InvalidInput(f"out_of_memory={out_of_memory!r}: give an exception class, or several.")
@@ -215,11 +215,11 @@ def check_memory(value: int | str | None) -> int | None:
 class UdfDefinition:
     """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display.
 
-    Calls of a function that `reports_cost` say what they cost. `connection` names the service that it calls, which
-    tasks of Airflow look up.
+    With `reports_cost`, calls report their cost. `connection` names the connection of the service that the function
+    calls, which Airflow tasks look up.
 
-    `as_written` is what the version was before relative imports were resolved, if that is another. In the metadata it
-    says that the column never had values of that version of this function.
+    `as_written` is the version according to package versions that did not resolve relative imports, if it differs. In
+    the metadata, it means that the column never had values of that version of this function.
     """
 
     name: str
@@ -248,23 +248,23 @@ class UdfDefinition:
     as_written: str | None = None
 
     def version_before(self, stored: UdfDefinition | None) -> str | None:
-        """Return the version as written, if values of that version in a column with a stored definition are its own."""
+        """Return `as_written` if values of that version, in a column with this stored definition, are its own."""
         is_own = stored is not None and stored.import_path == self.import_path and stored.as_written is None
         return self.as_written if is_own else None
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
-        """What is expected of its values, without the functions of `satisfies`."""
+        """The expectations on its values, without the functions of `satisfies`."""
         return tuple(map(Expectation.from_json, self.expect or ()))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns in which the inputs are, which may be fields of structs, as `chunk.text`."""
+        """The columns of the inputs; an input may be a field of a struct, such as `chunk.text`."""
         return tuple(dict.fromkeys(name.partition(".")[0] for name in self.input_columns or ()))
 
     @property
     def call(self) -> str:
-        """How it computes its column, for people."""
+        """Describes for display how it computes its column."""
         return f"{self.import_path or self.name}({', '.join(self.input_columns or ())}), version {self.version}"
 
     def to_json(self) -> str:

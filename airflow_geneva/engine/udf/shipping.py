@@ -23,7 +23,7 @@ from airflow_geneva.engine.udf.unpicklable import what_cannot_be_pickled
 from airflow_geneva.errors import InvalidInput
 
 MAX_FILE_BYTES = 50_000_000
-"""Largest file that may be in the zip; put models and data where the workers can read them."""
+"""Maximum size of a file in the zip; put models and data where the workers can read them."""
 
 
 def load_udf(import_path: str) -> UDF:
@@ -171,7 +171,7 @@ class UdfReference:
         """Refer to a UDF, or to its stage; `InvalidInput` if it has no import path, and cannot be pickled."""
         path, version = udf.import_path, udf.code_version
         if udf.dedup:
-            _ = udf.value_identity  # worked out here, where its source is
+            _ = udf.value_identity  # computed here, where its source is available
         sent = (udf.stage if stage else None) or udf
         try:
             return UdfReference(path, version, None if path else cloudpickle.dumps(sent), stage)

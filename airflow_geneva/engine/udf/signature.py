@@ -36,7 +36,7 @@ class Signature:
         annotations: by parameter, as far as they can be resolved.
         result: annotation of the result, or `UNKNOWN`; for a generator (`yields`), a list of its item type.
         is_async: whether a call returns a coroutine.
-        is_batch_api: whether it is a class of a batch API, of whose `submit` these are the parameters.
+        is_batch_api: whether it is a batch API, whose `submit` has these parameters.
         takes_key: whether `submit` takes a key besides the batch.
     """
 
@@ -167,7 +167,7 @@ def _written_hints(function: Any) -> dict[str, Any]:
     hints["return"] = signature.return_annotation
     resolved = {}
     for name, hint in hints.items():
-        with suppress(Exception):  # the text is that of the function's own annotation, no input
+        with suppress(Exception):  # the text is the function's own annotation, not input from outside
             resolved[name] = eval(hint, plain.__globals__, enclosing) if isinstance(hint, str) else hint  # noqa: S307
     return {name: hint for name, hint in resolved.items() if hint is not UNKNOWN}
 

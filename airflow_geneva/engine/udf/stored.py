@@ -1,4 +1,4 @@
-"""Import the UDFs that tables name: only where a module's source, read and not executed, makes a UDF of the name."""
+"""Import the UDFs that tables name, if the module's source, which is read but not run, binds the name to a UDF."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = (f"{_PACKAGE}.functions",)
 _PASSING_ON = {"partial", "replace"}
 """Functions of the standard library that return something like their first argument."""
 _DEEPEST = 50
-"""Names and expressions that are followed from one to the next."""
+"""The maximum number of names that are followed from one to the next."""
 
 _makers: ContextVar[Sequence[str]] = ContextVar("udf_modules", default=())
 
@@ -34,7 +34,7 @@ _Scope: TypeAlias = ast.Module | ast.ClassDef
 
 @contextmanager
 def udf_modules(modules: Sequence[str]) -> Iterator[None]:
-    """Name modules and packages whose functions make UDFs: in this block, names that they bind are imported, too."""
+    """Set modules and packages whose functions make UDFs: in this block, names bound to their results are imported."""
     token = _makers.set(modules)
     try:
         yield
@@ -43,10 +43,10 @@ def udf_modules(modules: Sequence[str]) -> Iterator[None]:
 
 
 def load_stored_udf(import_path: str) -> UDF:
-    """Import the UDF that a table names; the module is imported only if its source makes a UDF of the name.
+    """Import the UDF that a table names; the module is imported only if its source binds the name to a UDF.
 
     Raises:
-        InvalidInput: see `load_udf`; or the source does not do so.
+        InvalidInput: see `load_udf`; or the source does not bind the name to a UDF.
     """
     module, name = split_path(import_path)
     if _is_imported(module, name):
@@ -62,7 +62,7 @@ def load_stored_udf(import_path: str) -> UDF:
 
 
 def _is_imported(module: str, name: str) -> bool:
-    """Whether this process has the UDF already, whichever way it was bound; runs no code."""
+    """Whether this process has already imported the UDF, however its name was bound; runs no code."""
     found: object = sys.modules.get(module)
     try:
         for part in name.split("."):
@@ -73,7 +73,7 @@ def _is_imported(module: str, name: str) -> bool:
 
 
 def _why_no_udf(import_path: str, module: str, name: str) -> str:
-    """Return why a module's source does not make a UDF of a name; "" if it does. No code of it or its packages runs."""
+    """Return why a module's source does not bind a name to a UDF, or ""; runs no code of it or its packages."""
     if module.rpartition(".")[2] == "__main__":
         return "it is a program, which would run"
     spec = _find_spec(module)
@@ -97,7 +97,7 @@ def _why_no_udf(import_path: str, module: str, name: str) -> str:
 
 @dataclass
 class _Reader:
-    """Follows names through the sources of modules; a name that leads back to itself leads nowhere."""
+    """Follows names through the sources of modules; a name that leads back to itself is no UDF."""
 
     trees: dict[str, ast.Module | None] = field(default_factory=dict)
     seen: set[tuple[str, int, str]] = field(default_factory=set)
@@ -165,7 +165,7 @@ class _Reader:
         return spec is not None and spec.submodule_search_locations is not None
 
     def _tree(self, module: str) -> ast.Module | None:
-        """Parse the source of a module; None if it has none, or belongs to Python."""
+        """Parse the source of a module; None if it has none, or is part of Python."""
         if module not in self.trees:
             spec = _find_spec(module)
             source = None if spec is None or _is_of_python(spec) else _read_source(spec)
@@ -174,7 +174,7 @@ class _Reader:
 
 
 def _bound(scope: _Scope, name: str) -> Iterator[ast.AST]:
-    """Yield what a scope binds to a name: definitions, imports, and the values that are assigned."""
+    """Yield what a scope binds to a name: definitions, imports and assigned values."""
     waiting: list[ast.AST] = list(scope.body)
     while waiting:
         node = waiting.pop()
@@ -202,7 +202,7 @@ def _is_name(target: ast.AST, name: str) -> bool:
 
 
 def _absolute(module: str, node: ast.ImportFrom, is_package: bool) -> str:
-    """Return the module that a `from` names."""
+    """Return the absolute name of the module in a `from ... import`."""
     if not node.level:
         return node.module or ""
     parts = module.split(".")

@@ -1,4 +1,4 @@
-"""Find what of a function of a notebook cannot be sent to another process."""
+"""Find the part of a notebook's function that cannot be sent to another process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _find(value: Any, seen: set[int]) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is pickled with a value, each part with what the user calls it."""
+    """Yield the parts that are pickled with a value, each with its name for the user."""
     if isinstance(value, FunctionType):
         for name in sorted(_names(value.__code__)):
             if name in value.__globals__:
