@@ -1,4 +1,4 @@
-"""Weigh rows by a UDF's `batch_by`: a function of the inputs, or the name of one."""
+"""Weigh rows by a UDF's `batch_by`: a function of the inputs, or the name of an input."""
 
 from __future__ import annotations
 

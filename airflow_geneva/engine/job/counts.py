@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Row counts by outcome. Committed rows count as ready, ready ones as checkpointed, and failed ones as neither.
+    """Row counts by outcome. Committed rows count as ready, ready ones as checkpointed, failed ones as none of these.
 
     Args:
         rows_checkpointed: due rows that are computed and checkpointed.

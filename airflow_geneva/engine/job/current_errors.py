@@ -1,4 +1,4 @@
-"""The rows that fail now, of all error records, and groups of records with the same cause."""
+"""Select the error records of rows that fail now, and group records with the same cause."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ErrorRecord(Listed):
         calls: number of UDF calls for the row in this run, retries included.
         time: seconds since the epoch.
         rule: position of the policy rule that skipped the row; -1 if the failure ended the job.
-        source: for a view, the source table that the row is in; else "".
+        source: for a view, the source table of the row; else "".
     """
 
     job_id: str
@@ -146,7 +146,7 @@ def read_errors(
 
 
 def count_errors(job: Storage) -> int:
-    """Count the error records of one job, each once."""
+    """Count the error records of one job, without duplicates."""
     chosen = [name for name in job.list_files(ERRORS) if _is_error_file(name)]
     return len({key for table in _tables(job, chosen, _IDENTITY) for key in _identities(table)})
 

@@ -93,7 +93,7 @@ class Estimate:
     """What a job will take, as intervals that should hold for nine of ten jobs.
 
     Args:
-        rows: rows that the UDFs will run on.
+        rows: rows on which the UDFs will run.
         seconds: from the plan to the end, or None if nothing is known.
         slot_seconds: seconds of all threads or Spark tasks together, or None.
         cost: money, in the unit of the given prices; None without a price.
@@ -134,7 +134,7 @@ class Estimate:
         """Estimate from one or more earlier jobs, newest first."""
         guesses = sorted(job.speed.seconds_for(size.rows, size.fragments) for job in jobs)
         margin = _ONE_JOB if len(jobs) == 1 else _SEVERAL_JOBS
-        # Leave out the quarter of the jobs at each end: a single outlier would make the interval useless.
+        # Leave out a quarter of the jobs at each end: a single outlier would make the interval useless.
         odd = len(guesses) // 4
         slot_seconds = Interval(guesses[odd], guesses[-1 - odd]).times(1 / margin, margin)
         alike = [job for job in jobs if job.runner == size.runner]

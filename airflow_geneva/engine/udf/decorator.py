@@ -135,7 +135,7 @@ class UDF:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is an `async def` function; a call by hand returns its coroutine."""
+        """Whether it is an `async def` function; a direct call returns its coroutine."""
         return self.signature.is_async
 
     @property

@@ -40,7 +40,7 @@ class Skip:
     Args:
         exc: exception class or classes.
         max_count: maximum number of rows that a job may skip; None: no limit. Rows that failed in an earlier job and
-            are tried again do not count.
+            are retried do not count.
         max_fraction: maximum fraction of a job's rows that it may skip, above 0 and up to 1; None: no limit.
     """
 
