@@ -1,1 +1,1 @@
-"""Find out what is left to compute, and why."""
+"""Plan a job: find the due rows, and the reasons why they are due."""

@@ -93,7 +93,7 @@ class _Planner:
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
         self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
-        # Values computed from an input that a promotion replaced. Its plan has reported them as due.
+        # Values computed from an input that a promotion replaced; the plan of the promotion has reported them as due.
         self.of_replaced = {
             Provenance(f"{work.udf_version}/{inputs}")
             for inputs in state.other_inputs(columns.inputs_text)
@@ -101,7 +101,7 @@ class _Planner:
         }
 
     def say_renamed(self, facts: Facts) -> None:
-        """Say that a version has another hash now, and keep its facts under that for later plans."""
+        """Note that a version has a new hash, and record its facts under the new hash for later plans."""
         self.computed.learned += [fact for signature in facts for fact in facts[signature]]
         self.computed.notes.append(renamed_code(self.work.same_code, (self.work.udf_version,)))
 
@@ -158,7 +158,7 @@ class _Planner:
         )
 
     def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
-        """Return the fragments of which all rows are due, because nothing is known of them, and those to look at."""
+        """Return the positions of fragments whose rows are all due, as no value is known, and of those to inspect."""
         rest, version = manifest.live_rows > 0, self.work.udf_version
         if empty := int((~rest).sum()):
             self._add(EMPTY, empty, 0)
@@ -250,7 +250,7 @@ class _Planner:
             self._count(GIVEN_UP, rows)
 
     def _existed(self, files: FragmentFiles, rows: Ranges) -> Ranges:
-        """Return those of a fragment's rows that existed at the version that the user requested."""
+        """Return the rows of a fragment that existed at the requested version."""
         if self.read_version >= self.dataset.version:
             return rows
         if self._physical_rows_then.get(files.id) == files.physical_rows:
@@ -265,7 +265,7 @@ class _Planner:
         return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}
 
     def _selected(self, dues: list[_Due]) -> list[_Due]:
-        """Evaluate the filter on the candidates, and drop fragments in which it selects none."""
+        """Evaluate the filter on the candidates, and drop fragments in which it selects no row."""
         selected = None
         if self.work.where is not None:
             selected = selected_offsets(self.dataset, [due.work.id for due in dues], self.work.where)
@@ -314,7 +314,7 @@ class _Planner:
 
 
 def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:
-    """Whether inputs, as facts name them, are the current ones, or columns in whose place these were promoted."""
+    """Whether each input in a fact is the current one, or a column that the current one replaced by promotion."""
     now, then, ids = columns.inputs_text.split(","), inputs.split(","), ids_by_name(dataset)
     called = {found[0]: name for name, found in ids.items() if "." not in name}
 

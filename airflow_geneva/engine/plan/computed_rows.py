@@ -74,11 +74,11 @@ def column_state(dataset: lance.LanceDataset, checkpoints: Storage, columns: Col
 
 
 class ComputedRows:
-    """Finds the computed rows of one column at one table version, by facts about these inputs or `previous` ones.
+    """Finds the computed rows of one column at one table version, from facts about its inputs and `previous` inputs.
 
-    What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan. `names` are
-    those of the inputs and, last, the output; "" for a column that was dropped, or whose nested fields are others now:
-    its values cannot be compared.
+    Rows that it finds in the history or by comparing values become facts in ``learned``, for the next plan. `names` are
+    the names of the inputs and, last, of the output. A name is "" if the column was dropped or has other nested fields
+    now, so that its values cannot be compared.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ComputedRows:
     def of_column(
         dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], state: ColumnState
     ) -> ComputedRows:
-        """Find the rows of a column by all that is known of it: also values that were computed from other inputs."""
+        """Search the rows of a column with all of its facts, also those about values computed from other inputs."""
         others = sorted(state.other_inputs(columns.inputs_text))
         previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
         return ComputedRows(dataset, columns, names, state.about(columns.inputs_text), previous)
@@ -130,14 +130,14 @@ class ComputedRows:
         inputs: str,
         ids_now: Mapping[str, tuple[int, ...]] | None = None,
     ) -> ComputedRows:
-        """Find the rows of a column that were computed from inputs, as facts name them, which may have been dropped."""
+        """Search the rows of a column that were computed from `inputs`, as in facts; they may have been dropped."""
         ids_now = ids_now or ids_by_name(dataset)
         columns, names = columns_in(dataset, inputs, output, ids_now)
         own = next(name for name, ids in ids_now.items() if ids[0] == output[0])
         return ComputedRows(dataset, columns, (*names, own), state.about(inputs))
 
     def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
-        """Return the rows that the UDF ran on, by provenance; those that are `settled` need none."""
+        """Return the rows on which the UDF ran, by provenance; do not search the provenance of `settled` rows."""
         if not files.output:
             # A column without a file holds no values. Facts may be about a dropped column whose field id Lance gave to
             # this one after compaction had removed the last file with the dropped column.
@@ -149,7 +149,7 @@ class ComputedRows:
         return known
 
     def as_previous(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
-        """Return the rows that hold a value, by a provenance that names the inputs, for a column with other inputs."""
+        """Return the rows that hold a value; the provenance names these inputs, because the column has others now."""
         found = by_code_version(self.resolve(self.manifest[files.id], unknown), unknown)
         return {Provenance(f"{maker}/{self.columns.inputs_text}"): rows for maker, rows in found.items()}
 
@@ -157,14 +157,14 @@ class ComputedRows:
         return self._history.rows(files.id, self.dataset.version)
 
     def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
-        """Return the rows that the UDF ran on, by provenance, from facts about the fragment or about its ancestors."""
+        """Return the rows on which the UDF ran, by provenance, from facts about the fragment or about its ancestors."""
         if files.signature in self.state.facts:
             return self.state.known(files.signature, files.physical_rows)
         compaction = self.compaction_of(files)
         return {} if compaction is None else self._before_compaction(files, compaction)
 
     def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
-        """Return rows without facts whose inputs and output are as they were at an earlier version, by provenance."""
+        """Return rows without facts whose inputs and output equal those at an earlier version, by provenance."""
         found: dict[Provenance, Ranges] = {}
         if not self._stable or not all(self.names):
             return found
@@ -173,10 +173,10 @@ class ComputedRows:
             unknown, there = self._compare(version, files, unknown, found)
             still_there = still_there | there
         if unknown & still_there and len(self._complete_versions) > len(newest):
-            # A run that goes on while rows move knows them at the versions before.
+            # If rows move during a run, its facts describe them at the complete versions before the move.
             for version in self._complete_before_move(files):
                 unknown, _ = self._compare(version, files, unknown, found)
-        # A restore undid no move of a row into a fragment that is still there, so it is as it was before the restore.
+        # No restore undid the move of a row into a fragment that still exists, so a restore has not changed that row.
         unknown = unknown - still_there
         if unknown and len(self._complete_versions) > len(newest):
             for version in self._complete_in_line:
@@ -189,9 +189,10 @@ class ComputedRows:
     def _compare(
         self, version: int, files: FragmentFiles, unknown: Ranges, found: dict[Provenance, Ranges]
     ) -> tuple[Ranges, Ranges]:
-        """Add the rows that are as they were at a version to `found`.
+        """Add the rows whose values equal those at a version to `found`.
 
-        Return those that stay unknown and were created by then, and those whose fragment of then is still there.
+        Return the rows that stay unknown although they existed at that version, and the rows whose fragment at that
+        version still exists.
         """
         if not unknown or (reference := self._reference(version)) is None:
             return unknown, Ranges.empty()
@@ -223,7 +224,7 @@ class ComputedRows:
     def ancestors(
         self, fragments: Sequence[FragmentFiles], index: CheckpointIndex, version: str
     ) -> dict[int, tuple[Ancestor, ...]]:
-        """Find the fragments with checkpoints that fragments were compacted from; skip those that are complete."""
+        """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones."""
 
         def computed(parent: FragmentFiles) -> bool:
             return Provenance(version) in self.state.of_all_rows(parent.signature, parent.deletion)
@@ -267,7 +268,7 @@ class ComputedRows:
         return lineage
 
     def _complete_before_move(self, files: FragmentFiles) -> list[int]:
-        """Return the newest complete version before the fragment's rows were written, unless it was looked at."""
+        """Return the newest complete version before the fragment's rows were written, unless already compared."""
         written = max(self._history.written_at(files, int(self.dataset.version)), default=0)
         before = [version for version in self._complete_versions if version < written][:1]
         return [version for version in before if version not in self._complete_versions[:_MOST_REFERENCES]]
@@ -294,7 +295,7 @@ class ComputedRows:
         return sorted((version for version in versions if version <= self.dataset.version), reverse=True)
 
     def _reference(self, version: int) -> ReferenceVersion | None:
-        """Open a version for comparison, once; None if it is gone, or cannot be compared."""
+        """Open a version for comparison, once; None if it was cleaned up or cannot be compared."""
         if version not in self._opened:
             then = open_version_or_none(self.dataset, version)
             self._opened[version] = None if then is None else ReferenceVersion.at(then, self.columns)
@@ -303,9 +304,9 @@ class ComputedRows:
         return self._opened[version]
 
     def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
-        """Derive the provenance of a compacted fragment's rows from the fragments that it was made of.
+        """Derive the provenance of a compacted fragment's rows from the fragments that were compacted.
 
-        If all rows of a parent share one provenance, no row ids are needed for it; row ids are read for the others.
+        Parents whose rows all share the same provenance need no row ids; row ids are read for the other parents.
         """
         parents = [parent for parent in compaction.replaced if parent.live_rows]
         shared_provenance = {parent: self._shared_provenance(parent) for parent in parents}
@@ -336,7 +337,7 @@ class ComputedRows:
         passed_over: Collection[FragmentFiles],
         others: Iterable[Provenance],
     ) -> dict[Provenance, Ranges]:
-        """Find the provenance of rows by row id; rows of the parents that are passed over have that of `others`."""
+        """Find the provenance of rows by row id; rows of the `passed_over` parents have the provenances in `others`."""
         offsets, ids = self.rows(files)
         missing, theirs = set(parents), np.ones(len(ids), np.bool_)
         ids_by_provenance: dict[Provenance, list[RowIds]] = {}

@@ -1,4 +1,4 @@
-"""Decide which rows are due, given their provenance, and stop a plan that would recompute rows of other code."""
+"""Decide from their provenance which rows are due, and stop a plan that would recompute values of other code."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 OLD_CODE = "old_code"
-"""Of a refresh only: go on with the code that the view was computed with."""
+"""For a refresh only: continue with the code that computed the view."""
 
 
 @dataclass(frozen=True)
 class DueRules:
-    """Which rows the user asks a backfill to run, apart from the filter and the read version.
+    """The user's choice of the rows that a backfill computes, besides the filter and the read version.
 
-    `errors_only`: rows that failed, in any number of runs and under any version; it leaves other code's values as they
-    are. `recompute_mixed`: rows whose value
-    another version computed but that count as this version's.
+    `errors_only`: rows that failed, in any number of runs and under any version; values of other code stay.
+    `recompute_mixed`: rows whose value counts as this version's although another version computed it.
     """
 
     on_code_change: str = "error"
@@ -46,8 +45,8 @@ class DueRules:
 class RowStatus:
     """The live rows of one fragment, classified.
 
-    `others` hold another version's value, by that version; the `accepted` among them keep it. Rows that failed in the
-    maximum number of runs are given up.
+    `others` are rows with another version's value, by that version; the `accepted` ones among them keep it. `given_up`
+    rows failed in the maximum number of runs.
     """
 
     due: Ranges

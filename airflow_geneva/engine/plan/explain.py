@@ -1,4 +1,4 @@
-"""What a plan says when it is printed."""
+"""Describe a plan as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LISTED = 8
 
 
 def explain(plan: Plan) -> str:
-    """Say what would run, what would not, and why; a few lines for a table of any size."""
+    """Describe which rows would run, which would not, and why; a few lines for a table of any size."""
     work = plan.work
     lines = [
         work.heading,
@@ -66,7 +66,7 @@ def _deduplicated(work: JobSpec) -> list[str]:
 
 
 def _aligned(count: int, noun: str) -> str:
-    """Return a count whose digits stand below those of other counts, flush right."""
+    """Format a count so that its digits align with those of other right-aligned counts."""
     return counted(count, noun) + (" " if count == 1 else "")
 
 

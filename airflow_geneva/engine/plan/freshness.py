@@ -39,8 +39,8 @@ UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
 class Freshness:
     """How fresh a column or a view is; values of every code version count as computed.
 
-    `pending` rows are new or changed, or failed and run again. `failed` rows hold no value, and the `given_up` among
-    them failed in the maximum number of runs. `versions`: a column's rows with a value, by code version.
+    `pending` rows are new or changed, or failed and run again. `failed` rows hold no value; the `given_up` ones among
+    them failed in the maximum number of runs. `versions`: number of a column's rows with a value, by code version.
     """
 
     rows: int
@@ -116,7 +116,7 @@ def view_freshness(
     """Count a view's rows.
 
     Args:
-        instead: columns of the source that take the places of others; by default each has its own.
+        instead: source columns to read in place of others, by the name of the replaced column; by default none.
     """
     definition.check_source(dataset)
     snapshot = view_state.snapshot
@@ -158,7 +158,7 @@ def ids_of_rows(dataset: lance.LanceDataset, failed: FailedRows) -> set[int]:
 
 
 def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, columns: Sequence[str]) -> FailedRows:
-    """Yield the rows of a table version on which the UDF of one of these columns failed last."""
+    """Yield the rows of a table version for which the last UDF call of one of these columns failed."""
     ids = ids_by_name(dataset)
     for column in columns:
         state = load_state(checkpoints, ids[column][0])
@@ -167,7 +167,7 @@ def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, co
 
 
 def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:
-    """Yield the rows of a version of a view's source on which a UDF of the view failed last."""
+    """Yield the rows of a version of a view's source for which the last UDF call of the view failed."""
     columns = columns_of(dataset, reads, (), None)
     state = snapshot.state(columns.inputs_text)
     yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))
@@ -186,9 +186,9 @@ def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> FailedR
 def errors_of_columns(
     checkpoints: Storage, schema: pa.Schema, job_id: str | None, column: str | None
 ) -> list[ErrorRecord]:
-    """Read the error records of a job and a column, newest first, also those under the column's former names.
+    """Read the error records of a job and a column, newest first, including records under the column's former names.
 
-    If several columns have had a name, the record's function tells which of them it is about.
+    If several columns have had a name, the function in a record decides to which of them it belongs.
     """
     of = {field.name: udf for field in schema if (udf := definition_in(field)) is not None}
     owners: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The plan of a job: what all tasks have in common, the shards, and the reasons."""
+"""The plan of a job: the specification that all tasks share, the shards, and the reasons why rows are due."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CodeArchive:
-    """The module or package of a UDF, zipped beside the plan: name and digest of the archive, and where it comes from.
+    """The zip archive of a UDF's module or package, stored beside the plan: its name, digest and origin.
 
     Args:
-        root: the folder on the planning process's Python path; "" if not known.
+        root: the folder on the planning process's Python path that has the code; "" if unknown.
     """
 
     zip: str
@@ -47,22 +47,22 @@ class CodeArchive:
 
 @dataclass(frozen=True, kw_only=True)
 class _JobSpec(ABC):
-    """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
+    """The specification that all tasks of a job share, without their fragments; small, and free of credentials.
 
     Args:
         inputs: names of the input columns at the planned version.
-        where: frozen filter that the tasks evaluate, or None; a view's filter is evaluated by its plan.
+        where: frozen filter that the tasks evaluate, or None; the filter of a view is evaluated when it is planned.
         nested: the nested fields of structs that a backfill reads, see `Columns.nested`.
-        version: the version to read; `read_version` is what the user requested.
-        tables: the table that is read and the table that is committed to, as planned on; one entry for a column.
+        version: the version to read; `read_version` is the one that the user requested.
+        tables: the planned versions of the table to read and of the table to write; one entry for a column.
         udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
-        agreement: hash of what must be equal for versions whose values may be mixed.
+        agreement: hash of the properties that UDF versions must share for their values to be mixed.
         rows: number of due rows of the job.
-        max_failed: most rows that may fail, or the largest part of the due rows; None: any.
-        indexes: "update" if `finish` brings the indexes over what changed up to date; None: it leaves them.
-        rows_beyond: due rows that the job leaves, because it has a cap of rows.
-        fitting: the largest calls that fit into the device's memory, as earlier jobs found out, by UDF and unit.
-        slot_seconds: seconds of all slots together that the job will take, by earlier jobs; None: not known.
+        max_failed: the most rows that may fail, or the largest fraction of the due rows; None: no limit.
+        indexes: "update" if `finish` updates the indexes on the column or view; None: it leaves them.
+        rows_beyond: due rows beyond the job's cap of rows, which it leaves.
+        fitting: the largest calls that fitted into the device's memory in earlier jobs, by UDF and unit.
+        slot_seconds: estimated seconds of the job, added up over all slots, from earlier jobs; None: unknown.
     """
 
     kind: ClassVar[str]
@@ -98,11 +98,11 @@ class _JobSpec(ABC):
     @property
     @abstractmethod
     def identity(self) -> WorkIdentity:
-        """What the keys of the job's checkpoints begin with."""
+        """The identity of the work, which gives the keys of the job's checkpoints their prefix."""
 
     @property
     def _tag(self) -> str | None:
-        """The filter as it stands in keys. A job that ignores checkpoints adds its id, so it finds only its own."""
+        """The filter in checkpoint keys. A job that ignores checkpoints adds its id, so that it finds only its own."""
         tag = self._filter
         return f"{tag or ''}\0only:{self.job_id}" if self.ignore_checkpoints else tag
 
@@ -112,12 +112,12 @@ class _JobSpec(ABC):
 
     @property
     def filter_hash(self) -> str:
-        """Hash of the filter and the nested fields that are read, for facts about rows that it was evaluated for."""
+        """Hash of the filter and the nested fields, for facts about rows on which the filter was evaluated."""
         return md5(self._filter or "")
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:
-        """Which checkpoints the job reuses."""
+        """The rules for the checkpoints that the job reuses."""
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
 
     @cached_property
@@ -134,7 +134,7 @@ class _JobSpec(ABC):
 
     @property
     def at_once(self) -> bool:
-        """Whether values are judged all together, so that the rows of a column become visible in `finish` only."""
+        """Whether an expectation judges the whole column, so that its rows become visible only in `finish`."""
         return self.kind == BackfillSpec.kind and any(e.whole for udf in self.udfs.values() for e in udf.expectations)
 
     @property
@@ -145,7 +145,7 @@ class _JobSpec(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the job is, to begin a sentence."""
+        """A name for the job, to begin a sentence."""
 
     @property
     @abstractmethod
@@ -159,17 +159,17 @@ class _JobSpec(ABC):
 
     @property
     def source_name(self) -> str:
-        """The table that a view reads; "" of a column."""
+        """The table that a view reads; "" for a column."""
         return ""
 
     @property
     def expectations(self) -> list[tuple[str, Expectation]]:
-        """What a view itself expects of its columns, by their names."""
+        """The expectations that a view itself declares, each with the name of its column."""
         return []
 
     @property
     def cap_note(self) -> str:
-        """Say what is left beyond the cap of rows, after the job."""
+        """The note about the rows that the job leaves beyond its cap."""
         sizing, most = self.sizing, self.most_rows or 0
         rows = counted(most, "row")
         cap = f"{rows} (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {rows}"
@@ -177,7 +177,7 @@ class _JobSpec(ABC):
 
     @property
     def cost_per_row(self) -> float:
-        """What the UDFs themselves cost for a row."""
+        """The cost of a row that the UDFs declare."""
         return sum(udf.cost or 0.0 for udf in self.udfs.values())
 
     @property
@@ -187,25 +187,25 @@ class _JobSpec(ABC):
 
     @property
     def reports_cost(self) -> bool:
-        """Whether calls will say what they cost, which counts for `max_cost` in place of `cost_per_row`."""
+        """Whether calls report their cost, which then counts for `max_cost` instead of `cost_per_row`."""
         return any(udf.reports_cost for udf in self.udfs.values())
 
     @property
     def most_rows(self) -> int | None:
-        """Most rows that the UDF may run on, by `max_rows` and by what `max_cost` pays for; None: any number."""
+        """The most rows on which the UDF may run, from `max_rows` and `max_cost`; None: no limit."""
         paid = self.sizing.max_cost is not None and self.cost_per_row > 0 and not self.reports_cost
         by_cost = [int((self.sizing.max_cost or 0.0) / self.cost_per_row + 1e-9)] if paid else []
         return min([*by_cost, *([self.sizing.max_rows] if self.sizing.max_rows is not None else [])], default=None)
 
     def with_source_paths(self, text: str) -> str:
-        """Replace the places of the code archives on executors with those of the source, as in a traceback."""
+        """Replace paths in the code archives on executors with source paths, for example in a traceback."""
         for code in self.codes:
             if code.root:
                 text = re.sub(rf"[^\s\"']*/{re.escape(code.zip)}(?=/)", code.root.replace("\\", r"\\"), text)
         return text
 
     def too_many(self, failed: int) -> str | None:
-        """Say that more rows failed than the job allows, and what to do; None if not."""
+        """Return a message, with advice, if more rows failed than the job allows; otherwise None."""
         limit = self.max_failed
         most = limit * self.rows if isinstance(limit, float) else limit
         if most is None or failed <= most:
@@ -230,7 +230,7 @@ class _JobSpec(ABC):
         return {"kind": self.kind, **asdict(self)}
 
     def describe(self) -> dict[str, Any]:
-        """Return what the job's record says of it."""
+        """Return the fields that describe the job in its record."""
         udfs = {udf.name: udf.version for udf in self.udfs.values()}
         return {
             "kind": self.kind,
@@ -248,8 +248,8 @@ class BackfillSpec(_JobSpec):
 
     Args:
         makers: versions whose values count as this version's.
-        same_code: what the version of this same code was under an earlier hash.
-        former_names: names under which earlier jobs of the column left their checkpoints.
+        same_code: earlier version hashes of this same code.
+        former_names: former names of the column, under which earlier jobs wrote their checkpoints.
     """
 
     kind: ClassVar[str] = "backfill"
@@ -384,7 +384,7 @@ _KINDS: dict[str, type[JobSpec]] = {BackfillSpec.kind: BackfillSpec, RefreshSpec
 
 
 def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
-    """Read a specification; KeyError or TypeError if it is another document, or of another version of this package."""
+    """Parse a specification; KeyError or TypeError for any other document, or one of another package version."""
     fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in document.items()}
     kind = _KINDS[fields.pop("kind")]
     fields["sizing"] = Sizing(**fields["sizing"])
@@ -395,7 +395,7 @@ def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
 
 @dataclass(frozen=True)
 class ReasonCount:
-    """Rows and fragments that share a reason."""
+    """The number of fragments and rows that share a reason."""
 
     reason: str
     fragments: int
@@ -404,25 +404,25 @@ class ReasonCount:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Described):
-    """What a backfill or a refresh would run, and why.
+    """The rows that a backfill or a refresh would compute, and why.
 
     Args:
-        work: what all tasks have in common.
+        work: the specification that all tasks share.
         shards: the fragments with due rows, grouped into shards.
         rows_total: live rows of the table at the planned version.
         reason_counts: number of fragments and rows for every reason, including those with nothing to do.
         rows_by_other_version: number of rows that hold the value of another UDF version, by version.
-        learned: facts that the planner found out, for the next plan.
+        learned: new facts that the planner found, for the next plan.
         notes: sentences for the user, for example why whole fragments are recomputed; the job's result repeats them.
-        savings: what `continue_from` would save, before the job has run.
+        savings: sentences about the rows that `continue_from` would save; no longer true after the job has run.
         swap: refresh only: the swap at the end.
-        archives: refresh only: zips of the old code that it is planned with, by name.
+        archives: refresh only: zip archives of the old code that it uses, by name.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
         ledgers: number of the column's ledgers that no fold covers.
-        opened: the version that is read, and of a refresh the view, for the process that goes on with the plan.
-        index: the checkpoints that were there.
+        opened: the opened version to read and, for a refresh, the opened view, if this process also runs the plan.
+        index: the checkpoints that existed at planning.
         earlier: reads the earlier jobs of the column or view, once.
-        estimator: makes the estimate, if so many rows as given, from a sample of these.
+        estimator: makes the estimate; if a number of rows is given, from a sample of that size.
     """
 
     work: JobSpec
@@ -459,18 +459,18 @@ class Plan(Described):
 
     @property
     def rows_to_run(self) -> int:
-        """Most rows that the UDF will run on: due rows that no checkpoint holds."""
+        """The most rows on which the UDF will run: due rows that no checkpoint holds."""
         return sum(shard.rows_to_run for shard in self.shards)
 
     @property
     def fragments_to_run(self) -> int:
-        """Number of fragments of which rows must be computed or staged."""
+        """Number of fragments that must be computed or staged."""
         return sum(len(shard.to_apply) for shard in self.shards)
 
     @property
     def rows_held(self) -> tuple[int, int]:
-        """Number of fragments with reusable checkpoints, and number of rows in these."""
-        # Of a fragment that the planner did not look at by itself, nothing is held.
+        """Number of fragments with reusable checkpoints, and the number of rows in these checkpoints."""
+        # Checkpoints hold no rows of the fragments that the planner did not inspect one by one.
         looked_at = (work for shard in self.shards for work in shard.fragments.single)
         held = [work.rows if work.staged else work.rows - work.rows_to_run for work in looked_at]
         return sum(rows > 0 for rows in held), sum(held)
@@ -484,7 +484,7 @@ class Plan(Described):
         """Estimate seconds, slot-seconds and cost, as intervals, by earlier jobs of the same UDF version.
 
         Args:
-            sample: number of due rows to compute instead, and to time; their values are shown and not kept.
+            sample: number of due rows to compute and time instead; their values are shown and not stored.
 
         Raises:
             InvalidInput: a number is not valid, or a UDF cannot be loaded here; or another process made the plan.
@@ -494,7 +494,7 @@ class Plan(Described):
         return self.estimator(self, sample)
 
     def expecting(self, expected: Estimate) -> Plan:
-        """Return the plan with what tasks have to know of earlier jobs."""
+        """Return the plan with the parts of the estimate that tasks need."""
         seconds = None if expected.slot_seconds is None else round(sum(expected.slot_seconds) / 2, 3)
         return self.with_work(fitting=expected.fitting, slot_seconds=seconds)
 

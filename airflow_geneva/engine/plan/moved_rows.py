@@ -1,4 +1,4 @@
-"""Find computed rows again whose fragments other writers replaced since the plan: compacted, updated or restored."""
+"""Find computed rows again after other writers compacted, updated or restored their fragments since the plan."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ class LostRows:
 
 @dataclass
 class FoundRows:
-    """What became of lost rows.
+    """The results of the search for lost rows.
 
     Args:
-        works: the fragments of the newest version that hold unchanged ones; only these rows are due.
-        computed: fragments in which the column holds values of this UDF version for lost rows, with these rows, and
-            where they were lost.
-        failed: number of rows that failed in this run, as an earlier try has committed.
+        works: the fragments of the newest version that hold unchanged lost rows; only these rows are due.
+        computed: fragments in which the column already holds values of this UDF version for lost rows, with the offsets
+            of these rows, and the `LostRows` from which they come.
+        failed: number of rows that failed in this run, which an earlier attempt has already committed.
         deleted: number of rows that the table no longer has.
-        left: planned fragments, the number of rows that cannot be committed, and why.
+        left: planned fragments with rows that cannot be committed, the number of these rows, and the reason.
     """
 
     works: dict[int, FragmentWork] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class FoundRows:
     left: list[tuple[int, int, str]] = field(default_factory=list)
 
     def add(self, work: FragmentWork) -> None:
-        """Add work for a fragment, of which rows from another version may be due already."""
+        """Add work for a fragment, and merge it with its work for lost rows of another version."""
         known = self.works.get(work.id)
         if known is not None:
             due = known.due | work.due
@@ -101,7 +101,7 @@ class FoundRows:
 def find_moved_rows(
     newest: lance.LanceDataset, columns: Columns, work: BackfillSpec, state: ColumnState, lost: Sequence[LostRows]
 ) -> FoundRows:
-    """Find rows by their ids in the newest version, and plan the fragments that hold unchanged ones.
+    """Find lost rows by id in the newest version, and plan the fragments that hold unchanged ones.
 
     A row is unchanged if only compactions moved it, or if its inputs and its value are equal to the planned ones.
     """
@@ -119,7 +119,7 @@ def find_moved_rows(
 
 @dataclass(frozen=True, eq=False)
 class _Moved:
-    """Rows of a planned fragment, by id, and the fragment that they are in now; `same` if they are unchanged."""
+    """Rows of a planned fragment, by id, and the fragment that holds them now; `same` if they are unchanged."""
 
     fragment: int
     of: LostRows
@@ -128,7 +128,7 @@ class _Moved:
 
 
 class _Search:
-    """Looks for lost rows of one version: where they were, where compactions put them, and then by id and value."""
+    """Searches lost rows of one version: in their old fragment, then through compactions, then by id and value."""
 
     def __init__(
         self, computed: ComputedRows, lost: Sequence[LostRows], work: BackfillSpec, found: FoundRows
@@ -174,18 +174,18 @@ class _Search:
             ids, same = self._take(one, ids[there.mask(offsets)]), files.output == one.work.files.output
             yield from self._by_output(one, ids, files.id, same)
             if not self.newest.has_stable_row_ids:
-                # An updated row has another id then, so it counts as deleted, and its new place as a new row.
+                # Without stable row ids, an updated row gets a new id, so it counts as a deleted row and a new one.
                 self.found.deleted += len(self._take(one, self.open[one.work.id]))
 
     def _by_output(self, one: LostRows, ids: RowIds, fragment: int, same: bool) -> Iterator[_Moved]:
-        """Tell which rows have their planned value; reads it if others wrote the column since."""
+        """Yield rows with whether they have their planned value; read it if other writers wrote the column since."""
         if same or not self.newest.has_stable_row_ids:
             yield _Moved(fragment, one, ids, same)
         else:
             yield from self._compared(one, ids, self.computed.names[-1:])
 
     def _after_compaction(self) -> Iterator[_Moved]:
-        """Follow rows through compactions; reads no values, or those of the column if others wrote it since."""
+        """Follow rows through compactions; read the column's values only if other writers wrote it since."""
         manifest = self.computed.manifest
         planned = np.array([fragment.fragment_id for fragment in self.source.get_fragments()], np.int64)
         new = manifest.at(np.flatnonzero(~np.isin(manifest.ids, planned) & (manifest.live_rows > 0)))
@@ -202,7 +202,7 @@ class _Search:
         lineage = Tracer(history, self.columns).trace(new, is_lost, int(self.source.version))
         for files in new:
             unwritten = set(lineage.ancestors(files, not_lost, same_output=True))
-            with suppress(EngineError):  # a version between was cleaned up: the rest is looked for by value
+            with suppress(EngineError):  # a version in between was cleaned up: `_by_value` searches the other rows
                 for origin in history.origins(lineage, files, not_lost):
                     one = self.lost.get(origin.fragment.id)
                     if one is not None and _has_inputs(origin.fragment, one.work.files):
@@ -273,7 +273,7 @@ class _Search:
                     ancestors.append(Ancestor(part.of.work.place, rest))
         self.found.failed += len(failed)
         if due := same - done - failed:
-            # Facts may count this run already, or know nothing of rows that an update moved.
+            # Facts may already count this run's failures, or may be missing for rows that an update moved.
             kept = {p: there - due if p.failures and p.version == version else there for p, there in known.items()}
             add_rows(kept, ((Provenance(version, failures=runs), there & due) for runs, there in tried.items()))
             work = FragmentWork(files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()))
@@ -290,7 +290,7 @@ def _here(failures: PriorFailures, part: _Moved, offsets: Offsets, ids: RowIds) 
 
 
 def _failed_already(known: Mapping[Provenance, Ranges], version: str, failures: PriorFailures) -> Ranges:
-    """Return the rows of which facts say that they failed in so many runs, or more."""
+    """Return the rows of `failures` that facts already record as failed in that number of runs or more."""
     said = [(p.failures, rows) for p, rows in known.items() if p.version == version]
     return Ranges.union(there & rows for runs, there in failures for number, rows in said if number >= runs)
 

@@ -1,4 +1,4 @@
-"""Plan a refresh: find what changed in the source, the rows that a view lacks, and the rows that must leave it."""
+"""Plan a refresh: find the changes of the source, the rows that a view lacks, and the rows that must leave it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ChangedFragment:
 
 @dataclass
 class SourceChanges:
-    """The differences between a source version and what a view reflects.
+    """The differences between a source version and the snapshot of a view.
 
     Args:
         gone: ids of rows that were deleted or changed, so that the view must not show their old values.
@@ -109,7 +109,7 @@ def plan_refresh(
     request: RefreshRequest,
     newest: lance.LanceDataset | None = None,
 ) -> Plan:
-    """Compare the source, of which `newest` may be open, with what the view reflects; write nothing."""
+    """Compare the source with the view's snapshot; write nothing. `newest` is the source, if it is already open."""
     request.check()
     dataset = newest or source.open()
     if request.src_version is not None:
@@ -131,7 +131,7 @@ def plan_refresh(
                 changes.gone = ALL_ROW_IDS
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
             renumbered = RenumberedRows()
-            # The order of a limited or shuffled query is by row id.
+            # A limited or shuffled query orders rows by row id.
             if base is not None and not definition.has_limit and definition.shuffle_seed is None:
                 renumbered = find_renumbered(dataset, names, base, gone, chosen)
             if renumbered:
@@ -253,7 +253,7 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
 def _changed(
     files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment], seen: Callable[[], Ranges]
 ) -> ChangedFragment:
-    """Find the new and changed rows of a fragment; the snapshot has the row ids that were `seen`."""
+    """Find the new and changed rows of a fragment; `seen` returns the row ids in the snapshot."""
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
     if ids is None and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
         live = live_offsets(computed_rows.dataset, files)
@@ -274,7 +274,7 @@ def _changed(
 def _ids_before_compaction(
     files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
 ) -> Ranges | None:  # fmt: skip
-    """Return the row ids of a fragment that the snapshot has, or that was compacted from such fragments; else None."""
+    """Return the row ids of a fragment if it, or every fragment compacted into it, is in the snapshot; else None."""
     then = before.get(files.signature)
     if then is not None:
         return then.ids if then.deletion == files.deletion else None
@@ -293,9 +293,9 @@ def choose_rows(
     base: Snapshot | None,
     view_state: CommittedViewState,
 ) -> tuple[list[ChangedFragment], Ranges, Ranges]:
-    """Return fragments with the rows to compute, the row ids that leave the view, and those that the filter selects.
+    """Return fragments with the rows to compute, the row ids that leave the view, and the ids that the filter selects.
 
-    The last are empty unless the query has a limit or an offset.
+    The ids that the filter selects are empty unless the query has a limit or an offset.
     """
     chosen = changes.changed
     if definition.where is not None and chosen:
@@ -303,7 +303,7 @@ def choose_rows(
             selected = selected_offsets(dataset, [item.files.id for item in chosen], definition.where)
         except BaseException as error:
             if is_engine_error(error):
-                check_where(dataset, definition.where)  # was it the filter?
+                check_where(dataset, definition.where)  # raises if the filter is the cause
             raise
         chosen = [replace(item, rows=item.rows & selected.get(item.files.id, Ranges.empty())) for item in chosen]
     if not definition.has_limit:
@@ -327,7 +327,7 @@ def choose_rows(
 
 
 def _without(chosen: Sequence[ChangedFragment], renumbered: RenumberedRows) -> list[ChangedFragment]:
-    """Return the rows to compute without those whose values a view has."""
+    """Return the rows to compute without the renumbered rows, whose values the view has already."""
     same, found = Ranges.from_offsets(renumbered.new), list[ChangedFragment]()
     for item in chosen:
         offsets, ids = item.look_up()

@@ -1,4 +1,4 @@
-"""Find the rows of a view's source, itself a view, that came back under other row ids with the values that they had."""
+"""Find the rows of a view's source, itself a view, that have new row ids but the same values as before."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class RenumberedRows:
-    """Rows of a source by the id that they had, ascending, and the one that they have now."""
+    """Rows of a source: their old ids, ascending, and their new ids."""
 
     old: RowIdArray = field(default_factory=lambda: _NONE)
     new: RowIdArray = field(default_factory=lambda: _NONE)
@@ -43,12 +43,12 @@ class RenumberedRows:
         return len(self.old)
 
     def follow(self, ids: RowIdArray) -> RowIdArray:
-        """Return the ids that rows have now; a row that is not among these keeps its own."""
+        """Replace the old ids of renumbered rows with their new ids; other ids stay."""
         at = np.minimum(np.searchsorted(self.old, ids), max(len(self) - 1, 0))
         return np.where(self.old[at] == ids, self.new[at], ids) if len(self) else ids
 
     def to_json(self) -> list[list[int]]:
-        """Return runs of rows that were numbered alike: the first id that they had, the one of now, and how many."""
+        """Return runs of consecutive ids: the first old id, the first new id, and the number of rows."""
         cuts = np.flatnonzero((np.diff(self.old) != 1) | (np.diff(self.new) != 1)) + 1
         starts = [0, *cuts.tolist(), len(self)] if len(self) else [0]
         return [[int(self.old[a]), int(self.new[a]), b - a] for a, b in pairwise(starts)]
@@ -66,10 +66,10 @@ def find_renumbered(
     gone: Ranges,
     changed: Sequence[ChangedFragment],
 ) -> RenumberedRows:
-    """Find the rows that are due whose values, in all columns that a view reads, are those of a row that is gone.
+    """Find the due rows whose values, in all columns that a view reads, equal those of a row that is gone.
 
-    A refresh gives the rows that it computes new ids: of an exploded view, all rows of a changed document. Of many new
-    rows only those are compared that have a document in common with a gone row.
+    A refresh gives new ids to the rows that it computes; in an exploded view, these are all rows of a changed document.
+    If there are many new rows, only those that share a document with a gone row are compared.
     """
     if SOURCE_ROW_ID not in dataset.schema.names:
         return RenumberedRows()
@@ -99,14 +99,14 @@ def find_renumbered(
 
 @dataclass(frozen=True)
 class _Shown:
-    """The version of a source that a view reflects, and which of its fragments the view's snapshot knows."""
+    """The source version that a view reflects, and the ids of its fragments that are in the view's snapshot."""
 
     dataset: lance.LanceDataset
     fragments: tuple[int, ...]
 
     @staticmethod
     def at(dataset: lance.LanceDataset, names: tuple[str, ...], base: Snapshot) -> _Shown | None:
-        """Open that version; None if it was cleaned up, or its values cannot be compared with those of now."""
+        """Open that version; None if it was cleaned up, or its values cannot be compared with the current ones."""
         if not names or any(is_blob(dataset.schema.field(name)) for name in names):
             return None
         then = open_version_or_none(dataset, base.source_version)
@@ -116,7 +116,7 @@ class _Shown:
             return None
         if then is None or columns is None or columns != columns_of(dataset, names, (), None):
             return None
-        # The source may have been created again, and have other rows under the same version and the same ids.
+        # The source may have been created again, with other rows under the same version and the same ids.
         known = {fragment.signature for fragment in base.fragments}
         return _Shown(then, tuple(f.id for f in read_manifest(then, columns).values() if f.signature in known))
 

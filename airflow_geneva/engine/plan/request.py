@@ -1,4 +1,4 @@
-"""The requests of users for backfills and refreshes; check and plan a backfill, and cut a plan to its cap of rows."""
+"""Requests for backfills and refreshes; check and plan a backfill, and limit a plan to its cap of rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF
 
 NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
-"""Sizes that are not whole numbers."""
+"""Sizes that need not be whole numbers."""
 
 _SIZES = {f.name for f in fields(Sizing)}
 _OF_FUNCTIONS = {f.name for f in fields(UDF)}
@@ -132,7 +132,7 @@ def plan_request(
     inputs: Sequence[str] | None,
     newest: lance.LanceDataset | None = None,
 ) -> Plan:
-    """Check a request and plan it; write nothing. `inputs` are the column definition's; None: the UDF's own."""
+    """Check a request and plan it; write nothing. `inputs` come from the column's definition; None: from the UDF."""
     _check_types(request)
     sizing = check_sizing(request.sizing)
     dataset = newest or location.open()
@@ -190,7 +190,7 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _check_shared(request: BackfillRequest | RefreshRequest, on_code_change: tuple[str, ...]) -> None:
-    """Check what a backfill and a refresh have in common."""
+    """Check the arguments that backfills and refreshes share."""
     if request.on_code_change not in on_code_change:
         raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {on_code_change}.")
     failed = request.max_failed
@@ -252,10 +252,10 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
 
 
 def cap_rows(plan: Plan) -> Plan:
-    """Cut a plan to ``max_rows`` rows that the UDF runs on, or to what ``max_cost`` pays for; checkpoints do not count.
+    """Limit the rows of a plan on which the UDF runs by ``max_rows`` and ``max_cost``; checkpoints do not count.
 
     Raises:
-        InvalidInput: there is a ``max_cost``, and no price, or it does not pay for one row.
+        InvalidInput: ``max_cost`` is given without a price, or it is less than the cost of one row.
     """
     work = plan.work
     priced = work.sizing.price_per_slot_hour or work.cost_per_row or work.reports_cost
@@ -284,7 +284,7 @@ def cap_rows(plan: Plan) -> Plan:
 
 
 def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWork]:
-    """Yield the fragments that fit, a part of the one after them, and those that are staged."""
+    """Yield the fragments that fit, the part of the next one that fits, and all later staged fragments."""
     last = -1
     for work in works:
         last = work.id
@@ -299,9 +299,9 @@ def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWo
 
 
 def _first_rows(work: FragmentWork, most: int) -> FragmentWork | None:
-    """Return the work without missing rows beyond so many, and None if no row is left."""
+    """Return the work with its first `most` missing rows only; None if no row is left."""
     rows = Ranges.from_offsets(work.missing_selected.offsets()[:most]) if most else Ranges.empty()
-    # Rows between them that a filter does not select are looked at, too.
+    # The filter is also evaluated on the rows between them that it does not select.
     missing = work.missing.within(0, int(rows.ends[-1])) if rows else rows
     due = (work.due - work.missing) | missing
     count = len(due if work.selected is None else due & work.selected)

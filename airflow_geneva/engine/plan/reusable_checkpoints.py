@@ -1,4 +1,4 @@
-"""Which checkpoints of earlier work a plan can use: staged data files, and those of other code versions."""
+"""Find the checkpoints that a plan can reuse: staged data files, and checkpoints of other code versions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def staged_fits(
     settled: Ranges,
     data: StagedFiles,
 ) -> bool:
-    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled."""
+    """Whether a commit may replace a fragment's column with a staged file; its `settled` rows are done."""
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False
     if staged.physical_rows != files.physical_rows or not settled.contains(due):
@@ -60,7 +60,7 @@ def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment, data
 
 @dataclass(frozen=True)
 class Reusable(ABC):
-    """What a plan or a task can reuse of the rows of a column or a view, which are computed from `source`."""
+    """The reusable checkpoints of a column or a view, whose rows are computed from `source`."""
 
     source: lance.LanceDataset
     work: JobSpec
@@ -75,12 +75,12 @@ class Reusable(ABC):
         """Whether the values of single rows can be read from a staged data file."""
 
     def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
-        """Return the fragment's computed rows that the store has."""
+        """Return the fragment's computed rows in the store."""
         ids, tried = partial(row_ids, self.source, fragment.id), self.work.tried(fragment)
         return index.held(fragment.place, fragment.ancestors, wanted, ids, self.has_single_rows, tried)
 
     def look_up(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> FragmentWork:
-        """Return the fragment without the rows that the store has."""
+        """Return the fragment; its `missing` rows are the due rows that the store does not have."""
         if not fragment.ancestors and fragment.place not in index:
             return fragment
         staged = self.staged(fragment, index, live)
@@ -90,7 +90,7 @@ class Reusable(ABC):
     def look_up_all(
         self, fragments: Iterable[tuple[FragmentWork, Ranges]], index: CheckpointIndex
     ) -> list[FragmentWork]:  # fmt: skip
-        """Return fragments, which come with their live rows, without the rows that the store has."""
+        """Call `look_up` for fragments, which are given with their live rows."""
         threads = 1 if index.store.storage.local else AT_A_TIME
         return in_threads(lambda one: self.look_up(one[0], index, one[1]), fragments, threads)
 
@@ -136,9 +136,9 @@ class ReusableView(Reusable):
 
 
 def look_beside(checkpoints: Storage, work: _Spec, *looks: Callable[[], Any]) -> tuple[list[Any], _Spec]:
-    """Look for what a job with something to do needs, beside the stamps of the planned versions.
+    """Run lookups for a job that has work to do, and read the stamps of the planned versions at the same time.
 
-    Return what was found, and the work with the stamps.
+    Return the results of the lookups, and the work with the stamps.
     """
     stamps = (partial(table.stamped, checkpoints.options) for table in work.tables)
     found = checkpoints.side_by_side(*looks, *stamps)
@@ -195,7 +195,7 @@ def continue_from_savings(
     fragments: Sequence[FragmentWork],
     versions: Sequence[str],
 ) -> Iterator[str]:
-    """Yield one sentence for each of `other_versions` that has checkpoints of rows that are about to run."""
+    """Yield one sentence for each of these versions (see `other_versions`) that has checkpoints of rows to run."""
     if not versions:
         return
     open_rows = {
@@ -216,7 +216,7 @@ def continue_from_savings(
 
 
 def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
-    """Return the versions of a UDF that have checkpoints, without those that the job uses anyway."""
+    """Return the versions of a UDF that have checkpoints, without those that the job already uses."""
     if work.ignore_checkpoints:
         return []
     head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.column)}"
@@ -228,7 +228,7 @@ def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
 
 
 def _named(store: CheckpointStore, column: str, part: str) -> str:
-    """Return the version that a part of a folder's name stands for."""
+    """Return the UDF version that is encoded in a part of a folder's name."""
     versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
     return next((version for version in versions if key_part(version) == part), part)
 
@@ -268,7 +268,7 @@ class Mismatches:
 
 
 def find_mismatches(index: CheckpointIndex | None, works: Works) -> Mismatches:
-    """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints."""
+    """Find the planned fragments that have a checkpoint only for other data files; read the first few checkpoints."""
     if index is None:
         return Mismatches()
     by_id = {work.id: work for work in works.with_ids(fragment for _, fragment in index.places())}

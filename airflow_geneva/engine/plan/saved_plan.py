@@ -1,4 +1,4 @@
-"""Store a plan beside the table: a small header, and a part per shard, so that each task reads only its own."""
+"""Store a plan beside the table: a small header, and a part per shard, so that each task reads only its own part."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class SwapPlan:
     Args:
         based_on: identifies the view's state at planning; "" before the first swap.
         gone: source row ids whose rows leave the view.
-        advances: whether `snapshot` differs from what the view reflects now, even if no row changes.
+        advances: whether `snapshot` differs from the view's current snapshot, even if no row changes.
         idle: whether there is nothing to do as long as the view stays at its version.
-        renumbered: source rows whose values are those of earlier ids, so that the view's rows stay, under the new ones.
+        renumbered: source rows with new ids but the same values: the view's rows stay, under the new ids.
     """
 
     based_on: str
@@ -51,7 +51,7 @@ class SwapPlan:
     renumbered: RenumberedRows = field(default_factory=RenumberedRows)
 
     def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
-        """Return the snapshot with the rows that failed in this refresh, by fragment signature."""
+        """Return the snapshot, and add the rows that failed in this refresh, given by fragment signature."""
         fragments = tuple(
             replace(fragment, failed=(*fragment.failed, *failed.get(fragment.signature, ())))
             for fragment in self.snapshot.fragments
@@ -59,7 +59,7 @@ class SwapPlan:
         return replace(self.snapshot, fragments=fragments)
 
     def dump(self) -> bytes:
-        """Serialize the swap for the plan; the snapshot as packs hold it, in base64."""
+        """Serialize the swap for the plan; the snapshot is compressed as in packs, and base64-encoded."""
         document = {
             "based_on": self.based_on,
             "gone": self.gone.to_json(),
@@ -87,7 +87,7 @@ class SavedPlan:
 
     Args:
         fingerprint: SHA-256 of the header, which holds the digests of the parts.
-        shards: for each shard its ``file`` and ``sha256``, and its sizes, which the status of the job begins with.
+        shards: for each shard its ``file`` and ``sha256``, and its sizes, with which the job's status begins.
         swap: for a refresh, ``file`` and ``sha256`` of its swap.
         ledgers: number of the column's ledgers that no fold covers; None: unknown.
     """
@@ -167,9 +167,9 @@ def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
 
 
 def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str, Any]]:
-    """Make the XCom value of a plan: for each shard the plan's URI and digest, and as many fragments as fit.
+    """Make the XCom value of a plan: for each shard the plan's URI and digest, and the first fragments that fit.
 
-    Fragments beyond 16 KB per shard or 1 MB in total are in the plan file only.
+    Fragments beyond about 12 KB per shard or 900 KB in total are only in the plan's documents.
     """
     summaries = []
     budget = min(_XCOM_SHARD_BYTES, _XCOM_BYTES // max(len(plan.shards), 1))

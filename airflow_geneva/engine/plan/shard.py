@@ -37,9 +37,9 @@ class FragmentWork:
         due: physical offsets to run; with a filter, the offsets on which to evaluate it.
         missing: the due rows that no checkpoint holds.
         rows: number of rows that are selected and due.
-        kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
-        partial: whether other rows of the fragment are due that this job leaves, so that it stages no file of it.
-        selected: with a filter, the due rows that it selects, as long as the plan is in memory.
+        kept: rows on which the UDF ran earlier, by provenance; rows that do not run now keep their value.
+        partial: whether this job leaves other due rows of the fragment, so that it does not stage a file of it.
+        selected: with a filter, the due rows that it selects; not stored with the plan.
     """
 
     files: FragmentFiles
@@ -68,7 +68,7 @@ class FragmentWork:
 
     @property
     def rows_to_run(self) -> int:
-        """Most rows that the UDF will run on: due rows that no checkpoint holds."""
+        """The most rows on which the UDF will run: due rows that no checkpoint holds."""
         return min(self.rows, len(self.missing_selected))
 
     @property
@@ -114,12 +114,12 @@ class FragmentWork:
 
 
 class Works(Sequence[FragmentWork]):
-    """The work for many fragments, in order of their ids; a `FragmentWork` is made when it is asked for.
+    """The work for many fragments, in order of their ids; it creates each `FragmentWork` on access.
 
     Args:
-        single: the fragments that the planner looked at one by one.
-        manifest, whole, reason: all other fragments: all of their rows are due, for one reason, and nothing is known of
-            them; at these positions of the manifest, which are ascending.
+        single: the fragments that the planner inspected one by one.
+        manifest, whole, reason: the other fragments, at the ascending positions `whole` of the manifest. All of their
+            rows are due, for the same reason, and have no known values.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Works(Sequence[FragmentWork]):
     __hash__ = None  # type: ignore[assignment]
 
     def _within(self, low: int, high: int) -> Works:
-        """Return those with ids from `low` to `high`."""
+        """Return the work for fragment ids from `low` to `high`."""
         a, b = np.searchsorted(self._single_ids, (low, high + 1)).tolist()
         c, d = np.searchsorted(self._whole_ids, (low, high + 1)).tolist()
         return Works(self.single[a:b], self.manifest, self.whole[c:d], self.reason)
@@ -172,13 +172,13 @@ class Works(Sequence[FragmentWork]):
                 yield FragmentWork(files, self.reason, live, live, files.physical_rows)
 
     def with_ids(self, ids: Iterable[int]) -> Works:
-        """Return those with the given ids."""
+        """Return the work for the given fragment ids."""
         wanted = set(ids)
         some = self.whole[np.isin(self._whole_ids, list(wanted))]
         return Works((work for work in self.single if work.id in wanted), self.manifest, some, self.reason)
 
     def replaced(self, works: Iterable[FragmentWork]) -> Works:
-        """Return all of them, some replaced by others of the same fragments."""
+        """Return all work, with the given works in place of those for the same fragments."""
         new = {work.id: work for work in works}
         rest = (work for work in self.single if work.id not in new)
         whole = self.whole[~np.isin(self._whole_ids, list(new))]
@@ -198,7 +198,7 @@ class Works(Sequence[FragmentWork]):
         return sum(work.rows_to_run for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
 
     def dump(self) -> Iterator[str]:
-        """Yield the JSON text of each, in any order."""
+        """Yield the JSON text of each fragment's work, in any order."""
         for work in self.single:
             yield json.dumps(work.to_json(), separators=(",", ":"))
         reason, sizes = json.dumps(self.reason), iter(self.manifest.physical_rows[self.whole].tolist())
@@ -221,7 +221,7 @@ class Shard:
 
     @property
     def title(self) -> str:
-        """Name the shard for people, in place of its number: ``fragments 0-7, 7,213 rows``."""
+        """A readable name of the shard: ``fragments 0-7, 7,213 rows``."""
         count = len(self.fragments)
         first, last = (self.fragments[0].id, self.fragments[-1].id) if count else (0, -1)
         ids = f"{first}-{last}" if last > first else str(first)
@@ -247,7 +247,7 @@ class Shard:
 
 
 def cut_shards(ordered: Works, shard_size: int | None) -> tuple[Shard, ...]:
-    """Group fragments into shards, as few as possible unless a size is given: each costs a spark-submit."""
+    """Group fragments into shards; without a given size into few, because each costs a spark-submit."""
     size = shard_size
     if size is None:
         size = max(FRAGMENTS_PER_SHARD, -(-len(ordered) // SHARDS_UNASKED))
@@ -261,5 +261,5 @@ def cut_shards(ordered: Works, shard_size: int | None) -> tuple[Shard, ...]:
 
 
 def fragments_per_commit(fragments: int, shards: int) -> int:
-    """Return the default for the fewest fragments per commit: every commit rewrites the whole manifest."""
+    """Return the default minimum of fragments per commit; every commit rewrites the whole manifest."""
     return max(FRAGMENTS_PER_COMMIT, -(-fragments // max(COMMITS_UNASKED // shards, 1)))

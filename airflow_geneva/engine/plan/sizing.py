@@ -15,19 +15,19 @@ class Sizing:
         concurrency: Spark task slots per spark-submit; in Airflow, by default `[geneva] concurrency`.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
-        checkpoint_size: most rows one checkpoint covers.
+        checkpoint_size: the most rows of one checkpoint.
         min_checkpoint_size, max_checkpoint_size: bounds of the adaptive size.
         checkpoint_interval: seconds between two checkpoints of a task.
-        checkpoint_cost: most money that calls cost between two checkpoints of a task; None: about a tenth of what its
-            calls have cost so far, or 500 calls, but at least what they cost in a second.
+        checkpoint_cost: the most money that calls cost between two checkpoints of a task; None: the cost of 500 calls,
+            or about a tenth of the task's cost so far, but at least the cost of one second.
         task_size: rows per Spark task.
-        task_shuffle_diversity: number of regions of the table that consecutive tasks are taken from.
+        task_shuffle_diversity: number of regions of the table from which consecutive fragments of tasks are taken.
         shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit; None: enough to keep a backfill at about 100 commits.
         task_memory_bytes: bytes of rows that a task slot holds at a time; see `lance_io.task_memory`.
         price_per_slot_hour: of one task slot or thread, in any currency, for estimates and `max_cost`; in Airflow, by
             default `[geneva] price_per_slot_hour`.
-        max_rows: most rows that the UDF runs on; the others are left for the next run, and the job is PARTIAL.
+        max_rows: the most rows on which the UDF runs; the others are left for the next run, and the job is PARTIAL.
         max_seconds: seconds of computing, added up over shards, after which the job stops in the same way.
         max_cost: cost of slots and rows after which the job stops in the same way.
     """
@@ -52,7 +52,7 @@ class Sizing:
 
     @property
     def watched(self) -> bool:
-        """Whether the job stops at a number of seconds or at a cost."""
+        """Whether the job has a cap on its seconds or its cost."""
         return self.max_seconds is not None or self.max_cost is not None
 
     @property

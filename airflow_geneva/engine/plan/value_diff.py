@@ -36,7 +36,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ReferenceVersion:
-    """An earlier version at which the facts were complete, and what it called the inputs and, last, the output."""
+    """An earlier version with complete facts, and its names of the inputs and, last, of the output."""
 
     dataset: lance.LanceDataset
     manifest: Mapping[int, FragmentFiles]
@@ -47,8 +47,8 @@ class ReferenceVersion:
         """Prepare a version for comparison.
 
         Returns:
-            None if it lacks one of the columns, one holds blobs, or an input had other nested fields: its facts are
-            about other values than those of the current nested fields.
+            None if the version lacks one of the columns, a column holds blobs, or an input had other nested fields, so
+            that facts are about other values.
         """
         by_id = {ids[0]: path for path, ids in ids_by_name(dataset).items()}
         wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
@@ -62,7 +62,7 @@ class ReferenceVersion:
         return ReferenceVersion(dataset, read_manifest(dataset, columns), names)
 
     def in_fragments_of(self, manifest: Mapping[int, FragmentFiles], addresses: Offsets) -> Mask:
-        """Whether rows lie in a fragment that another version has, too, with the same inputs and output."""
+        """Return a mask of the rows in fragments that another version also has, with the same inputs and output."""
         kept = [
             fragment_id
             for fragment_id in np.unique(addresses >> 32).tolist()
@@ -82,9 +82,9 @@ def computed_by_value(
 ) -> tuple[dict[Provenance, Ranges], Ranges, Ranges]:
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
-    The result is right for any history between the two versions, because only values are compared. Return offsets by
-    provenance, the offsets of all rows that were created by then, and of those whose fragment of then is still in the
-    `manifest` of the version that is planned.
+    The result is right for any history between the two versions, because only values are compared. Return the
+    offsets by provenance, the offsets of all `unknown` rows that existed at the reference version, and the offsets of
+    rows whose fragment at that version is still in `manifest`, which is that of the planned version.
     """
     found: dict[Provenance, list[Offsets]] = {}
     there = list[Offsets]()
@@ -101,7 +101,7 @@ def computed_by_value(
 
 @dataclass(frozen=True, eq=False)
 class ComparedRows:
-    """Rows that two versions of a table have: their ids, row addresses, and whether their values are the same."""
+    """Rows in both of two table versions: their ids, their row addresses, and whether their values are the same."""
 
     ids: RowIds
     now: Offsets
@@ -112,7 +112,7 @@ class ComparedRows:
 def compare_rows(
     reference: ReferenceVersion, dataset: lance.LanceDataset, ids: RowIds, names: tuple[str, ...]
 ) -> Iterator[ComparedRows]:
-    """Compare rows by id with an earlier version, in batches bounded by bytes; rows that one lacks are left out."""
+    """Compare rows by id with an earlier version, in batches bounded by bytes; skip rows that one version lacks."""
     for rows in rows_in_batches(dataset, ids, [*names, "_rowaddr"]):
         yield _compare(reference, rows, names)
 
