@@ -23,14 +23,14 @@ logger = logging.getLogger("airflow_geneva.run")
 _REMIND_SECONDS = 60.0
 
 ShowBar = Callable[[JobMeter], AbstractContextManager[object]]
-"""Shows a bar of a job for as long as a thread waits for it."""
+"""Shows the progress bar of a job while a thread waits for the job."""
 
 
 class JobFuture:
     """A backfill that runs in a thread of this process.
 
-    At the end of the program the process waits for its jobs, and logs that at once and every minute. Ctrl-C ends it;
-    nothing is half-written then, and the next backfill continues from the checkpoints.
+    When the program ends, the process waits for its jobs, and logs this at once and then every minute. Ctrl-C ends the
+    process; nothing is half-written then, and the next backfill continues from the checkpoints.
     """
 
     def __init__(self, job: PlannedJob, meter: JobMeter, show: ShowBar) -> None:
@@ -56,7 +56,7 @@ class JobFuture:
         return job
 
     def done(self) -> bool:
-        """Whether it has ended, successfully or not."""
+        """Whether the job has ended, successfully or not."""
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> BackfillResult:
@@ -84,7 +84,7 @@ class JobFuture:
         return f"JobFuture({self._job.work.target}, job_id={self.job_id!r}, {state})"
 
     def run(self, job: Callable[[], BackfillResult]) -> None:
-        """Run the job in the calling thread; only the call holds its plan, which may be large."""
+        """Run the job in the calling thread; only this call references its plan, which may be large."""
         try:
             with measuring(self._meter):
                 result = job()
@@ -119,7 +119,7 @@ def _wait_for_jobs() -> None:
     """At the end of the program, wait for running jobs, and log why the process seems to hang."""
     for worker, future in _running:
         while worker.is_alive():
-            if not future.done():  # else the thread only ends
+            if not future.done():  # otherwise only the thread has not ended yet
                 logger.warning(
                     "The program has ended, and this process waits for job %s. Ctrl-C ends it.", future.job_id
                 )

@@ -18,20 +18,20 @@ from airflow_geneva.errors import StorageError
 from airflow_geneva.services.limits.rate_limit import used_so_far
 
 LOOK_SECONDS = 1.0
-"""How often shards with a cap that run at the same time see what the others spend."""
+"""Seconds between two polls of the spending of the other shards, in a job with a cap."""
 _LOOKS_SHARE = 10.0
-"""A look that takes long is repeated after so many times as long."""
+"""Poll less often when polling is slow: wait this many times the duration of the last poll."""
 
 
 class CapReached(StopComputing):
-    """A job has spent as much as it may; `reports` are those of the units that were complete."""
+    """A job has reached a cap; `reports` are the reports of the completed units."""
 
     reports: Sequence[UnitReport] = ()
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What shards took, in all their tries: seconds and slot-seconds of computing, rows, and what calls cost."""
+    """What shards have spent in all attempts: seconds and slot-seconds of computing, rows, and the cost of calls."""
 
     seconds: float = 0.0
     slot_seconds: float = 0.0
@@ -45,17 +45,17 @@ class Spent:
 
 @dataclass
 class Caps:
-    """What a job may spend, and what it has spent.
+    """The caps of a job, and what it has spent.
 
     Args:
-        keep: writes what this shard has spent.
-        look: returns what the other shards have spent. It is called again while this shard is computed: they may be
-            computed at the same time.
-        before: what earlier tries of this shard have spent.
+        keep: stores what this shard has spent.
+        look: returns what the other shards have spent. It is called repeatedly while this shard is computed, because
+            they may be computed at the same time.
+        before: what earlier attempts of this shard have spent.
         others: what the other shards have spent until now.
-        computed, reported: rows that this try has computed, and what the calls that it made cost: as they reported, or
-            if none did, as declared.
-        task_seconds: of all Spark tasks of this try together; None if it computes in this process.
+        computed, reported: rows that this attempt has computed, and the cost of its calls: the reported cost, or the
+            declared one if no call reported a cost.
+        task_seconds: seconds of all Spark tasks of this attempt together; None if it computes in this process.
     """
 
     work: JobSpec
@@ -76,7 +76,7 @@ class Caps:
 
         Args:
             plan: fingerprint of the plan.
-            ended: what shards have spent that are computed; this adds those that it sees.
+            ended: what the computed shards have spent, by shard; polls add newly computed shards.
         """
         if not work.sizing.watched:
             return Caps(work)
@@ -115,14 +115,14 @@ class Caps:
         return self.others + self.own
 
     def add(self, rows: int) -> None:
-        """Count computed rows of this process, and stop if that is enough."""
-        with self._lock:  # else a thread could put back what another has seen
+        """Count rows that this process computed, and stop at a cap."""
+        with self._lock:  # otherwise a thread could overwrite a newer cost with an older one
             self.computed += rows
             self.reported = used_so_far().paid
             self.check()
 
     def watching(self, on_rows: Callable[[int], None]) -> Callable[[int], None]:
-        """Return what counts computed rows after ``on_rows`` was called with them."""
+        """Return a callback that calls ``on_rows`` with computed rows and then counts them."""
 
         def both(rows: int) -> None:
             on_rows(rows)
@@ -131,12 +131,12 @@ class Caps:
         return both
 
     def see(self, rows: int, task_seconds: float, reported: float = 0.0) -> None:
-        """Take over what all tasks of the shard report, and stop if that is enough."""
+        """Take over the reports of all tasks of the shard, and stop at a cap."""
         self.computed, self.task_seconds, self.reported = rows, task_seconds, reported
         self.check()
 
     def around(self, wait: Callable[[Mapping[str, int]], None]) -> Callable[[Mapping[str, int]], None]:
-        """Return a wait for a service that counts no time; Spark's tasks count from 0 after it."""
+        """Wrap a wait for a service, so that its time does not count; Spark's tasks count from 0 after it."""
 
         def waiting(batches: Mapping[str, int]) -> None:
             began = time.monotonic()
@@ -157,23 +157,23 @@ class Caps:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the cap on them; None: there is none."""
+        """Seconds that are left until the cap; None: no cap on seconds."""
         most = self.work.sizing.max_seconds
         return None if most is None else most - self.spent.seconds
 
     @property
     def cost_left(self) -> float | None:
-        """What may still be spent; None: there is no cap on it."""
+        """Cost that is left until the cap; None: no cap on the cost."""
         most = self.work.sizing.max_cost
         return None if most is None else most - self.cost
 
     @property
     def most_reported(self) -> float:
-        """What calls of this try may cost in all."""
+        """The most that all calls of this attempt may cost."""
         return inf if self.cost_left is None else self.cost_left + self.reported
 
     def check(self) -> None:
-        """Raise CapReached if the job has spent as much as it may."""
+        """Raise CapReached if the job has reached a cap."""
         sizing = self.work.sizing
         if (began := time.monotonic()) >= self._look_at:
             self.keep(self.own)

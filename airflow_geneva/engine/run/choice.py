@@ -1,4 +1,4 @@
-"""Where a job is computed: in this process, or on Spark."""
+"""Choose where a job is computed: in this process, or on Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_geneva.errors import InvalidInput
 
 RUNNERS = ("auto", "inline", "spark")
 INLINE_BELOW_SECONDS = 10
-"""About what it costs to start Spark for one shard."""
+"""About the time that it takes to start Spark for one shard."""
 
 _LEAST_SECONDS = 1.0
 
@@ -26,7 +26,7 @@ class RunnerChoice:
 
     Args:
         runner: ``inline`` or ``spark``.
-        below_seconds: of ``inline`` only: go on with Spark when this is left after a second; None: never.
+        below_seconds: ``inline`` only: switch to Spark if more seconds than this are left after a second; None: never.
     """
 
     runner: str
@@ -34,7 +34,7 @@ class RunnerChoice:
     below_seconds: float | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return what the job's record says of it."""
+        """Return the fields about it in the job's record."""
         return {"runner": self.runner, "runner_reason": self.why}
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def check_runner(runner: str) -> None:
 
 
 def check_old_code(plan: Plan, runner: str) -> None:
-    """Reject a refresh in this process whose code is in archives."""
+    """Reject a refresh that would run in this process although its code is in archives."""
     if plan.archives and runner == "inline":
         raise InvalidInput(
             f"The old code of {plan.work.target} is in an archive, which only Spark's tasks load, because this process "
@@ -91,13 +91,13 @@ def check_old_code(plan: Plan, runner: str) -> None:
 
 
 def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bool) -> RunnerChoice:
-    """Choose by the seconds that the same UDF versions took for a row in earlier jobs.
+    """Choose by the seconds per row of the same UDF versions in earlier jobs.
 
     The time to load a model does not count, because each task on Spark loads it too.
 
     Args:
         below_seconds: compute jobs of fewer estimated seconds in this process; 0: none.
-        try_new_code: begin in this process with UDF versions that never ran.
+        try_new_code: if UDF versions have never run, start in this process.
     """
     work, rows = plan.work, plan.rows_to_run
     if not plan.shards:

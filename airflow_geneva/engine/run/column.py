@@ -1,4 +1,4 @@
-"""A column as the target of a job: where its rows are read, what fits, how its files are laid out and committed."""
+"""A column as the target of a job: read its rows, find staged files that fit, lay files out, and commit them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ColumnTarget(ReusableColumn, Target):
 
     @staticmethod
     def at(location: TableLocation, work: BackfillSpec, opened: lance.LanceDataset | None = None) -> ColumnTarget:
-        """Open the table, or raise that it, or its planned version, is gone or was created again."""
+        """Open the table; raise an error if it, or its planned version, is gone or was created again."""
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
         if opened is not None:
@@ -107,7 +107,7 @@ class ColumnTarget(ReusableColumn, Target):
 
 @dataclass
 class ColumnPublisher:
-    """Commits the shards of a backfill; with an expectation on the whole column, all of them in `finish`, at once."""
+    """Commits the shards of a backfill; with an expectation on the whole column, all at once in `finish`."""
 
     location: TableLocation
     saved: SavedPlan
@@ -125,7 +125,7 @@ class ColumnPublisher:
         return replace(ColumnTarget.at(self.location, self.work, *self.opened), written={})
 
     def _count_staged(self, shard: Shard) -> ShardResult:
-        """Return what is staged of a shard that `finish` commits."""
+        """Count the staged rows of a shard, which `finish` commits."""
         candidates, missing = self._staged(shard)
         due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
         failed = sum(len(candidate.failed) for candidate in candidates)
@@ -144,7 +144,7 @@ class ColumnPublisher:
         )
 
     def commit(self, shard: Shard, parts: Sequence[Shard] = ()) -> ShardResult:
-        """Check and commit what is staged of a shard, or of its parts; rows in a damaged file count as missing."""
+        """Check and commit the staged files of a shard, or of its parts; rows in a damaged file count as missing."""
         if not parts:
             self.uncomputed = []
             if self.work.at_once:
@@ -174,7 +174,7 @@ class ColumnPublisher:
             return result
 
     def _reporter(self, shard: Shard, candidates: Sequence[Candidate]) -> ProgressReporter:
-        """Report how far the commit of a shard is."""
+        """Return a reporter for the progress of a shard's commit."""
         folder, plan = JobFolder(self.target.job, self.work.job_id), self.saved.fingerprint
         failed = sum(len(candidate.failed) for candidate in candidates)
         reporter = ProgressReporter(
@@ -189,7 +189,7 @@ class ColumnPublisher:
         return reporter
 
     def _beside_opening(self, shard: Shard) -> list[Callable[[], object]]:
-        """Begin to describe the first file that this process has staged, and return the waits for checkpoints."""
+        """Start to describe the first file that this process has staged; return the waits for checkpoint writes."""
         written, target = self.target.written or {}, self.target
         keys = (str(self.work.key(fragment)) for fragment in shard.fragments) if written else ()
         if (first := next((written[key] for key in keys if key in written), None)) is not None:
@@ -199,7 +199,7 @@ class ColumnPublisher:
         return waits
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
-        """Return the staged fragments of a shard, and why others are not."""
+        """Return the staged fragments of a shard, and the others with their numbers of rows and the reasons."""
         work, target = self.work, self.target
         candidates: list[Candidate] = []
         missing: list[tuple[int, int, str]] = []
@@ -220,7 +220,7 @@ class ColumnPublisher:
         return candidates, missing
 
     def _commit_at_once(self) -> list[ShardResult]:
-        """Check and commit all shards; the first result has the rows of all of them."""
+        """Check and commit all shards; the first result counts the rows of all shards."""
         job, count = self.target.job, len(self.saved.shards)
         shards = [self.saved.load_shard(job, index) for index in range(count)]
         whole = Shard(0, Works(work for shard in shards for work in shard.fragments))
@@ -273,7 +273,7 @@ class ColumnPublisher:
         return self.newest
 
     def _commits(self, results: Iterable[ShardResult | None]) -> tuple[int, ...]:
-        """Return the versions that the job wrote: this process knows them if it alone has worked on the job."""
+        """Return the versions that the job wrote; this process knows them if no other process has worked on the job."""
         work, there = self.work, list(results)
         if not there:
             return ()
@@ -303,7 +303,7 @@ class ColumnPublisher:
         )
 
     def _begun(self, shard: int) -> ShardResult:
-        """Return what a shard has made visible whose commit did not end."""
+        """Return the result of a shard whose commit did not end, with the rows that it has made visible."""
         folder, plan = JobFolder.of(self.location.checkpoints, self.work.job_id), self.saved.fingerprint
         status, committing = folder.read_shard(plan, shard), folder.read_shard(plan, shard, COMMIT).get(COMMITTING)
         visible = int((committing or {}).get("rows_committed", 0))
@@ -327,10 +327,10 @@ class _Judge:
         visible = {
             (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one for one in verdict.fitting
         }
-        # An earlier try has made these visible, which cannot be undone.
+        # An earlier attempt has made these visible, which cannot be undone.
         visible |= {(one.staged.file, "committed"): one for one in verdict.done}
         if work.at_once and visible.keys() != self.judged.keys():
-            # All values are judged together, so none of an earlier version counts.
+            # All values are judged together, so the results for other files no longer count.
             self.judged, self.found = {}, []
         fresh = {key: one for key, one in visible.items() if key not in self.judged}
         self.judged |= fresh
@@ -349,9 +349,9 @@ class _Judge:
 
 
 def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int]) -> list[int]:
-    """Return the commits of a job after which an update of others could move rows that it had committed.
+    """Return the commits of a job after which an update by another writer could move rows that the job had committed.
 
-    At later versions there is no fact about such rows.
+    At later versions, no fact describes such rows.
     """
     import lance
 
@@ -367,14 +367,14 @@ def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int
 
 
 def _computed_part(target: ColumnTarget, fragment: FragmentWork) -> FragmentWork:
-    """Return the work for a fragment without the rows that were not computed."""
+    """Return the work for a fragment with only its computed rows."""
     live = live_offsets(target.source, fragment.files)
     held = target.held(fragment, target.index(fragment), fragment.due & live)
     return replace(fragment, due=held.done & live, missing=Ranges.empty(), rows=len(held.computed & live))
 
 
 def _stage_part(target: ColumnTarget, part: FragmentWork) -> Candidate:
-    """Stage computed rows of a fragment, with the values that its other rows have."""
+    """Stage computed rows of a fragment, with the existing values of its other rows."""
     while (staged := staged_or_restaged(target, part, target.index(part))) is None:
         part = _computed_part(target, part)  # a damaged checkpoint was removed
     return Candidate(part, staged, target.source)
@@ -389,7 +389,7 @@ def record_mixed_versions(
 ) -> lance.LanceDataset:
     """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
 
-    The note is for readers of the table; the column's ledgers say which rows have which version. Return the version
+    The note is for readers of the table; the column's ledgers hold the version of each row. Return the table version
     with the note.
     """
     import lance

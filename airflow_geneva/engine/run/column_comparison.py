@@ -1,4 +1,4 @@
-"""Compare the stored values of two columns: what they hold, how far apart they are, and what each costs."""
+"""Compare the stored values of two columns: which rows have values, how much these differ, and what each costs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.udf.settings import UdfDefinition
 
 _QUERIES = 100
-"""Sampled rows whose neighbors are looked for, if the user gives no queries."""
+"""The number of sampled rows that are used as queries if the user gives none."""
 _SHOWN = 5
 _SEED = 0
 Vectors = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ class Side:
         call: how it is computed; "" for plain values.
         freshness: of a computed column, over the whole table.
         norms: least, median and largest length of the sampled vectors; None for other types.
-        seconds_per_row, cost_per_row: by the newest job that computed it; None if not known.
+        seconds_per_row, cost_per_row: from the newest job that computed it; None if unknown.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of the nearest neighbors are the same by both columns.
+    """The fraction of nearest neighbors that two columns have in common.
 
     Args:
         neighbors: number of neighbors of each query.
         queries: number of queries.
         share: mean fraction of the neighbors by one column that are neighbors by the other.
-        by: how they were found.
+        by: how the neighbors were found.
     """
 
     neighbors: int
@@ -102,7 +102,7 @@ class ColumnComparison(Described):
         rows_total: rows of the table.
         table: the sampled rows: `_rowid`, both columns, and `difference`: the distance of two numbers, 1 minus the
             cosine similarity of two vectors, and otherwise 0 for equal values and 1 for others.
-        measure: what `difference` is, and what it amounts to.
+        measure: a sentence about the kind and the size of the differences.
         overlap: for vectors.
     """
 
@@ -149,7 +149,7 @@ class ColumnComparison(Described):
         return "\n".join([self.without_values(), *self._farthest()])
 
     def without_values(self) -> str:
-        """Describe it without what rows hold."""
+        """Describe the comparison without the values of rows."""
         first, second = self.sides
         neither = self.rows - self.in_both - self.only_in_first - self.only_in_second
         lines = [
@@ -227,7 +227,7 @@ def _valid(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _vectors(column: pa.Array) -> Vectors | None:
-    """Return numbers in rows, NaN for NULL; None if the values are no vectors of one length."""
+    """Return one vector per row, NaN for NULL; None if the values are not vectors of the same length."""
     kind = column.type
     is_list = pt.is_fixed_size_list(kind) or pt.is_list(kind) or pt.is_large_list(kind)
     if not is_list or not (pt.is_floating(kind.value_type) or pt.is_integer(kind.value_type)):
@@ -243,7 +243,7 @@ def _vectors(column: pa.Array) -> Vectors | None:
 def _difference(
     columns: Sequence[pa.Array], vectors: Sequence[Vectors | None], names: Sequence[str]
 ) -> tuple[npt.NDArray[np.float64], str]:
-    """Return how far apart two columns are in each row, NaN where one has no value, and a sentence about it."""
+    """Return the difference of two columns in each row, NaN where one has no value, and a sentence about it."""
     first, second = columns
     both = _valid(first) & _valid(second)
     found = np.full(len(first), np.nan)
@@ -296,7 +296,7 @@ def _side(location: TableLocation, dataset: lance.LanceDataset, name: str, vecto
 def _cost(
     location: TableLocation, dataset: lance.LanceDataset, name: str, definition: UdfDefinition, found: Freshness
 ) -> tuple[float | None, float | None]:
-    """Return the seconds and the money that a row took in the newest job that computed the column."""
+    """Return the seconds and the cost per row of the newest job that computed the column."""
     version = max(found.versions, key=lambda made: found.versions[made], default=definition.version)
     for called in (name, *reversed(former_names(dataset.schema, name))):
         described = {"kind": BackfillSpec.kind, "column": called, "udf": definition.name, "udf_version": version}

@@ -1,4 +1,4 @@
-"""The function that the values of a column come from, to call it on other values, such as the text of a query."""
+"""Find the function that computed a column, to call it on other values, such as the text of a query."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ColumnFunction(Described):
         udf: the UDF.
         column: the column's name at that version.
         table_version: the version.
-        inputs: what it is computed from, with types: columns, or fields of structs as `chunk.text`.
-        columns: the columns in which these are.
-        versions: rows of that version with a value, by the UDF version that computed it.
-        rows_left: rows of that version without a value of their current inputs.
+        inputs: its inputs with their types: columns, or fields of structs such as `chunk.text`.
+        columns: the columns that contain the inputs.
+        versions: number of rows with a value in that version, by the UDF version that computed it.
+        rows_left: number of rows without a value of their current inputs in that version.
     """
 
     udf: UDF
@@ -51,11 +51,11 @@ class ColumnFunction(Described):
     location: TableLocation = field(compare=False)
 
     def __call__(self, *values: Any) -> Any:
-        """Compute one value, in this process, as for a row with these inputs.
+        """Compute the value of a row with these inputs, in this process.
 
         Raises:
-            InvalidInput: the number of values is not that of the inputs, or one does not have its input's type.
-            UdfError: the function fails on them.
+            InvalidInput: the numbers of values and inputs differ, or a value does not have its input's type.
+            UdfError: the function fails on these values.
         """
         names = self.inputs.names
         if len(values) != len(names):
@@ -67,7 +67,7 @@ class ColumnFunction(Described):
             row = self._row(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InvalidInput(f"{values!r:.200} are no values for {self.inputs.to_string()}: {error}.") from error
-        # A query fails at once. Without a policy the function runs in this process, where its model stays loaded.
+        # An error fails the query at once. With these settings the function runs in this process, and keeps its model.
         udf = replace(
             self.udf,
             on_error="fail",
@@ -80,7 +80,7 @@ class ColumnFunction(Described):
             return mapper(row).values[0].as_py()
 
     def _row(self, values: Sequence[Any]) -> pa.RecordBatch:
-        """Return a row with these inputs; one that is a field of a struct lies in its column."""
+        """Return a row with these inputs; fields of structs are nested in their columns."""
         row: dict[str, Any] = {}
         for path, value in zip(self.inputs.names, values, strict=True):
             *structs, name = path.split(".")
@@ -100,11 +100,11 @@ class ColumnFunction(Described):
 
 
 def column_function(location: TableLocation, column: str, dataset: lance.LanceDataset) -> ColumnFunction:
-    """Find the function that the values of a version come from.
+    """Find the function that computed the values of a table version.
 
     Raises:
         InvalidInput: no UDF computes the column, or its UDF cannot be imported here.
-        CodeChanged: the code here is not the one that computed the values.
+        CodeChanged: other code than that of this process computed the values.
     """
     definition = read_definition(location.name, dataset.schema, column)
     inputs = definition.input_columns or ()
@@ -132,7 +132,7 @@ def column_function(location: TableLocation, column: str, dataset: lance.LanceDa
 
 
 def _check_code(table: str, column: str, definition: UdfDefinition, udf: UDF, versions: Mapping[str, int]) -> None:
-    """Refuse code that computed none of the values: what it gives for a query cannot be compared with them."""
+    """Refuse code that computed none of the values, because its results for queries cannot be compared with them."""
     here = {udf.code_version, udf.as_written}
     # Without facts, as in a copied table, the values count as those of the column's definition.
     made = versions or {definition.version: 0}

@@ -1,4 +1,4 @@
-"""Compare the values of a column, or of a view's, with those of other code, on a sample of rows."""
+"""Compare values of a column of a table or view with values of other code, on a sample of rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Comparison:
         version: the UDF version of the new values.
         table: the inputs, ``<column>.old``, ``<column>.new``, and ``error`` for rows on which the new code fails; it is
             ``error.raised`` if another column is called ``error``.
-        differing: positions of the rows whose values differ, or that fail.
+        differing: positions of the rows whose values differ, or on which the new code fails.
     """
 
     target: str
@@ -60,7 +60,7 @@ class Comparison:
         return self.table
 
     def without_values(self) -> str:
-        """Describe it without what rows hold."""
+        """Describe the comparison without the values of rows."""
         head = f"Comparison of {self.target} with UDF version {self.version}"
         if not self.rows:
             return f"{head}: no row holds a value of other code"
@@ -83,7 +83,7 @@ def request_for(column: str) -> BackfillRequest:
 
 
 def compare_column(plan: Plan, udf: UDF, location: TableLocation, rows: int) -> Comparison:
-    """Compute a sample of the rows that a plan would compute again; keep nothing."""
+    """Compute a sample of the rows that a plan would compute again; store nothing."""
     work = plan.work
     assert isinstance(work, BackfillSpec)
     found = sample_plan(plan, location, Udfs({work.column: udf}), check_rows("sample", rows), also=(work.column,))
@@ -94,9 +94,9 @@ def compare_column(plan: Plan, udf: UDF, location: TableLocation, rows: int) -> 
 def compare_view_column(
     view: TableLocation, definition: ViewDefinition, source: TableLocation, column: str, udf: UDF | None, rows: int
 ) -> Comparison:
-    """Compute a column for a sample of a view's rows, from the source version that they reflect; keep nothing.
+    """Compute a column for a sample of a view's rows, from the source version that they reflect; store nothing.
 
-    Nothing but the column is computed, and the columns of the query that it needs.
+    Only the column and the query's columns that it needs are computed.
     """
     check_rows("sample", rows)
     dataset = view.open()
@@ -167,7 +167,7 @@ def _columns_for(
 def _shown(
     view: lance.LanceDataset, column: str, ids: Sequence[int], exploded: bool
 ) -> tuple[list[bool], pa.ChunkedArray]:
-    """Return which of some source rows a view shows, and their values; of an exploded column, a list for each row."""
+    """Return which source rows a view shows, and their values; for an exploded column, a list for each row."""
     listed = ",".join(map(str, ids)) or "NULL"
     wanted = f"{IS_SET} AND {SOURCE_ROW_ID} IN ({listed})"
     found = view.scanner(columns=[SOURCE_ROW_ID, column], filter=wanted, blob_handling="all_binary").to_table()
@@ -192,7 +192,7 @@ def _comparison(
     before: pa.ChunkedArray | None,
     shown: Sequence[bool] | None = None,
 ) -> Comparison:
-    """Put the values of a sample beside those before; `shown` are the rows that have one, if not all have."""
+    """Put new values of a sample beside the old ones; `shown` marks the rows with an old value, None: all rows."""
     computed = found.table()
     if before is None or not found.inputs:
         return Comparison(target, version, computed, ())
@@ -202,6 +202,6 @@ def _comparison(
     parts |= {f"{column}.old": before, f"{column}.new": computed.column(column), raised: computed.column(raised)}
     after, errors = (computed.column(name).to_pylist() for name in (column, raised))
     pairs = zip(before.to_pylist(), after, errors, strict=True)
-    # A float that is not a number equals no other one, but is written as it.
+    # NaN does not equal NaN, but their texts are equal.
     differing = tuple(at for at, (old, new, error) in enumerate(pairs) if error or repr(old) != repr(new))
     return Comparison(target, version, pa.table(parts), differing)

@@ -1,4 +1,4 @@
-"""Estimate what a plan will cost: by earlier jobs, or by some rows that the UDFs run on here, timed."""
+"""Estimate the cost of a plan from earlier jobs, or from a sample of rows that is computed and timed here."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _FRAGMENTS = 4
 
 @dataclass
 class ComputedSample:
-    """Rows that were computed: their inputs, values and errors, and the time of the calls.
+    """Computed rows: their inputs, values and errors, and the time of the calls.
 
     Args:
-        names: the source's columns, by the names that they have in `inputs`.
-        reported: what the calls said that they cost.
+        names: the source's column names, by their names in `inputs`.
+        reported: the cost that the calls reported.
     """
 
     column: str
@@ -51,7 +51,7 @@ class ComputedSample:
     reported: float = 0.0
 
     def table(self) -> pa.Table:
-        """Return a table of inputs, values and, last, errors; of a view, each of its columns is one."""
+        """Return a table of inputs, values and, last, errors; the values of a view have one column per view column."""
         if not self.inputs:
             return pa.table({ERROR: pa.array([], pa.string())})
         kind = next((part.type for part in self.values if not pa.types.is_null(part.type)), pa.null())
@@ -93,20 +93,20 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     ):
         reads = [*inputs, *also] if also else inputs
         named = inputs if isinstance(inputs, Mapping) else {name: f"`{name}`" for name in reads}
-        # A view's columns of SQL are values.
+        # SQL columns of a view count as values.
         sample.names = {name: text.strip("`") for name, text in named.items() if text.startswith("`")}
 
         def call(batch: pa.RecordBatch) -> MappedBatch:
             return compute(batch.select(list(inputs)) if also else batch)
 
         left = rows
-        # The smallest fragments first, so that larger ones make up for what they lack.
+        # The smallest fragments come first, so that larger ones make up for their missing rows.
         for at, fragment in enumerate(sorted(works, key=lambda fragment: len(fragment.missing))):
             share = -(-left // (len(works) - at))
             for batch, ids in _read(target, fragment, reads, share, at / len(works)):
                 left -= batch.num_rows
                 sample.row_ids += ids.tolist()
-                # The first row has a call of its own, which may load a model.
+                # The first row gets its own call, because that call may load a model.
                 step = -(-rows // _CALLS)
                 cuts = [] if sample.calls else [1, *range(1 + step, batch.num_rows, step)]
                 for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
@@ -119,7 +119,7 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
 def _read(
     target: Target, fragment: FragmentWork, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
 ) -> Iterator[tuple[pa.RecordBatch, RowIds]]:
-    """Read so many rows of a fragment, and their ids, from a relative position on; if it has too few, before it."""
+    """Read `rows` rows of a fragment, with ids, from a relative position on; if there are too few, also before it."""
     work, live = target.work, live_offsets(target.source, fragment.files)
     size = ReadSize.of(target.source, reads, work.sizing.batch_bytes, 1)
     due = fragment.missing & live
@@ -150,7 +150,7 @@ def _pieces(rows: Ranges) -> Iterator[Ranges]:
 
 
 def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatch, sample: ComputedSample) -> None:
-    """Call the UDF; a row that fails gets its error and NULL, and the rows after it a call of their own."""
+    """Call the UDF; a row that fails gets its error and NULL, and the rows after it get another call."""
     while batch.num_rows:
         began = time.monotonic()
         errors: dict[int, str]
@@ -176,7 +176,7 @@ def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatc
 
 
 def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Plan, int | None], Estimate]:
-    """Return the function with which a plan estimates itself, as a job of ``runner="auto"``."""
+    """Return the function that estimates a plan as a job with ``runner="auto"``."""
 
     def estimate(plan: Plan, sample: int | None = None) -> Estimate:
         if sample is not None:
@@ -192,7 +192,7 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
             return replace(estimate_by_history(plan, choice.runner), why=choice.why)
         size, runner = size_of(plan, choice.runner), choice.runner
         expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
-        # The sample knows more than the choice did.
+        # The sample may correct the choice of the runner.
         slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
         if slow and runner == "inline":
             return Estimate.by_sample(size_of(plan, "spark"), found.calls, found.table(), found.reported)
@@ -202,7 +202,7 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
 
 
 def estimate_by_history(plan: Plan, runner: str) -> Estimate:
-    """Estimate by earlier jobs, for a runner that is chosen; it calls no UDF."""
+    """Estimate from earlier jobs, for the chosen runner; call no UDF."""
     size, history = size_of(plan, runner), plan.earlier()
     return Estimate.by_history(size, history) if history else Estimate.unknown(size)
 

@@ -1,4 +1,4 @@
-"""Check what is expected of values on staged data files, before a commit or a swap makes them visible."""
+"""Check expectations on the values in staged data files, before a commit or a swap makes them visible."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ValueChecks:
     Args:
         written: the table or view, in whose folder the staged files are.
         work: the planned job.
-        limit: bytes that a batch may have.
+        limit: maximum bytes of a batch.
     """
 
     written: lance.LanceDataset
@@ -94,7 +94,7 @@ class ValueChecks:
             file, read = staged_file(self.written, fragment.file), readable
             positions = offsets[~failed]
             if fragment.dense:
-                # Of a view; an exploded row has several rows in it, or none.
+                # The file of a view: an exploded source row has several rows in it, or none.
                 read, positions = [*readable, SOURCE_ROW_ID], np.arange(fragment.physical_rows)
             at, known = 0, ids[~failed]
             while at < len(positions):
@@ -127,7 +127,7 @@ def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: flo
 
 
 def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:
-    """Return the planned expectations, with the functions that the UDF has here."""
+    """Yield the planned expectations, with the functions of the UDF in this process."""
     planned = udf.expectations
     if not any(one.needs_function for one in planned):
         yield from planned
@@ -156,7 +156,7 @@ def _checked(column: str, one: Expectation, ids: RowIds, values: pa.Table) -> Ch
 
 
 def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked]) -> tuple[Checked, ...]:
-    """Return what the commits of a job's shards found, and its `finish`."""
+    """Return the results of the checks in the commits of a job's shards and in its `finish`."""
     if not (saved.work.expectations or any(udf.expect for udf in saved.work.udfs.values())):
         return ()
     shards = (folder.read_shard(saved.fingerprint, index, COMMIT) for index in range(len(saved.shards)))
@@ -165,7 +165,7 @@ def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked
 
 
 def total(found: Iterable[Checked]) -> list[Checked]:
-    """Add up what was found in several parts of a job's rows."""
+    """Add up the results of the checks of several parts of a job's rows."""
     sums: dict[tuple[str, str, str], Checked] = {}
     for checked in found:
         key = (checked.column, checked.expectation, checked.level)
@@ -174,10 +174,10 @@ def total(found: Iterable[Checked]) -> list[Checked]:
 
 
 def stop_if_not_met(found: Sequence[Checked], what: str) -> None:
-    """Raise that values are not as expected, or warn.
+    """Raise an error or log a warning for expectations that are not met.
 
     Args:
-        what: what stays invisible.
+        what: names the values that stay invisible.
 
     Raises:
         ExpectationFailed: an expectation of level `fail` is not met.

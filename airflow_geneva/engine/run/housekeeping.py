@@ -42,7 +42,7 @@ def reduce_old_jobs(checkpoints: Storage) -> None:
     """Remove plans, progress and shard results of a table's old jobs; keep their records and error records.
 
     These jobs are not reduced: the newest ones, open ones, those with commits to announce, and failed or dead ones
-    until a later job for the same column or view is DONE. Each job is checked once.
+    until a later job for the same column or view is DONE. Only a job that is not reduced is checked again.
     """
     state = _read_state(checkpoints)
     until, later = str(state.get("until", "")), [str(name) for name in state.get("later", ())]
@@ -54,7 +54,7 @@ def reduce_old_jobs(checkpoints: Storage) -> None:
 
 
 def busy_targets(checkpoints: Storage, but: str) -> set[str]:
-    """Return the ``target`` (column or view) of each open job of a table, without the job ``but``."""
+    """Return the ``target`` (column or view) of each open job of a table, except the job ``but``."""
     later = set(map(str, _read_state(checkpoints).get("later", ())))
     names = job_ids(checkpoints)
     chosen = [name for at, name in enumerate(names) if name != but and (at < _KEPT_WHOLE or name in later)]
@@ -91,13 +91,13 @@ def _read_state(checkpoints: Storage) -> dict[str, Any]:
 def with_indexes(
     location: TableLocation, work: JobSpec, result: BackfillResult, newest: lance.LanceDataset | None
 ) -> BackfillResult:
-    """Bring the indexes over what the job changed up to date, if it is asked to; count the rows that they leave out.
+    """Update the indexes on the column or view, if the job requests it; count the rows that they do not cover.
 
     Args:
         newest: the table after the job's last commit, if this process has it open.
 
-    An error is a note of the result: values are visible, and searches find them without an index. The next job with
-    the same request tries again, as it does after a kill.
+    An error becomes a note of the result: values are visible, and searches find them without an index. The next job
+    with the same request repeats the update, also after a kill.
     """
     if not work.indexes and not result.commits:
         return result

@@ -1,4 +1,4 @@
-"""Compute a shard in this process. Spark's tasks run their units so, too."""
+"""Compute a shard in this process. Spark's tasks run their units in the same way."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def apply_inline(
     Args:
         on_rows: called with the number of rows after every step; it may raise StopComputing.
         plan: fingerprint of the plan; without it, progress is only logged.
-        target: the column or view, if it is open.
-        wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
-        meter: counts what calls use.
+        target: the column or view, if it is already open.
+        wait: called with the rows that a service has, before it is polled again; it may raise StillWaiting.
+        meter: counts the usage of calls.
     """
     works = shard.to_apply
     if not works:
@@ -60,7 +60,7 @@ def apply_inline(
             ):
                 reports = task.run(units, reporting.add_rows, reporting.add_unit)
             done += [report for report in reports if not report.waiting]
-            # Batches are asked for until the last one is there.
+            # Poll the batches until the last one has arrived.
             units = reporting.waiting
             if units:
                 reporter.keep()
@@ -88,7 +88,7 @@ def open_reporter(
 
 
 class Reporting:
-    """Reports the progress of a task for the time of a block, in a thread: the function does not wait for the store.
+    """Reports the progress of a task during a block, in a thread, so that the function does not wait for the store.
 
     Args:
         on_rows: called with the number of rows after every step.
@@ -98,7 +98,7 @@ class Reporting:
         self, reporter: ProgressReporter, task: TaskRunner, on_rows: Callable[[int], None] = lambda rows: None
     ) -> None:
         self.waiting: list[Unit] = []
-        """The units that a service has."""
+        """The units with rows that a service has not answered yet."""
         self._reporter = reporter
         reporter.busy = lambda: task.busy
         reporter.skipped, reporter.failed = task.skipped.counted, lambda: task.skipped.failed
@@ -111,14 +111,14 @@ class Reporting:
         )
 
     def add_rows(self, rows: int) -> None:
-        """Count computed rows, or raise what ended the thread: StopComputing if the job was stopped meanwhile."""
+        """Count computed rows, or raise the error that ended the thread: StopComputing if the job was stopped."""
         self._reporter.rows_done += rows
         if self._stop is not None:
             raise self._stop
         self._on_rows(rows)
 
     def add_unit(self, report: UnitReport, unit: Unit) -> None:
-        """Count a unit that is done."""
+        """Count a unit that is done, or collect a waiting one."""
         with self._lock:
             if report.staged:
                 self._reporter.add_ready(unit.work.rows - report.failed)

@@ -1,4 +1,4 @@
-"""The code that a view was computed with, for refreshes that go on with it until a change of the code is decided."""
+"""Find the old code of a view, for refreshes that use it until the user decides about a code change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from airflow_geneva.errors import CodeChanged, InvalidInput
 
 @dataclass(frozen=True)
 class PlannedCode:
-    """The UDFs that a refresh is planned with, by column.
+    """The UDFs with which a refresh is planned, by column.
 
     Args:
-        job: the job whose code archives it uses, in place of what this process imports; None: none.
-        note: what the plan says of that.
+        job: the job whose code archives it uses instead of the code that this process imports; None: none.
+        note: the plan's note about the old code.
     """
 
     udfs: Mapping[str, UdfDefinition]
@@ -41,12 +41,12 @@ class PlannedCode:
 
 
 def find_old_code(view: TableLocation, state: CommittedViewState, now: Mapping[str, UdfDefinition]) -> PlannedCode:
-    """Return the code of the values that a view shows, as far as it is not the code of now.
+    """Return the code that computed the values of a view, where the code of its columns has changed since.
 
-    It is in this process, if a notebook made it, or in the archives that a job of Airflow stored.
+    This process has the old code if a notebook defined it; otherwise it is in archives that an Airflow job stored.
 
     Raises:
-        CodeChanged: the code changed, and the code of before is not there.
+        CodeChanged: the code changed, and the old code is not available.
     """
     then = dict(state.snapshot.code) if state.snapshot else {}
     changed = [name for name, udf in now.items() if then.get(name, udf.version) != udf.version]

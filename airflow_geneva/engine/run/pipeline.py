@@ -1,6 +1,6 @@
-"""One way for a column and a view: record the plan, apply and commit its shards, finish.
+"""Run a job of a column or a view in the same steps: record the plan, apply and commit its shards, finish.
 
-In a notebook :func:`run` takes all steps in one process; in Airflow each is a task. Publishers make shards visible.
+In a notebook :func:`run` runs all steps in one process; in Airflow each step is a task. Publishers make shards visible.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ _MOST_TIMES = 3
 
 
 class Publisher(Protocol):
-    """A column or a view: how its staged rows become visible."""
+    """Makes the staged rows of a column or a view visible."""
 
     checked: tuple[Checked, ...]
     newest: lance.LanceDataset | None
     """The version of the last commit of this process."""
     beside_end: list[Callable[[], object]]
-    """Writes to make beside the end of the job, after `finish`. The next plan does without one that a kill prevents."""
+    """Writes to make while the job's end is recorded. The next plan works without a write that a kill prevents."""
     behind: list[Future[None]]
-    """Writes of checkpoints that `commit` or `finish` wait for."""
+    """Checkpoint writes in the background, for which `commit` or `finish` waits."""
     uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
-    """Work for rows that the last commit did not find in checkpoints, with the version to compute them from."""
+    """Work for rows that the last commit did not find in checkpoints, with the version from which to compute them."""
 
     @property
     def target(self) -> Target:
         """The column or view, opened once; InvalidInput or TableRemade if it was removed or created again."""
 
     def commit(self, shard: Shard) -> ShardResult:
-        """Commit a shard of a column; verify a shard of a view. What was removed is staged again from checkpoints."""
+        """Commit a shard of a column; verify a shard of a view. Removed files are staged again from checkpoints."""
 
     def open_for_finish(self) -> None:
-        """Open and read what `finish` needs, side by side, in a process that has not worked on the job."""
+        """Open and read in parallel what `finish` needs, in a process that has not worked on the job."""
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
@@ -85,7 +85,7 @@ class Publisher(Protocol):
 
         Args:
             missing: shards that are not committed.
-            failed: whether the job has failed: a shard is missing, or too many rows failed. A view stays as it is.
+            failed: whether a shard is missing, or too many rows failed. Then a view stays as it is.
         """
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
@@ -93,11 +93,11 @@ class Publisher(Protocol):
 
 
 def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> PlannedJob:
-    """Choose where to compute, start the session if the job needs one, and record the plan.
+    """Choose where to compute, start a Spark session if the job needs one, and record the plan.
 
     Raises:
-        InvalidInput: a UDF would be sent to another process, and cannot be pickled.
-        JavaNotFound: there is no active session, and no Java to start one.
+        InvalidInput: a UDF that must be sent to another process cannot be pickled.
+        JavaNotFound: there is neither an active session nor Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
     measured().rows = plan.rows_to_run
@@ -120,7 +120,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
             _open_session(plan.work, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
-    # Only this process finishes a job with nothing to do, and has its swap in memory.
+    # This process itself finishes a job with nothing to do, and has its swap in memory.
     idle = plan.swap is not None and plan.swap.idle
     saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice, about=about)
     watch.lap("plan")
@@ -137,7 +137,7 @@ def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
 
 
 def run_new(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> BackfillResult:
-    """Start a new job and run it to its end in this process; raises as `start` and `run`."""
+    """Start a new job and run it to its end in this process; raises the errors of `start` and `run`."""
     with JobFolder.of(location.checkpoints, plan.work.job_id).written_by_this_process():
         return run(start(plan, location, udfs, runner, watch), plan.shards, udfs, watch)
 
@@ -146,13 +146,13 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
     """Apply and commit the shards of a job one after another, and finish it.
 
     Raises:
-        JobFailed: something failed; ``.result`` says what was completed before.
+        JobFailed: a step failed; ``.result`` has the work that was completed before.
     """
     committed = list[ShardResult]()
     pace, sent = job.pace(shards), udfs
     if job.choice is not None and job.choice.below_seconds is not None:
         try:
-            sent = udfs.sent()  # before they run: later they may hold what cannot be sent
+            sent = udfs.sent()  # before they run: later their state may not be picklable
         except Exception as error:
             target = job.work.target
             logger.info("Computing all of %s in this process, because its UDF cannot be sent: %s", target, error)
@@ -186,7 +186,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
 def apply_and_commit(
     job: PlannedJob, shard: Shard, udfs: Udfs, watch: Stopwatch, on_rows: Callable[[int], None] = lambda rows: None
 ) -> ShardResult:
-    """Apply and commit one shard; what ``on_rows`` raises ends an inline computation."""
+    """Apply and commit one shard; an exception of ``on_rows`` ends an inline computation."""
     folder, place = job.folder, (job.saved.fingerprint, shard.index)
     with folder.recording_failure(*place), job.writing_behind():
         with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
@@ -205,7 +205,7 @@ def apply_and_commit(
 
 @dataclass
 class _Applied:
-    """A shard while it is computed, with the caps of the job; then what its units report, and the written result."""
+    """A shard in computation, with the caps of the job; then also the reports of its units and the written result."""
 
     shard: Shard
     caps: Caps
@@ -213,7 +213,7 @@ class _Applied:
     document: dict[str, Any] = field(default_factory=dict)
 
     def begin(self) -> Caps:
-        """Return the caps; CapReached if the job is at one before there is anything to compute."""
+        """Return the caps; CapReached if the shard has rows to compute and the job is already at a cap."""
         if self.shard.to_apply:
             self.caps.check()
         return self.caps
@@ -225,7 +225,7 @@ class PlannedJob:
     Args:
         swap: the swap plan of a refresh, if this process has it already.
         choice: where it is computed; None: in the process that applies a shard.
-        opened, index: what the plan has opened and listed, if this process planned just now.
+        opened, index: the datasets and checkpoints that the planner has read, if this process has just planned.
         record: the job's record, if this process has read it.
 
     With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
@@ -258,7 +258,7 @@ class PlannedJob:
         )
 
     def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
-        """Compute what the commit of a shard did not find: others removed its files, or moved rows with blobs."""
+        """Compute the rows that a commit did not find, because others removed files or moved rows with blobs."""
         found = self.publisher.uncomputed
         if written := self.publisher.target.written:
             # Spark's tasks write some of these checkpoints again.
@@ -281,8 +281,8 @@ class PlannedJob:
 
         Args:
             on_rows: called with the number of rows after every step of an inline computation; may raise StopComputing.
-            target: what is computed again, if it is not the planned version.
-            commits: this process commits the shard next, and waits then for the last checkpoints to be written.
+            target: the column or view at the version to read, if it is not the planned version.
+            commits: whether this process commits the shard next, and waits for the last checkpoint writes only then.
 
         Raises:
             UdfError: a UDF failed; rows computed before are checkpointed.
@@ -306,7 +306,7 @@ class PlannedJob:
                 applied.reports = apply_inline(location, target.work, shard, udfs, watched, plan, target, wait, meter)
 
     def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
-        """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
+        """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply` does."""
         from airflow_geneva.spark.tasks import apply_on_spark
 
         udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
@@ -318,16 +318,16 @@ class PlannedJob:
         return applied.document
 
     def waiting(self, shard: Shard) -> Waiting:
-        """Return what a shard waits for, of a batch API, and how."""
+        """Return the wait of a shard for a batch API."""
         return Waiting(self.location, self.work, self.saved.fingerprint, shard.index, self.waits)
 
     def begin(self, shard: Shard) -> None:
-        """Note that a task has begun to work on a shard, before Spark is started for it."""
+        """Record that a task has begun to work on a shard, before Spark is started for it."""
         self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
 
     @contextmanager
     def _applying(self, shard: Shard, before: UdfSpeed | None = None) -> Iterator[_Applied]:
-        """Write the result of a block that computes a shard, and ends it at a cap; `before`: how fast it was before."""
+        """Write the result of a block that computes a shard; a cap ends the block. `before`: speed measured earlier."""
         began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard)), None
         caps = applied.caps
         with reporting_remade(self.work.tables, self.location.options):
@@ -346,7 +346,7 @@ class PlannedJob:
         return Caps.of(self.work, self.folder, plan, shard.index, shards, self._ended)
 
     def is_at_cap(self, shard: Shard) -> bool:
-        """Whether the job has reached a cap, so that the shard is not computed; its result says so then."""
+        """Whether the job has reached a cap, so that the shard is not computed; its result then records this."""
         try:
             self._caps(shard).check()
         except CapReached as reached:
@@ -362,7 +362,7 @@ class PlannedJob:
         caps: Caps | None = None,
         stopped: str | None = None,
     ) -> dict[str, Any]:
-        """Write and return the result of a shard that took so many seconds after Spark's start; `stopped` at a cap."""
+        """Write and return a shard's result; `seconds` exclude Spark's start, `stopped` is why it stopped at a cap."""
         done = sum(reports, UnitReport(True))
         status = self.folder.read_shard(self.saved.fingerprint, shard.index)
         begun = self.folder.read_shard(self.saved.fingerprint, shard.index, SUBMIT)
@@ -390,7 +390,7 @@ class PlannedJob:
 
     @property
     def applied(self) -> list[dict[str, Any]]:
-        """The results of the applied shards, as they are when first asked for."""
+        """The results of the applied shards, read at the first access."""
         return [status[APPLIED] for status in self._statuses if status.get(APPLIED)]
 
     @cached_property
@@ -399,7 +399,7 @@ class PlannedJob:
 
     @contextmanager
     def writing_behind(self) -> Iterator[None]:
-        """Wait for the checkpoints that are written behind if the body fails, for some seconds."""
+        """If the body fails, wait some seconds for checkpoint writes in the background."""
         try:
             yield
         except BaseException:
@@ -407,13 +407,13 @@ class PlannedJob:
             raise
 
     def settle(self) -> None:
-        """Wait for the checkpoints that are written behind."""
+        """Wait for checkpoint writes in the background."""
         writes, self.publisher.behind = self.publisher.behind, []
         for write in writes:
             write.result()
 
     def committed(self) -> list[ShardResult | None]:
-        """Read the results of the commits of all shards, side by side; None for one that there is not."""
+        """Read the commit results of all shards in parallel; None for a shard without a result."""
         read = partial(ShardResult.read, self.folder, self.saved.fingerprint)
         return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
 
@@ -422,18 +422,18 @@ class PlannedJob:
         return count_errors(self.folder.storage)
 
     def read_for_finish(self) -> list[ShardResult | None]:
-        """Read what `finish` needs, side by side, in a process that has not worked on the job; return `committed`."""
+        """Read in parallel what `finish` needs, in a process that has not worked on the job; return `committed`."""
         reads = lambda: self._statuses, lambda: self._errors, self.publisher.open_for_finish
         found: list[ShardResult | None] = self.folder.storage.side_by_side(self.committed, *reads)[0]
         return found
 
     def _read_shards(self, by: str) -> list[dict[str, Any]]:
-        """Read what processes said of all shards, side by side."""
+        """Read the documents that one kind of process wrote about all shards, in parallel."""
         read = partial(self.folder.read_shard, self.saved.fingerprint, by=by)
         return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
 
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
-        """Return what watches an inline computation of these shards; it raises TooSlow."""
+        """Return a callback that watches an inline computation of these shards, and may raise TooSlow."""
         below = None if self.choice is None else self.choice.below_seconds
         return _unwatched if below is None else Pace(sum(shard.rows_to_run for shard in shards), below)
 
@@ -442,7 +442,7 @@ class PlannedJob:
         return is_shard_staged(self.publisher.target, shard)
 
     def commit(self, shard: Shard) -> ShardResult:
-        """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish`."""
+        """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish` does."""
         began = time.monotonic()
         self.publisher.target.store.look_again()
         with reporting_remade(self.work.tables, self.location.options):
@@ -526,17 +526,17 @@ class PlannedJob:
         return result
 
     def _with_usage(self, result: BackfillResult, used: Usage) -> BackfillResult:
-        """Add what calls used; rows that became visible were run, also in the last seconds before a kill."""
+        """Add the usage of calls; visible rows count as run, even if a kill lost the usage of their calls."""
         saved = result.rows_deduplicated + result.rows_cached
         least = result.rows_computed - saved if self.work.udfs else 0
         return replace(result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least))
 
     def too_many_failed(self, committed: Iterable[ShardResult]) -> str | None:
-        """Say that more rows failed than `max_failed` allows, and what to do; None if not."""
+        """Return a message, with advice, if more rows failed than `max_failed` allows; otherwise None."""
         return self.work.too_many(sum(result.rows_failed for result in committed))
 
     def missing_error(self, missing: Sequence[int]) -> str:
-        """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""
+        """Return the first recorded failure of a missing shard, if any, and the number of missing shards."""
         count = f"{len(missing):,} of {counted(len(self.saved.shards), 'shard')} not committed: {missing[:20]}."
         for index in missing[:20]:
             if failure := self.folder.read_shard(self.saved.fingerprint, index).get(FAILURE):
@@ -546,4 +546,4 @@ class PlannedJob:
 
 
 def _unwatched(_rows: int) -> None:
-    """Let an inline computation take as long as it takes."""
+    """Do not limit the time of an inline computation."""

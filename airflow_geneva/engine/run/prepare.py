@@ -1,4 +1,4 @@
-"""The UDFs of a job, loaded and made ready to compute units; in the caller's process, and in Spark's tasks."""
+"""Load the UDFs of a job, and prepare them to compute units, in the caller's process and in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ logger = logging.getLogger("airflow_geneva.run")
 
 _BEHIND = StoreThreads("geneva-checkpoints")
 Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
-"""What computes batches, and the columns that a batch needs."""
+"""A mapper of batches, and the columns that a batch needs."""
 
 
 @dataclass(frozen=True)
 class Udfs:
-    """The UDFs of a job by the column that they compute: in this process, or as they are sent to the executors."""
+    """The UDFs of a job by computed column: loaded in this process, or in the form that is sent to the executors."""
 
     by_column: Mapping[str, UDF | UdfReference]
 
@@ -62,7 +62,7 @@ class Udfs:
 
     @staticmethod
     def of_refresh(plan: Plan, now: Mapping[str, UDF]) -> Udfs:
-        """Return the UDFs of a refresh in their planned versions, of which some may be older than those of now."""
+        """Return the UDFs of a refresh in their planned versions, some of which may be older than the current ones."""
         if plan.archives:
             return Udfs.planned(plan.work)
         versions = {name: udf.version for name, udf in plan.work.udfs.items()}
@@ -80,7 +80,7 @@ class Udfs:
         return Udfs(dict(zip(self.by_column, self.references, strict=True)))
 
     def check_sent(self, runner: str) -> None:
-        """Reject UDFs that would be sent to another process and cannot be pickled: `InvalidInput`."""
+        """Raise `InvalidInput` for UDFs that must be sent to another process and cannot be pickled."""
         for udf in self.by_column.values():
             if isinstance(udf, UDF) and (runner == "spark" or udf.needs_process):
                 UdfReference.of(udf)
@@ -101,7 +101,7 @@ def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
 
 
 def open_target(location: TableLocation, work: JobSpec) -> Target:
-    """Open the column or view of a job; the classes say what is raised if it was removed or created again."""
+    """Open the column or view of a job; see the classes for errors if it was removed or created again."""
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
 
 
@@ -114,10 +114,10 @@ def prepare(
     meter: Meter,
     target: Target | None = None,
 ) -> Iterator[TaskRunner]:
-    """Give what runs the units of a task; the meter counts what calls use.
+    """Provide the runner of a task's units; the meter counts the usage of calls.
 
-    `before` counts the rows that the job has skipped, by rule. At the end the checkpoints of all finished fragments are
-    written, and values for other tasks. After that the batches are forgotten of which all rows are there.
+    `before` is the number of rows that the job has skipped, by rule. At the end, the checkpoints of all finished
+    fragments and the values for other tasks are written. Then the records of completely collected batches are removed.
     """
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
@@ -166,21 +166,21 @@ def prepare(
 
 
 def _seconds_unkept(sizing: Sizing, loaded: Mapping[str, UDF]) -> float:
-    """Return for how long finished fragments may wait for their checkpoints: not long if their calls are paid."""
+    """Return the seconds after which the checkpoints of finished fragments are due: few if calls cost money."""
     paid = any(udf.is_async or udf.limit or udf.cost or udf.reports_cost for udf in loaded.values())
     at_once = paid and sizing.checkpoint_cost is None
     return min(sizing.checkpoint_interval, PAID_SECONDS) if at_once else sizing.checkpoint_interval
 
 
 def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:
-    """Open the values of other tasks and jobs; a job that ignores checkpoints has only its own task's."""
+    """Open the cache with values of other tasks and jobs; None for a job that ignores checkpoints."""
     if work.ignore_checkpoints:
         return None
     return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, udf.value_identity)
 
 
 def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:
-    """Open what was submitted to batch APIs, by column."""
+    """Open the records of the submissions to batch APIs, by column."""
     place, only_own = (location.checkpoints, work.job_id), work.ignore_checkpoints
     return {
         column: Submissions(*place, udf.name, udf.code_version, column, only_own)
@@ -190,12 +190,12 @@ def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, 
 
 
 def comes_in_windows(loaded: Mapping[str, UDF]) -> bool:
-    """Whether rows come in windows, which are larger than a batch: one of the UDFs sorts them by weight."""
+    """Whether rows come in windows, which are larger than a batch, because a UDF sorts them by weight."""
     return any(udf.batch_by is not None for udf in loaded.values())
 
 
 def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
-    """Return UDFs as they are opened for every unit: those that run in a process of their own are pickled once."""
+    """Return UDFs in the form that each thread opens: UDFs that run in their own process are pickled only once."""
     return {name: UdfReference.of(udf) if udf.needs_process else udf for name, udf in loaded.items()}
 
 
@@ -207,7 +207,7 @@ def computing(
     known: Mapping[str, KnownValues] | None = None,
     submissions: Mapping[str, Submissions] | None = None,
 ) -> Iterator[Computer]:
-    """Open the UDFs of a job, to compute batches; with the values that are known already, and what was submitted."""
+    """Open the UDFs of a job to compute batches, with already known values and submitted batches."""
     sizes = dict[str, int | None]()
     if comes_in_windows(loaded):
         sizes = {name: work.sizing.batch_size or udf.batch_size for name, udf in loaded.items()}

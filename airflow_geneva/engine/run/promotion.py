@@ -1,4 +1,4 @@
-"""Promote a column: give it the name of a live one, which keeps its values under another name, in one Lance commit."""
+"""Promote a column in one Lance commit: it gets the name of a live column, which stays under another name."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_JOBS = 1_000
-"""The newest jobs among which running ones are looked for."""
+"""The number of newest jobs that are searched for running ones."""
 PROMOTION_PROPERTY = "geneva.promotion"
-"""Transaction property of a promotion: the promoted column, its new name, and the name of the column before it."""
+"""Transaction property of a promotion: the promoted column, its new name, and the new name of the live column."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Promotion:
     Args:
         column: the candidate.
         to: the name of the live column, which the candidate gets.
-        keep_as: what the live column is called from then on.
+        keep_as: the new name of the live column.
         require_complete: refuse a candidate with due rows.
         require_index: refuse a candidate whose indexes cover less than those of the live column.
     """
@@ -83,7 +83,7 @@ class Promotion:
             )
 
     def is_done(self, schema_names: Sequence[str], promoted: Promoted | None) -> bool:
-        """Whether an earlier attempt committed this promotion, and no other one of the name followed."""
+        """Whether an earlier attempt committed this promotion, and no other promotion to the name followed."""
         if promoted is None or self.column in schema_names or self.keep_as not in schema_names:
             return False
         return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
@@ -94,12 +94,12 @@ class Promotion:
 
 @dataclass(frozen=True)
 class DueAfter:
-    """A column or view that reads the promoted name, and its rows that are due once it names other values.
+    """A column or view that reads the promoted name, and its rows that are due after the promotion.
 
     Args:
-        rows: rows that are due then; the most there can be, if `at_most`.
-        before: rows of them that are due without the promotion.
-        error: why they are not known.
+        rows: number of due rows after the promotion; an upper bound if `at_most`.
+        before: number of these rows that are due without the promotion.
+        error: why the number is unknown.
     """
 
     kind: str
@@ -119,7 +119,7 @@ class DueAfter:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A column at one version, as far as it matters for a promotion.
+    """The properties of a column at one version that matter for a promotion.
 
     Args:
         call: how it is computed; "" for a column of plain values.
@@ -152,7 +152,7 @@ class Candidate:
         return 0 if self.freshness is None else self.freshness.failed
 
     def lacks(self, live: Candidate) -> Iterator[str]:
-        """Say which indexes of a live column have no like here that covers as many rows."""
+        """Describe each index of a live column that covers more rows than any similar index of this column."""
         for index in live.indexes:
             alike = [one for one in self.indexes if _alike(one, index)]
             best = max(alike, key=lambda one: one.rows, default=None)
@@ -178,16 +178,16 @@ def _alike(one: Index, other: Index) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class PromotionPlan(Described):
-    """What a promotion would do, and what stops it.
+    """The effects of a promotion, and the reasons that prevent it.
 
     Args:
         version: the version of the table that was checked.
         candidate, live: the two columns.
         checked: the results of the candidate's expectations.
-        due: columns and views whose rows the promotion makes due, also those that read these.
-        followers: columns that are computed from the candidate, and go on to read it under its new name.
-        refused: why it is not possible; empty if it is.
-        busy: which running jobs it has to wait for.
+        due: columns and views with rows that the promotion makes due, including those that read these.
+        followers: columns that are computed from the candidate, and continue to read it under its new name.
+        refused: why the promotion is not possible; empty if it is.
+        busy: the running jobs for which it has to wait.
     """
 
     table: str
@@ -202,7 +202,7 @@ class PromotionPlan(Described):
     busy: tuple[str, ...]
 
     def check(self) -> None:
-        """Raise what stops it, if there is anything."""
+        """Raise an error if anything prevents the promotion."""
         asked = f"Column {self.asked.column!r} of table {self.table!r} cannot be promoted to {self.asked.to!r}"
         if self.refused:
             raise InvalidInput(f"{asked}: {'. '.join(self.refused)}.")
@@ -210,7 +210,7 @@ class PromotionPlan(Described):
             raise CommitConflict(f"{asked} now: {'. '.join(self.busy)}.")
 
     def without_values(self) -> PromotionPlan:
-        """Return it without what rows hold."""
+        """Return the plan without the values of rows."""
         return replace(self, checked=tuple(one.without_values() for one in self.checked))
 
     @property
@@ -259,7 +259,7 @@ class Promoting(Described):
 
     @property
     def way_back(self) -> str:
-        """The call that undoes it."""
+        """The call that undoes the promotion."""
         asked = self.asked
         return f"table.promote_column({asked.keep_as!r}, to={asked.to!r}, keep_as={asked.column!r})"
 
@@ -281,7 +281,7 @@ def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
 
 
 def is_promoted(dataset: lance.LanceDataset, asked: Promotion) -> bool:
-    """Whether an earlier attempt made the promotion, and no other one of the name followed."""
+    """Whether an earlier attempt made the promotion, and no other promotion to the name followed."""
     schema = dataset.schema
     promoted = Promoted.of(schema.field(asked.to)) if asked.to in schema.names else None
     return asked.is_done(schema.names, promoted)
@@ -306,7 +306,7 @@ def promote(location: TableLocation, asked: Promotion) -> Promoting:
 
 
 def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promotion) -> int | None:
-    """Commit at a version; return the new version, or None if it has to be verified again."""
+    """Commit at a version; return the new version, or None if the promotion has to be verified again."""
     import lance
 
     ids = {name: found[0] for name, found in ids_by_name(dataset).items()}
@@ -335,7 +335,7 @@ def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promoti
 
 
 def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versions: range) -> None:
-    """Write metadata of others' commits again, because Lance replaces it by that of the promotion."""
+    """Write metadata of other commits again, because the commit of the promotion has replaced it."""
     import lance
 
     for version in versions:
@@ -431,7 +431,7 @@ class _Verifier:
                 )
 
     def _refused_by_readers(self, dataset: lance.LanceDataset) -> Iterator[str]:
-        """Say which views could not be refreshed any more."""
+        """Yield the reasons of views that could not be refreshed any more."""
         types = [dataset.schema.field(name).type for name in (self.asked.to, self.asked.column)]
         for name, (_, definition) in self._views.items():
             reads = {column.name for column in definition.reads}
@@ -451,7 +451,7 @@ class _Verifier:
         return find_views(self.location)
 
     def _due_after(self, dataset: lance.LanceDataset) -> Iterator[DueAfter]:
-        """Count what is due of the columns and views that read the column, and of those that read these."""
+        """Count due rows after the promotion in columns and views that read the column, directly or through others."""
         asked, checkpoints, total = self.asked, self.location.checkpoints, int(dataset.count_rows())
         changed, direct = {asked.to}, readers_of(dataset.schema, [asked.to])
         direct.pop(asked.column, None)
@@ -498,7 +498,7 @@ class _Verifier:
 
 
 def _later_views(view: TableLocation, seen: set[str]) -> Iterator[DueAfter]:
-    """Count the rows of the views of a view, and of theirs: a refresh replaces rows that they read."""
+    """Count the rows of views that read a view, directly or through others, because a refresh replaces its rows."""
     for name, (location, _) in find_views(view).items():
         if name not in seen:
             seen.add(name)

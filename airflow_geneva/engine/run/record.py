@@ -41,10 +41,10 @@ def record_plan(
     Args:
         choice: where it will be computed, for the record; None: not decided.
         run: distinguishes two runs of one plan.
-        store_code: store the UDFs' code beside the plan, for workers that do not have it, and the plan also if there is
-            nothing to do.
+        store_code: store the UDFs' code beside the plan, for workers that do not have it; then the plan is written even
+            if there is nothing to do.
         about: more fields for the job record, e.g. the Airflow run.
-        beside: writes to make beside those of the record and the plan.
+        beside: writes to make together with those of the record and the plan.
 
     Raises:
         StorageError: the table's folder is read-only or unreachable.
@@ -84,7 +84,7 @@ def record_plan(
         learn()
         return saved
     with reporting_remade(work.tables, location.options):
-        # The record may be written before what it names; a process that does not find that says so.
+        # The record may be written before the documents that it names; a process reports documents that are missing.
         writes = (partial(folder.storage.write_bytes, *one) for one in {**archives, **documents}.items())
         folder.storage.side_by_side(write_record, learn, *writes, *beside)
     fault_point("plan.saved")
@@ -93,7 +93,7 @@ def record_plan(
 
 
 def with_stamps(plan: Plan, location: TableLocation) -> Plan:
-    """Add what identifies the planned versions, if the job has something to do and they are not there already."""
+    """Add the stamps of the planned versions, if the job has work to do and the plan has no stamps yet."""
     if not (plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances))):
         return plan
     tables = plan.work.tables
@@ -133,7 +133,7 @@ def _log_reused_checkpoints(plan: Plan) -> None:
 def failure_message(work: JobSpec, error: BaseException) -> str:
     kept = "\nComputed rows are kept in checkpoints"
     if isinstance(error, (TableRemade, ExpectationFailed)):
-        kept = ""  # of a table that was created again, none is left; the other error says that they are kept
+        kept = ""  # a table that was created again has none; the message of ExpectationFailed mentions them itself
     elif isinstance(error, UdfError) and (error.row_index is not None or error.call is not None):
         kept += "."  # the error says when to run it again
     elif _may_pass(error):
@@ -145,7 +145,7 @@ def failure_message(work: JobSpec, error: BaseException) -> str:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same run may succeed later, as after an outage, with nothing corrected."""
+    """Whether the same run may succeed later without any correction, for example after an outage."""
     if isinstance(error, (GenevaError, OSError)) and not isinstance(error, (TimeoutError, ConnectionError)):
         return isinstance(error, CommitConflict) or (is_unavailable(error) and not is_refused(error))
     return may_pass(error)

@@ -1,4 +1,4 @@
-"""Run the units of one task: threads read rows ahead of the function, and others keep its results behind it."""
+"""Run the units of one task: threads read rows ahead of the function, and other threads keep its results."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from airflow_geneva.engine.storage.outages import asked_to_end
 Item = TypeVar("Item")
 _READERS = _KEEPERS = 4
 _MOST_AHEAD = 256
-"""Most units that are opened ahead, however few rows they have."""
+"""The most units that are opened ahead, even if they have few rows."""
 GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
-"""Seconds between two looks for calls that have ended, while there are no rows to call."""
+"""Seconds between two polls for ended calls while no rows are ready to be called."""
 _GONE = "computed rows were not there"
 
 
 class TaskRunner:
-    """Runs units in order; the thread that calls it calls the function.
+    """Runs units in order; the thread that calls `run` also calls the function.
 
-    A unit goes from a reader over the caller to a keeper. If a UDF has a stage, threads between reader and caller
-    preprocess its rows. Rows wait to be called, and results to be kept, within `room` bytes each. If one of the threads
-    fails, the others end, and its error is raised.
+    A unit goes from a reader thread to the caller and then to a keeper thread. If a UDF has a stage, threads between
+    reader and caller preprocess its rows. Rows that wait to be called, and results that wait to be kept, take at most
+    `room` bytes each. If one of the threads fails, the others end, and its error is raised.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TaskRunner:
         on_rows: Callable[[int], None] = lambda rows: None,
         on_kept: Callable[[UnitReport, Unit], None] = lambda report, unit: None,
     ) -> list[UnitReport]:
-        """Compute and keep units; return a report of each, and last one of what belongs to no unit.
+        """Compute and keep units; return a report of each and, last, a report of the work that belongs to no unit.
 
         Args:
             on_rows: called after every step; it may raise StopComputing.
@@ -124,7 +124,7 @@ class TaskRunner:
         return batches
 
     def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
-        """Report the calls that equal inputs saved, how large calls may be, and when the function did not run."""
+        """Report the calls that equal inputs saved, the largest calls that fit, and the time without function calls."""
         saved = sum((known.take_saved() for known in self.known), SavedCalls())
         threads = self.target.work.sizing.intra_applier_concurrency
         called = sum(report.speed.seconds for report in reports)
@@ -140,14 +140,14 @@ class TaskRunner:
 
 
 class _Waits:
-    """Adds up the seconds in which the function waits, by what it waits for, from its first call on."""
+    """Adds up the seconds for which the function waits, by cause, from its first call on."""
 
     def __init__(self, applier: Applier) -> None:
         self.reading = self.preprocessing = self.writing = 0.0
         self._applier = applier
 
     def take(self, items: Iterator[Item], starved: Callable[[], float]) -> Item | None:
-        """Return the next item, or None; a wait is one for reading while the stage was starved, by its seconds."""
+        """Return the next item, or None; a wait counts as reading while the stage is starved, else as preprocessing."""
         since, before = time.monotonic(), starved()
         item = next(items, None)
         waited = self._since(since)
@@ -168,7 +168,7 @@ class _Waits:
 
 
 class _Starved:
-    """Adds up the seconds of blocks in which the stage waits for rows, up to now; one block at a time."""
+    """Adds up the seconds for which the stage waits for rows, including a current wait; one wait at a time."""
 
     def __init__(self) -> None:
         self._seconds, self._since = 0.0, inf
@@ -189,9 +189,9 @@ class _Starved:
 
 
 class _Lane:
-    """The queues of one unit: of rows as they were read, as they are called, and of results.
+    """The queues of one unit: rows as read, rows ready to be called, and results.
 
-    `parts` are preprocessed, and wait for others of the same call.
+    `parts` are preprocessed rows that wait for other parts of the same call.
     """
 
     def __init__(self, unit: Unit, reading: Room, preprocessing: Room | None, keeping: Room) -> None:
@@ -210,13 +210,13 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a unit's rows, and why if it is an error."""
+    """The end of a unit's rows, with the error if one ended them."""
 
     error: BaseException | None
 
 
 class _Passage:
-    """One passage of units through the threads. Those whose rows were not there at the end must run `again`."""
+    """One passage of units through the threads. Units with missing rows at the end must run `again`."""
 
     def __init__(
         self, task: TaskRunner, units: Sequence[Unit], on_kept: Callable[[UnitReport, Unit], None], again: bool
@@ -269,12 +269,12 @@ class _Passage:
                     lane.steps.end(error)
                 self._end(keepers, GRACE_SECONDS if asked_to_end(error) else None)
         for thread in readers:
-            thread.join(GRACE_SECONDS)  # a store that does not answer keeps no one
+            thread.join(GRACE_SECONDS)  # do not wait longer for a store that does not answer
         if self.error is not None:
             raise self.error
 
     def _end(self, keepers: Sequence[threading.Thread], seconds: float | None = None) -> None:
-        """Let the keepers keep what was handed over, and wait for their end, at most for some seconds each."""
+        """Let the keepers keep the results that they have, and wait for each to end, at most `seconds`."""
         for _ in keepers:
             self.to_keep.put(None)
         for thread in keepers:
@@ -313,7 +313,7 @@ class _Passage:
             lane.read.end()
 
     def _parts(self) -> Iterator[tuple[_Lane, OpenedUnit | Part | _End]]:
-        """Yield what each unit is, its rows in parts, and how they end."""
+        """Yield each opened unit, then its rows in parts, then the end of the rows."""
         for lane in self.lanes:
             error: BaseException | None = None
             try:
@@ -330,7 +330,7 @@ class _Passage:
             yield lane, _End(error)
 
     def _preprocess(self, turns: Turns) -> None:
-        """Preprocess parts; one thread at a time takes the next, and hands one over in its turn."""
+        """Preprocess parts; the threads take parts one at a time, and hand them over in the same order."""
         while True:
             with self.taking:
                 taken = next(self.to_preprocess, None)
@@ -349,7 +349,7 @@ class _Passage:
                 return
 
     def _hand_over(self, lane: _Lane, item: OpenedUnit | Part | _End, made: OpenedUnit | RowBatch | _End) -> None:
-        """Hand over what was made of an item, rows only when those of a call are there, and nothing after an error."""
+        """Hand over a prepared item: rows only when all parts of a call are ready, and nothing after an error."""
         if isinstance(made, RowBatch):
             lane.parts.append(made)
             if isinstance(item, Part) and not item.ends:
@@ -364,14 +364,14 @@ class _Passage:
             lane.rows.end(made.error)
 
     def _take(self, lane: _Lane) -> Any:
-        """Take the opened unit, and then its batches, or None at their end; meanwhile hand over what calls return."""
+        """Take the opened unit, and then its batches, or None at their end; meanwhile hand over results of calls."""
         applier = self.task.applier
         while applier.finish_ended() and not lane.rows.is_ready(_LOOK_SECONDS):
             pass
         try:
             return self.task.waits.take(lane.rows, self.starved if self.preprocessing else time.monotonic)
         except Exception:
-            applier.finish()  # the rows before those that could not be read
+            applier.finish()  # hand over the rows before those that could not be read
             raise
 
     def _put(self, lane: _Lane, step: StepResult, is_last: bool) -> None:
@@ -381,7 +381,7 @@ class _Passage:
                 self.acknowledged.wait(step.unkept)
 
     def _end_steps(self, lane: _Lane, error: BaseException | None, unkept: Unkept, speed: UdfSpeed) -> None:
-        # Not replaced: of a unit that was staged before, the keeper may have acknowledged them by now.
+        # Update `last` in place: if the unit was already staged, the keeper may have acknowledged it by now.
         lane.last.since, lane.last.rows = unkept.since, unkept.rows
         lane.speed = speed
         lane.steps.end(error)

@@ -1,4 +1,4 @@
-"""Units of work: how a shard is split into them, and how each computes and stages rows of a column or a view."""
+"""Split a shard into units of work, each of which computes and stages rows of a column or a view."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class UnitReport:
     """The result of a unit.
 
     Args:
-        staged: whether the data file is there.
-        failed: how many of its rows failed.
-        speed: how fast UDFs were.
+        staged: whether the data file exists.
+        failed: number of its rows that failed.
+        speed: the speed of the UDFs.
         waiting: rows that a service has not answered yet, by submission.
         notes: sentences for the job's result.
     """
@@ -144,7 +144,7 @@ def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
 
 
 def group_units(shard: Shard, work: JobSpec, slots: int, stage: int) -> list[list[Unit]]:
-    """Group a shard's units by Spark task: first those that compute, in stage 1 those that stage split fragments.
+    """Group a shard's units by Spark task: in stage 0 units that compute, in stage 1 units that stage split fragments.
 
     With several threads per slot, a group has the units of several tasks.
     """
@@ -165,7 +165,7 @@ def _split(work: FragmentWork, size: int) -> list[Unit]:
 
 
 def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:
-    """Take fragments from ``diversity`` stretches of the table in turn, so that slow ones are not in one task."""
+    """Take fragments from ``diversity`` stretches of the table in turn, to spread slow fragments over tasks."""
     if not diversity or diversity <= 1:
         return list(works)
     length = -(-len(works) // diversity)
@@ -175,27 +175,27 @@ def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[Frag
 
 @dataclass(frozen=True)
 class Target(Reusable):
-    """A column or a view: where its rows are read, which staged files fit, and how a data file is laid out."""
+    """A column or a view: reads its rows, finds staged files that fit, and lays out data files."""
 
     store: CheckpointStore
     job: Storage
     written: dict[str, StagedFragment] | None = field(default=None, kw_only=True)
     """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
     delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
-    """Takes new fragment checkpoints; None: each is written at once."""
+    """Buffer for new fragment checkpoints; None: write each one immediately."""
     behind: list[Future[None]] | None = field(default=None, kw_only=True)
-    """Takes the write of the last fragment checkpoints, which the commit waits for; None: it is waited for at once."""
+    """Takes the background write of the last checkpoints, for which the commit waits; None: write them immediately."""
     listed: CheckpointIndex | None = field(default=None, kw_only=True)
     """The checkpoints listed when a task of many fragments began; None: they are listed for each fragment."""
 
     def at_begin(self, fragments: int) -> Target:
-        """Return the target for a task of some fragments, which are looked up in one listing if they are many."""
+        """Return the target for a task; list the checkpoints once if the task has many fragments."""
         if self.listed is not None or fragments < _LISTED_ONCE:
             return self
         return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules, written=self.written))
 
     def index(self, fragment: FragmentWork, again: bool = False) -> CheckpointIndex:
-        """Return the checkpoints of a fragment, as they are now if it is asked `again`."""
+        """Return the checkpoints of a fragment; `again`: list them again."""
         if self.listed is not None and not again:
             return self.listed
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
@@ -212,7 +212,7 @@ class Target(Reusable):
 
     @abstractmethod
     def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
-        """Whether the computed rows alone make the data file, without values that the column has."""
+        """Whether the data file needs only the computed rows, and no existing values of the column."""
 
     @abstractmethod
     def open_writer(self, fragment: FragmentWork) -> StagedWriter: ...
@@ -244,7 +244,7 @@ class Target(Reusable):
         layout: Mapping[str, Any],
         began: float | None = None,
     ) -> StagedFragment:
-        """Finish a data file and write its fragment checkpoint, now or, of rows computed since `began`, delayed."""
+        """Finish a data file and write its fragment checkpoint; delay the checkpoint of rows computed since `began`."""
         staged = StagedFragment(
             file=writer.finish(),
             physical_rows=writer.rows,
@@ -271,12 +271,12 @@ class Target(Reusable):
 
 @dataclass(frozen=True)
 class OpenedUnit:
-    """A unit with what the store has of it.
+    """A unit with its rows and files in the store.
 
     Args:
         held: rows that are in checkpoints.
-        staged: the fragment's data file, if it is there.
-        streams: whether the computed rows alone make the data file.
+        staged: the fragment's data file, if it exists.
+        streams: whether the data file needs only the rows that this unit computes.
     """
 
     target: Target
@@ -297,13 +297,13 @@ class OpenedUnit:
         return self.due if self.streams else self.due - self.held.done
 
     def rows(self, reads: Sequence[str] | Mapping[str, str], size: ReadSize) -> Iterator[RowBatch]:
-        """Read the rows that are to be computed."""
+        """Read the rows to compute."""
         files, source, where = self.unit.work.files, self.target.source, self.target.work.where
         for window in windows(self.missing):
             yield from read_rows(source, files, self.live, window, reads, where, size)
 
     def keep(self, steps: Iterable[StepResult], keeper: Keeper) -> UnitReport | None:
-        """Keep computed rows; a unit that owns its fragment stages it too. None: rows are missing at the end."""
+        """Keep computed rows; a whole unit also stages its fragment. Return None if rows are missing at the end."""
         target, fragment, staged = self.target, self.unit.work, self.staged
         if staged is None and self.streams:
             with closing(keeper.keep(steps, keep_last=False)) as kept:
@@ -324,7 +324,7 @@ _NOTHING_HELD = ReusableRows((), Ranges.empty())
 
 
 def open_unit(target: Target, unit: Unit, again: bool = False) -> OpenedUnit:
-    """Look up what the store has of a unit, as it is now if it is asked `again`."""
+    """Look up the rows and files of a unit in the store; `again`: list its checkpoints again."""
     fragment = unit.work
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment, again)
@@ -359,7 +359,7 @@ def _restaged(
 def all_staged(
     target: Target, fragments: Sequence[FragmentWork]
 ) -> list[tuple[FragmentWork, CheckpointIndex, StagedFragment | None]]:
-    """Return each fragment with its checkpoints and what `staged_or_restaged` returns."""
+    """Return each fragment with its checkpoints and the result of `staged_or_restaged`."""
     return [
         (fragment, index, staged or _restaged(target, fragment, index, live))
         for fragment, (index, live, staged) in zip(fragments, _look(target, fragments), strict=True)
@@ -369,7 +369,7 @@ def all_staged(
 def _look(
     target: Target, fragments: Sequence[FragmentWork]
 ) -> list[tuple[CheckpointIndex, Ranges, StagedFragment | None]]:
-    """Look side by side for each fragment's checkpoints and its staged data file."""
+    """Find each fragment's checkpoints and its staged data file, in parallel."""
     target = target.at_begin(len(fragments))
 
     def look(fragment: FragmentWork) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
@@ -382,7 +382,7 @@ def _look(
 def stage_computed(
     target: Target, fragment: FragmentWork, wanted: Ranges, held: ReusableRows
 ) -> StagedFragment | None:  # fmt: skip
-    """Stage a fragment from the rows that the store has; None if some are missing."""
+    """Stage a fragment from its rows in the store; None if some are missing."""
     times = Counter[str]()
     while not wanted - held.done:
         try:
@@ -396,7 +396,7 @@ def stage_computed(
 
 
 def pause_before(time: int, fragment: FragmentWork, why: str) -> None:
-    """Wait before a fragment's rows are looked up again because others replaced them; not without end."""
+    """Wait before a fragment's rows, which others replaced, are looked up again; fail after too many times."""
     if time > _MOST_TIMES:
         raise StorageError(
             f"Checkpoints of fragment {fragment.id} are replaced by other jobs of this column or view, or damaged, "
@@ -407,7 +407,7 @@ def pause_before(time: int, fragment: FragmentWork, why: str) -> None:
 
 
 def remove_broken(target: Target, broken: BrokenFile, keys: Iterable[str]) -> None:
-    """Remove the checkpoints that name a broken file, so that its rows count as missing; keep a replaced file's."""
+    """Remove the checkpoints that name a broken file, so that its rows count as missing, unless it was replaced."""
     if broken.__cause__ is not None:
         logger.warning("Cannot read %s; its rows count as missing: %s", broken.source, broken.__cause__)
         for key in keys:

@@ -1,4 +1,4 @@
-"""A view as the target of a job: where its rows are read, what fits, how its files are laid out and swapped in."""
+"""A view as the target of a job: read its rows, find staged files that fit, lay files out, and swap them in."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ViewTarget(ReusableView, Target):
 
     @staticmethod
     def at(location: TableLocation, work: RefreshSpec, *opened: lance.LanceDataset) -> ViewTarget:
-        """Open the source and the view, or raise that one, or the planned version, is gone or was created again."""
+        """Open the source and the view; raise an error if one, or the planned version, is gone or was created again."""
         if opened:
             source, view = opened
         else:
@@ -219,7 +219,7 @@ class ViewPublisher:
         return result, bool(self.saved.shards) and has_many_snapshots(self.location, self._swapped.snapshots)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
-        """Say that nothing is visible."""
+        """Return the result of a job that has made nothing visible."""
         return BackfillResult(
             self.work.job_id,
             FAILED,
@@ -241,10 +241,10 @@ class ViewPublisher:
             self.target.data.describe_ahead(self.target.view, first.file)
         staged, dataset, *_ = view.checkpoints.side_by_side(*looks, *waits)
         result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
-        # A try before this one may have been killed after its swap.
+        # An earlier attempt may have been killed after its swap.
         newest = newest_swap(view, dataset)
         done = newest.identity != swap.based_on
-        # Later refreshes read back to this swap only.
+        # Later refreshes read the history only back to this swap.
         restores = [restore for restore in newest.restores if restore[0] > work.written.version]
         notes = (*saved.notes, *taken_back(dataset, restores))
         version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
@@ -306,7 +306,7 @@ class ViewPublisher:
         return _StagedRows([found for index in sorted(self._verified) for found in self._verified[index].fragments])
 
     def _verify(self, shard: Shard) -> _StagedRows:
-        """Find the staged rows, and restage from checkpoints what was removed."""
+        """Find the staged rows, and stage removed files again from checkpoints."""
         target = self.target
         return _StagedRows([(fragment, staged) for fragment, _, staged in all_staged(target, list(shard.fragments))])
 
@@ -328,7 +328,7 @@ def find_column_udf(column: OutputColumn) -> UDF:
 
 
 def definitions_now(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> dict[str, UdfDefinition]:
-    """Return the definitions of a view's columns with the code that its UDFs have now."""
+    """Return the definitions of a view's columns with the current code of its UDFs."""
     return {name: udf.definition(definition.column(name).inputs) for name, udf in udfs.items()}
 
 
@@ -339,7 +339,7 @@ def plan(
     request: RefreshRequest,
     newest: lance.LanceDataset | None = None,
 ) -> Plan:
-    """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.engine.plan.refresh.plan_refresh`."""
+    """Plan a refresh; write nothing. Raises as :func:`airflow_geneva.engine.plan.refresh.plan_refresh` does."""
     udfs = load_udfs(definition)
     code = PlannedCode(definitions_now(definition, udfs))
     dataset = newest or view.open()

@@ -22,7 +22,7 @@ logger = logging.getLogger("airflow_geneva.run")
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a shard waits for is noted in its status.
+    """Waits for the submitted batches of a shard, and records them in its status.
 
     Args:
         plan: the fingerprint of the plan.
@@ -36,7 +36,7 @@ class Waiting:
     here: bool
 
     def __call__(self, batches: Mapping[str, int]) -> None:
-        """Note what is submitted, and wait until the service is to be asked again; StillWaiting if not here."""
+        """Record the submitted rows by batch, and wait until the next poll; StillWaiting if not `here`."""
         self.folder.update_shard(self.plan, self.shard, submitted=dict(batches))
         rows, seconds = sum(batches.values()), poll_interval(self.work)
         there = f"{counted(rows, 'row')} in {counted(len(batches), 'batch', 'batches')}"
@@ -53,7 +53,7 @@ class Waiting:
 
     @property
     def batches(self) -> dict[str, int]:
-        """What the shard waits for: rows by submission."""
+        """The rows for which the shard waits, by submission."""
         return self.folder.read_shard(self.plan, self.shard).get(SUBMITTED) or {}
 
     @property
@@ -62,11 +62,11 @@ class Waiting:
         return int(self.folder.read_shard(self.plan, self.shard, SUBMIT).get(WAKES) or 0)
 
     def count_wake(self) -> None:
-        """Note that the task is deferred: what it starts on Spark next is none of what ended well before."""
+        """Record that the task is deferred. Its next Spark job gets a new name, because the earlier one has ended."""
         self.folder.update_shard(self.plan, self.shard, wakes=self.wakes + 1)
 
     def look(self, udfs: Udfs) -> None:
-        """Raise StillWaiting if the service has not answered every batch; go on if this process has other code."""
+        """Raise StillWaiting if the service has not answered every batch; return if this process has other code."""
         names = self.batches
         try:
             if not names or not udfs.have_planned_version():
@@ -82,5 +82,5 @@ class Waiting:
 
 
 def poll_interval(work: JobSpec) -> float:
-    """Return the seconds between two looks at the batches of a job."""
+    """Return the seconds between two polls of the batches of a job."""
     return min((udf.poll_interval for udf in work.udfs.values() if udf.poll_interval), default=0.0)
