@@ -119,7 +119,7 @@ def _wait_for_jobs() -> None:
     """At the end of the program, wait for running jobs, and log why the process seems to hang."""
     for worker, future in _running:
         while worker.is_alive():
-            if not future.done():  # otherwise only the thread has not ended yet
+            if not future.done():  # otherwise the thread is just ending
                 logger.warning(
                     "The program has ended, and this process waits for job %s. Ctrl-C ends it.", future.job_id
                 )

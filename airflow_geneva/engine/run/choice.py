@@ -34,7 +34,7 @@ class RunnerChoice:
     below_seconds: float | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields about it in the job's record."""
+        """Return its fields for the job's record."""
         return {"runner": self.runner, "runner_reason": self.why}
 
     def __str__(self) -> str:

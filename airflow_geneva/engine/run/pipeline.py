@@ -318,7 +318,7 @@ class PlannedJob:
         return applied.document
 
     def waiting(self, shard: Shard) -> Waiting:
-        """Return the wait of a shard for a batch API."""
+        """Return the object with which a shard waits for batch APIs."""
         return Waiting(self.location, self.work, self.saved.fingerprint, shard.index, self.waits)
 
     def begin(self, shard: Shard) -> None:

@@ -431,7 +431,7 @@ class _Verifier:
                 )
 
     def _refused_by_readers(self, dataset: lance.LanceDataset) -> Iterator[str]:
-        """Yield the reasons of views that could not be refreshed any more."""
+        """Yield a reason for each view that could not be refreshed any more."""
         types = [dataset.schema.field(name).type for name in (self.asked.to, self.asked.column)]
         for name, (_, definition) in self._views.items():
             reads = {column.name for column in definition.reads}

@@ -37,7 +37,7 @@ _MOST_AHEAD = 256
 """The most units that are opened ahead, even if they have few rows."""
 GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
-"""Seconds between two polls for ended calls while no rows are ready to be called."""
+"""Seconds between two polls for ended calls while no rows are ready for a call."""
 _GONE = "computed rows were not there"
 
 
@@ -45,7 +45,7 @@ class TaskRunner:
     """Runs units in order; the thread that calls `run` also calls the function.
 
     A unit goes from a reader thread to the caller and then to a keeper thread. If a UDF has a stage, threads between
-    reader and caller preprocess its rows. Rows that wait to be called, and results that wait to be kept, take at most
+    reader and caller preprocess its rows. Rows that wait for a call, and results that wait to be kept, take at most
     `room` bytes each. If one of the threads fails, the others end, and its error is raised.
     """
 

@@ -407,7 +407,7 @@ def pause_before(time: int, fragment: FragmentWork, why: str) -> None:
 
 
 def remove_broken(target: Target, broken: BrokenFile, keys: Iterable[str]) -> None:
-    """Remove the checkpoints that name a broken file, so that its rows count as missing, unless it was replaced."""
+    """Remove the checkpoints that name a broken file, unless it was replaced, so that its rows count as missing."""
     if broken.__cause__ is not None:
         logger.warning("Cannot read %s; its rows count as missing: %s", broken.source, broken.__cause__)
         for key in keys:
