@@ -21,7 +21,7 @@ class Sizing:
         checkpoint_cost: the most money that calls cost between two checkpoints of a task; None: the cost of 500 calls,
             or about a tenth of the task's cost so far, but at least the cost of one second.
         task_size: rows per Spark task.
-        task_shuffle_diversity: number of regions of the table from which consecutive fragments of tasks are taken.
+        task_shuffle_diversity: number of regions of the table from which tasks take fragments in turn.
         shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit; None: enough to keep a backfill at about 100 commits.
         task_memory_bytes: bytes of rows that a task slot holds at a time; see `lance_io.task_memory`.
