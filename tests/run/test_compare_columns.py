@@ -53,6 +53,16 @@ def table(make_table: MakeTable) -> Table:
     return table
 
 
+def test_a_column_may_be_called_difference(make_table: MakeTable) -> None:
+    table = make_table(2)
+    table.add_columns({"difference": circle, "other": circle})
+    table.backfill(["difference", "other"], runner="inline")
+    found = compared(table, "difference", "other")
+    assert found.to_arrow().column_names == ["_rowid", "difference", "other", "_difference"]
+    assert found.in_both == 2
+    assert "cosine similarity 1 on average" in str(found)
+
+
 def test_vectors(table: Table) -> None:
     table.lance.delete("id = 4")
     found = compared(table, "a", "b")

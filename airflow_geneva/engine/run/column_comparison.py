@@ -165,7 +165,7 @@ class ColumnComparison(Described):
 
     def _farthest(self) -> list[str]:
         """Show the rows that differ most."""
-        apart = self.table.column("difference").to_numpy()
+        apart = self.table.columns[-1].to_numpy()
         order = [
             at for at in np.argsort(-np.nan_to_num(apart, nan=0.0), kind="stable")[:_SHOWN].tolist() if apart[at] > 0
         ]
@@ -194,7 +194,7 @@ def compare_columns(
     columns = [found.column(name).combine_chunks() for name in names]
     vectors = [_vectors(column) for column in columns]
     difference, measure = _difference(columns, vectors, names)
-    table = found.append_column("difference", pa.array(difference))
+    table = found.append_column("_difference" if "difference" in names else "difference", pa.array(difference))
     overlap = None
     if neighbors and vectors[0] is not None and vectors[1] is not None:
         finder = _Finder(location, dataset, names, found.column("_rowid").to_numpy(), (vectors[0], vectors[1]))
