@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.column_function import ColumnFunction
     from airflow_geneva.engine.run.compare import Comparison
     from airflow_geneva.engine.run.prepare import Udfs
-    from airflow_geneva.engine.run.promotion import Promoting, Promotion, PromotionPlan
+    from airflow_geneva.engine.run.promotion import Promoting, PromotionPlan
     from airflow_geneva.query import Query
 
 _HEADINGS = ("column", "type", "")
@@ -391,7 +392,8 @@ class Table(Summarized, Readable):
         dataset = self.lance
         if isinstance(other, str) and (other in dataset.schema.names or ":" not in other):
             rows = 1_000 if sample is None else sample
-            return compare_columns(self.location, dataset, column, other, neighbors, queries, rows)
+            function = partial(self._column_function, dataset)
+            return compare_columns(self.location, dataset, column, other, function, neighbors, queries, rows)
         if queries is not None:
             raise InvalidInput("queries are for two columns of vectors: table.compare(column, other_column, ...).")
         return compare_column(*self._plan(request_for(column), other), self.location, 100 if sample is None else sample)
@@ -524,9 +526,9 @@ class Table(Summarized, Readable):
         Raises:
             InvalidInput: a column does not exist, or a name is taken.
         """
-        from airflow_geneva.engine.run.promotion import plan_promotion
+        from airflow_geneva.engine.run.promotion import Promotion, plan_promotion
 
-        return plan_promotion(self.location, self._promotion(column, to, keep_as, require_complete, require_index))
+        return plan_promotion(self.location, Promotion(column, to, keep_as, require_complete, require_index))
 
     def promote_column(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
@@ -535,7 +537,7 @@ class Table(Summarized, Readable):
 
         Values, index and function change together. Jobs that name `to` use the new function from their next run.
         Columns and views that are computed from `to` keep reading that name, and their rows are due. The same call with
-        the names swapped reverts it. A killed call can be repeated.
+        the names swapped reverts it. A killed call can be repeated. A view's query changes in the same version.
 
         Args:
             column: the candidate, such as ``embedding_v2``.
@@ -555,14 +557,9 @@ class Table(Summarized, Readable):
             table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")  # the way back
             ```
         """
-        from airflow_geneva.engine.run.promotion import promote
+        from airflow_geneva.engine.run.promotion import Promotion, promote
 
-        return promote(self.location, self._promotion(column, to, keep_as, require_complete, require_index))
-
-    def _promotion(self, column: str, to: str, keep_as: str, *required: bool) -> Promotion:
-        from airflow_geneva.engine.run.promotion import Promotion
-
-        return Promotion(column, to, keep_as, *required)
+        return promote(self.location, Promotion(column, to, keep_as, require_complete, require_index))
 
     def column_function(self, name: str, version: int | None = None) -> ColumnFunction:
         """Return the function that a column's values come from, to call it on the text of a query, for example.
@@ -585,9 +582,12 @@ class Table(Summarized, Readable):
             ```
         """
         from airflow_geneva.engine.lance_io.table_versions import open_version
+
+        return self._column_function(self.lance if version is None else open_version(self.lance, version), name)
+
+    def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
         from airflow_geneva.engine.run.column_function import column_function
 
-        dataset = self.lance if version is None else open_version(self.lance, version)
         return column_function(self.location, name, dataset)
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
+    from airflow_geneva.engine.run.column_comparison import ColumnComparison
+    from airflow_geneva.engine.run.column_function import ColumnFunction
     from airflow_geneva.engine.run.compare import Comparison
     from airflow_geneva.engine.udf.expect import Expectation
 
@@ -226,19 +228,30 @@ class View(Table):
         sample: int | None = None,
         neighbors: int = 10,
         queries: Sequence[Any] | None = None,
-    ) -> Comparison:
-        """Compute a column of a sample of rows with other code, beside the values that the view shows; keep nothing.
+    ) -> Comparison | ColumnComparison:
+        """Show the values of a column beside those of another column, or those that other code gives; keep nothing.
 
         Args:
-            other: the other code, or its import path; by default the view's own UDF, as its code is now.
-            sample: number of rows, of the source version that the view was refreshed to; by default 100.
-            neighbors, queries: of two columns of a table, see :meth:`Table.compare`.
+            other: another column, whose stored values are compared; or other code, or its import path, with which a
+                sample of rows is computed. By default the view's own UDF, as its code is now.
+            sample: number of rows; by default 1,000 of two columns, and 100 that are computed, of the source version
+                that the view was refreshed to.
+            neighbors, queries: of two columns of vectors, see :meth:`Table.compare`.
         """
         from airflow_geneva.engine.run.compare import compare_view_column
 
+        definition = self.view_definition
+        if isinstance(other, str) and ":" not in other:
+            return super().compare(column, other, sample, neighbors, queries)
         given = load_udf(other) if isinstance(other, str) else other
-        definition, rows = self.view_definition, 100 if sample is None else sample
+        rows = 100 if sample is None else sample
         return compare_view_column(self.location, definition, self._source(definition).location, column, given, rows)
+
+    def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
+        from airflow_geneva.engine.run.column_function import view_column_function
+
+        definition = ViewDefinition.read(dataset.schema.metadata, self.name)
+        return view_column_function(self.location, name, dataset, self._source(definition).lance)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
         """Set the conditions that values must meet to become visible, replacing earlier conditions of the view.
@@ -280,9 +293,6 @@ class View(Table):
     def rename_column(self, column: Any, to: Any) -> NoReturn:
         """Always raises: a view's columns come from its query."""
         self._refuse_columns([column])
-
-    def _promotion(self, column: str, to: str, keep_as: str, *required: bool) -> NoReturn:
-        self._refuse_columns([column, to])
 
     def _refuse_columns(self, columns: Any) -> NoReturn:
         named = list(columns) if isinstance(columns, (Mapping, Sequence)) else columns

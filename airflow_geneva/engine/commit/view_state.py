@@ -283,8 +283,12 @@ class CommittedViewState:
 
         None before the first refresh, if the document is lost, and if other writers changed the rows.
         """
-        if self.newest.changed:
+        if self.newest.changed or (found := self._stored_snapshot()) is None:
             return None
+        definition = ViewDefinition.read(self.dataset.schema.metadata, self.location.name)
+        return replace(found, code=definition.by_name(found.code), older=definition.by_name(found.older))
+
+    def _stored_snapshot(self) -> Snapshot | None:
         note = self._note
         while note is not None and note.swap == self.newest.snapshot:
             found = load_snapshot(self.location.checkpoints, note.snapshot)

@@ -41,7 +41,7 @@ from airflow_geneva.engine.plan.model import RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, view_columns
 from airflow_geneva.engine.views.rows import PLACEHOLDER_FIELDS
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def swap_rows(
             drop_intents(location, [key] if key else ())
             others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
             return Swapped(why=others or "another refresh replaced the view's rows meanwhile")
+        if promoted := promoted_meanwhile(dataset, work):
+            return Swapped(why=promoted)
         removed, updated, anchor = _rows_to_remove(dataset, swap.gone, newest.placeholders)
         updated = _renumber_rows(dataset, swap.renumbered, updated)
         anchor = [one for one in anchor if one.id not in {other.id for other in updated}]
@@ -118,6 +120,13 @@ def swap_rows(
             return result
         return replace(result, view=swapped, newest=Swap(work.job_id, work.version, key, plan, placeholders=False))
     raise AssertionError("commit_tries raises after its last try")
+
+
+def promoted_meanwhile(dataset: lance.LanceDataset, work: RefreshSpec) -> str:
+    """Return why staged files, which name their columns, do not fit a version of the view; "" if they do."""
+    planned = [column.name for column in work.definition.columns]
+    now = [column.name for column in view_columns(dataset.schema)]
+    return "" if now == planned else "a column of the view was promoted meanwhile"
 
 
 def _swap_of_rows(

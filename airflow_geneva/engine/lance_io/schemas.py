@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,23 @@ Metadata = Mapping[str, str | None]
 
 
 def changed_schema(
-    dataset: lance.LanceDataset, names: Mapping[int, str], metadata: Mapping[int, Metadata]
-) -> LanceSchema:  # fmt: skip
+    dataset: lance.LanceDataset,
+    names: Mapping[int, str],
+    metadata: Mapping[int, Metadata],
+    of_table: Mapping[str, str] | None = None,
+) -> LanceSchema:
     """Return the schema of a version with other names and metadata of columns; all fields keep their ids.
 
     Args:
         names: new names, by field id.
         metadata: values to set, by field id and key; None removes a key.
+        of_table: values to set in the metadata of the schema itself.
     """
     # A schema that pylance makes from Arrow fields has new ids. The pickled form of a schema keeps its ids.
     made: Any = dataset.lance_schema
     build, (about, *fields) = made.__reduce__()
+    if of_table:
+        about = json.dumps(json.loads(about) | {key: list(text.encode()) for key, text in of_table.items()})
     changed: LanceSchema = build(about, *(_changed(field, names, metadata) for field in fields))
     return changed
 

@@ -175,7 +175,13 @@ def plan_refresh(
         swap = SwapPlan(
             based_on=view_state.newest.identity,
             gone=gone,
-            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
+            snapshot=Snapshot(
+                int(dataset.version),
+                definition.by_first_name(code),
+                tuple(changes.fragments),
+                matching,
+                definition.by_first_name(older),
+            ),
             advances=base is None
             or bool(view_state.renamed)
             or (base.source_version, base.code, base.older) != (dataset.version, code, older),

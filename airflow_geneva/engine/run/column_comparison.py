@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.plan.freshness import Freshness, column_freshness
 from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.value_diff import same_values
-from airflow_geneva.engine.run.column_function import column_function
+from airflow_geneva.engine.run.column_function import ColumnFunction
 from airflow_geneva.engine.run.estimate import check_rows
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import former_names, stored_definition
+from airflow_geneva.engine.views.definition import view_columns
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -182,11 +183,16 @@ def compare_columns(
     dataset: lance.LanceDataset,
     first: str,
     second: str,
+    function: Callable[[str], ColumnFunction],
     neighbors: int = 10,
     queries: Sequence[Any] | None = None,
     sample: int = 1_000,
 ) -> ColumnComparison:
-    """Compare the stored values of two columns on random rows; see `Table.compare`."""
+    """Compare the stored values of two columns on random rows; see `Table.compare`.
+
+    Args:
+        function: returns the function of a column, for queries.
+    """
     names = _check(location.name, dataset, first, second, neighbors, queries)
     total = int(dataset.count_rows())
     chosen = np.random.default_rng(_SEED).permutation(total)[: check_rows("sample", sample)]
@@ -197,7 +203,7 @@ def compare_columns(
     table = found.append_column("_difference" if "difference" in names else "difference", pa.array(difference))
     overlap = None
     if neighbors and vectors[0] is not None and vectors[1] is not None:
-        finder = _Finder(location, dataset, names, found.column("_rowid").to_numpy(), (vectors[0], vectors[1]))
+        finder = _Finder(dataset, function, names, found.column("_rowid").to_numpy(), (vectors[0], vectors[1]))
         overlap = finder.overlap(neighbors, queries)
     elif queries is not None:
         raise InvalidInput(f"queries are for columns of vectors; {first!r} and {second!r} are not both.")
@@ -288,7 +294,8 @@ def _side(location: TableLocation, dataset: lance.LanceDataset, name: str, vecto
         if len(lengths):
             norms = float(lengths.min()), float(np.median(lengths)), float(lengths.max())
     if definition is None:
-        return Side(name, "", None, norms, None, None)
+        origins = {one.name: one.origin for one in view_columns(dataset.schema)}
+        return Side(name, origins.get(name, ""), None, norms, None, None)
     found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), name)
     return Side(name, definition.call, found, norms, *_cost(location, dataset, name, definition, found))
 
@@ -309,8 +316,8 @@ def _cost(
 class _Finder:
     """Finds neighbors by two columns: by their indexes, or, if one has none, among the sampled rows."""
 
-    location: TableLocation
     dataset: lance.LanceDataset
+    function: Callable[[str], ColumnFunction]
     names: tuple[str, str]
     row_ids: npt.NDArray[np.uint64]
     vectors: tuple[Vectors, Vectors]
@@ -323,7 +330,7 @@ class _Finder:
     def overlap(self, neighbors: int, queries: Sequence[Any] | None) -> Overlap | None:
         asked: list[tuple[int | None, Vectors, Vectors]] = []
         if queries is not None:
-            functions = [column_function(self.location, name, self.dataset) for name in self.names]
+            functions = [self.function(name) for name in self.names]
             for query in queries:
                 given = query if isinstance(query, tuple) else (query,)
                 first, second = (np.array(function(*given), np.float64) for function in functions)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.checkpoint.provenance import version_label
+from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.plan.freshness import column_freshness
@@ -17,6 +18,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.udf.of_process import find_udf
+from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.services.limits.calls import calling
 from airflow_geneva.services.limits.rate_limit import Meter
@@ -107,6 +109,39 @@ def column_function(location: TableLocation, column: str, dataset: lance.LanceDa
         CodeChanged: other code than that of this process computed the values.
     """
     definition = read_definition(location.name, dataset.schema, column)
+    found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), column)
+    left = found.pending + found.given_up
+    return _function(location, column, dataset, definition, list(dataset.schema), found.versions, left)
+
+
+def view_column_function(
+    location: TableLocation, column: str, dataset: lance.LanceDataset, source: lance.LanceDataset
+) -> ColumnFunction:
+    """Find the function that computed the values of a view's version; see `column_function`.
+
+    Args:
+        source: the source, whose columns are inputs.
+    """
+    query = ViewDefinition.read(dataset.schema.metadata, location.name)
+    one = query.computed_column(column, location.name)
+    assert one.udf is not None
+    state = CommittedViewState(location, dataset)
+    code = dict(state.snapshot.code) if state.snapshot else {}
+    versions = {code[column]: int(dataset.count_rows(IS_SET))} if column in code else {}
+    earlier = query.columns[: query.columns.index(one)]
+    fields = [*source.schema, *(dataset.schema.field(before.name) for before in earlier)]
+    return _function(location, column, dataset, one.udf, fields, versions, 0)
+
+
+def _function(
+    location: TableLocation,
+    column: str,
+    dataset: lance.LanceDataset,
+    definition: UdfDefinition,
+    fields: Sequence[pa.Field],
+    versions: Mapping[str, int],
+    left: int,
+) -> ColumnFunction:
     inputs = definition.input_columns or ()
     advice = "Move it to a module that this process can import."
     udf = find_udf(definition, f"column {column!r}", advice)
@@ -115,18 +150,17 @@ def column_function(location: TableLocation, column: str, dataset: lance.LanceDa
             f"Column {column!r} of table {location.name!r} is computed by {udf.name!r}, a batch API, which answers "
             "after minutes. Call the service's direct API for a query."
         )
-    found = column_freshness(dataset, location.checkpoints, inputs, column)
-    _check_code(location.name, column, definition, udf, found.versions)
-    fields = {field.name: field.remove_metadata() for field in dataset.schema}
-    types = pa.schema([(path, field.type) for path in inputs if (field := find_field(fields, path)) is not None])
+    _check_code(location.name, column, definition, udf, versions)
+    named = {field.name: field.remove_metadata() for field in fields}
+    types = pa.schema([(path, field.type) for path in inputs if (field := find_field(named, path)) is not None])
     return ColumnFunction(
         udf,
         column,
         int(dataset.version),
         types,
-        pa.schema([fields[name] for name in definition.columns]),
-        dict(found.versions),
-        found.pending + found.given_up,
+        pa.schema([named[name] for name in definition.columns]),
+        dict(versions),
+        left,
         location,
     )
 

@@ -103,7 +103,7 @@ def compare_view_column(
     state = CommittedViewState(view, dataset)
     if not (udf is None or isinstance(udf, UDF)):
         raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...), or its import path.")
-    udf = udf or find_column_udf(_computed(definition, column, view.name))
+    udf = udf or find_column_udf(definition.computed_column(column, view.name))
     columns = _columns_for(definition, column, udf, source, view.name)
     snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
     made_by = {made for name, made in (*snapshot.code, *snapshot.older) if name == column} if snapshot else set()
@@ -125,19 +125,11 @@ def compare_view_column(
     return _comparison(target, version, column, found, before, shown)
 
 
-def _computed(definition: ViewDefinition, column: str, view: str) -> OutputColumn:
-    found = {one.name: one for one in definition.columns if one.udf}
-    if column not in found:
-        names = ", ".join(map(repr, found)) or "none"
-        raise InvalidInput(f"No UDF computes a column {column!r} of view {view!r}. Its computed columns: {names}.")
-    return found[column]
-
-
 def _columns_for(
     definition: ViewDefinition, column: str, udf: UDF, source: TableLocation, view: str
 ) -> tuple[OutputColumn, ...]:
     """Return a column of the query, computed by another UDF, and the columns before it that it needs."""
-    then = _computed(definition, column, view)
+    then = definition.computed_column(column, view)
     assert then.udf is not None
     dataset = source.open()
     new = udf.definition(then.inputs if udf.name == then.udf.name else None)

@@ -32,12 +32,20 @@ from airflow_geneva.engine.udf.definition import (
     stored_definition,
 )
 from airflow_geneva.engine.udf.expect import FAIL
-from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition
+from airflow_geneva.engine.views.definition import (
+    IS_SET,
+    QUERY_KEY,
+    OutputColumn,
+    ViewDefinition,
+    is_view,
+    view_columns,
+)
 from airflow_geneva.engine.views.sources import find_views
 from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, StorageError
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_JOBS = 1_000
@@ -64,7 +72,7 @@ class Promotion:
     require_complete: bool = True
     require_index: bool = True
 
-    def check(self, table: str, schema_names: Sequence[str]) -> None:
+    def check(self, table: str, schema: pa.Schema) -> None:
         for name in ("column", "to", "keep_as"):
             check_column_name(getattr(self, name))
         for name in ("require_complete", "require_index"):
@@ -75,11 +83,13 @@ class Promotion:
                 f"promote_column({self.column!r}, to={self.to!r}, keep_as={self.keep_as!r}) needs three names. With "
                 "two of them equal, a task that Airflow tries again after a kill could undo what its first try did."
             )
-        check_columns(table, schema_names, [self.column, self.to])
-        if self.keep_as in schema_names:
+        view = [one.name for one in view_columns(schema)]
+        check_columns(table, view or schema.names, [self.column, self.to])
+        if self.keep_as in schema.names:
+            drop = "" if view else f", or drop that column first: table.drop_columns([{self.keep_as!r}])"
             raise InvalidInput(
                 f"Column {self.to!r} of table {table!r} cannot be kept as {self.keep_as!r}: there is such a column. "
-                f"Choose another name, or drop that column first: table.drop_columns([{self.keep_as!r}])."
+                f"Choose another name{drop}."
             )
 
     def is_done(self, schema_names: Sequence[str], promoted: Promoted | None) -> bool:
@@ -141,6 +151,12 @@ class Candidate:
         indexes = tuple(read_indexes(dataset, ids_by_name(dataset)[name][0]))
         rows = int(dataset.count_rows()) if found is None else found.rows
         return Candidate(name, "" if definition is None else definition.call, rows, found, indexes)
+
+    @staticmethod
+    def of_view(dataset: lance.LanceDataset, column: OutputColumn) -> Candidate:
+        """Look at a column of a view, all of whose columns have values of the same source rows."""
+        indexes = tuple(read_indexes(dataset, ids_by_name(dataset)[column.name][0]))
+        return Candidate(column.name, column.origin, int(dataset.count_rows(IS_SET)), None, indexes)
 
     @property
     def rows_due(self) -> int:
@@ -276,7 +292,7 @@ class Promoting(Described):
 def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
     """Check whether a column can be promoted, and count the rows that this makes due; write nothing."""
     dataset = location.open()
-    asked.check(location.name, dataset.schema.names)
+    asked.check(location.name, dataset.schema)
     return _Verifier(location, asked).plan(dataset)
 
 
@@ -297,12 +313,18 @@ def promote(location: TableLocation, asked: Promotion) -> Promoting:
             if plan is not None:  # an outage hid the outcome of this process's own commit
                 _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
             return Promoting(location.name, asked, int(dataset.version), plan)
-        asked.check(location.name, dataset.schema.names)
+        asked.check(location.name, dataset.schema)
         plan = verifier.plan(dataset)
         plan.check()
         if committed := _commit(location, dataset, asked):
             return Promoting(location.name, asked, committed, plan)
     raise AssertionError("commit_tries raises after the last try")
+
+
+def _definition_of_view(dataset: lance.LanceDataset) -> ViewDefinition | None:
+    """Return the definition of a view; None for a table."""
+    metadata = dataset.schema.metadata
+    return ViewDefinition.read(metadata) if is_view(metadata) else None
 
 
 def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promotion) -> int | None:
@@ -311,7 +333,10 @@ def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promoti
 
     ids = {name: found[0] for name, found in ids_by_name(dataset).items()}
     metadata = promoted_metadata(dataset.schema, ids, asked.column, asked.to, asked.keep_as)
-    schema = changed_schema(dataset, {ids[asked.column]: asked.to, ids[asked.to]: asked.keep_as}, metadata)
+    query = None
+    if (definition := _definition_of_view(dataset)) is not None:
+        query = {QUERY_KEY: definition.promoted(asked.column, asked.to, asked.keep_as).to_json()}
+    schema = changed_schema(dataset, {ids[asked.column]: asked.to, ids[asked.to]: asked.keep_as}, metadata, query)
     transaction = lance.Transaction(
         read_version=dataset.version,
         # Without `preserves_nullability` Lance reports every append, update and replaced column as a conflict.
@@ -344,12 +369,15 @@ def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versi
             continue
         if not (operation.field_metadata_updates or operation.schema_metadata_updates):
             continue
-        again = lance.LanceOperation.UpdateConfig(
-            schema_metadata_updates=operation.schema_metadata_updates,
-            field_metadata_updates=operation.field_metadata_updates,
-        )
         for _ in commit_tries(f"table {location.name!r}", f"write the metadata of version {version} again"):
             newest = location.open()
+            of_table = operation.schema_metadata_updates
+            if of_table is not None and (theirs := of_table.updates.get(QUERY_KEY)):
+                now = ViewDefinition.read(newest.schema.metadata).with_expectations_of(ViewDefinition.from_json(theirs))
+                of_table = replace(of_table, updates={**of_table.updates, QUERY_KEY: now.to_json()})
+            again = lance.LanceOperation.UpdateConfig(
+                schema_metadata_updates=of_table, field_metadata_updates=operation.field_metadata_updates
+            )
             transaction = lance.Transaction(newest.version, again)
             try:
                 lance.LanceDataset.commit(newest, transaction, storage_options=newest._storage_options)
@@ -376,12 +404,14 @@ class _Verifier:
     def plan(self, dataset: lance.LanceDataset) -> PromotionPlan:
         asked, schema = self.asked, dataset.schema
         # pylance refuses two concurrent reads of one dataset object.
-        looks = [partial(Candidate.of, self.location, copy(dataset), name) for name in (asked.column, asked.to)]
+        looks = [partial(self._candidate, copy(dataset), name) for name in (asked.column, asked.to)]
         (candidate, live), busy, _ = self.location.checkpoints.side_by_side(
             lambda: self.location.checkpoints.side_by_side(*looks), lambda: tuple(self._busy()), lambda: self._views
         )
         checked = tuple(self._judge(dataset))
         refused = [*self._refused(candidate, live, checked), *self._refused_by_readers(dataset)]
+        if (definition := _definition_of_view(dataset)) is not None:
+            refused += self._refused_by_query(dataset, definition)
         # Counted once: it takes longest, and does not decide whether the promotion is possible.
         due = self.planned.due if self.planned is not None else tuple(self._due_after(dataset))
         self.planned = PromotionPlan(
@@ -397,6 +427,11 @@ class _Verifier:
             busy,
         )
         return self.planned
+
+    def _candidate(self, dataset: lance.LanceDataset, name: str) -> Candidate:
+        if (view := _definition_of_view(dataset)) is not None:
+            return Candidate.of_view(dataset, view.column(name))
+        return Candidate.of(self.location, dataset, name)
 
     def _judge(self, dataset: lance.LanceDataset) -> list[Checked]:
         definition = stored_definition(dataset.schema, self.asked.column)
@@ -420,11 +455,25 @@ class _Verifier:
                 f'date: table.backfill({asked.column!r}, indexes="update"). Or give require_index=False'
             )
 
+    def _refused_by_query(self, dataset: lance.LanceDataset, definition: ViewDefinition) -> Iterator[str]:
+        """Say what of a view's query, or of the refreshes that computed its rows, stops it."""
+        asked, state = self.asked, CommittedViewState(self.location, dataset)
+        yield from definition.refuses(asked.column, asked.to, asked.keep_as)
+        if not asked.require_complete:
+            return
+        if state.snapshot is None:
+            yield "the view shows the rows of no refresh. Refresh it: view.refresh(). Or give require_complete=False"
+        elif versions := [version for name, version in state.snapshot.older if name == asked.column]:
+            yield (
+                f"rows of {asked.column!r} may hold values of its UDF's version {', '.join(versions)}. Compute them: "
+                'view.refresh(on_code_change="recompute"). Or give require_complete=False'
+            )
+
     def _busy(self) -> Iterator[str]:
         """Name the running jobs of either column."""
         checkpoints = self.location.checkpoints
         for job in read_jobs(checkpoints, job_ids(checkpoints)[:_MOST_JOBS]):
-            if job.open and job.column in (self.asked.column, self.asked.to):
+            if job.open and job.column in (None, self.asked.column, self.asked.to):
                 yield (
                     f"job {job.id} computes {job.target}. Wait until it has ended: db.job({job.id!r}) shows how far "
                     "it is, and one that was killed counts as dead some minutes later"

@@ -19,7 +19,7 @@ from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.commit.view_state import CommittedViewState, newest_swap, taken_back
-from airflow_geneva.engine.commit.view_swap import Swapped, mirror_swap, swap_rows, version_of_plan
+from airflow_geneva.engine.commit.view_swap import Swapped, mirror_swap, promoted_meanwhile, swap_rows, version_of_plan
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
@@ -252,7 +252,7 @@ class ViewPublisher:
             shards = range(len(saved.shards))
             capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, work.job_id), saved, at))]
             why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
-        elif version is None:
+        elif version is None and not (why := promoted_meanwhile(dataset, work)):
 
             @cache
             def judge() -> None:

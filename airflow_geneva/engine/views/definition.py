@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.storage.uri import without_credentials
-from airflow_geneva.engine.udf.definition import columns_before
+from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.errors import InvalidInput
@@ -49,6 +49,8 @@ _NAMED = {
 }
 
 Kind = Literal["column", "sql", "udf"]
+Code = tuple[tuple[str, str], ...]
+"""UDF versions by column."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class OutputColumn:
 
     `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
     that name, or else a column of the source. `expect` are the view's own expectations, in addition to the UDF's.
+    Promotions change `name`; `first_name` is then the name at the view's creation.
     """
 
     name: str
@@ -65,6 +68,7 @@ class OutputColumn:
     expression: str | None = None
     udf: UdfDefinition | None = None
     expect: list[dict[str, Any]] | None = None
+    first_name: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -95,7 +99,12 @@ class OutputColumn:
     def of_document(document: Mapping[str, Any]) -> OutputColumn:
         udf = UdfDefinition.from_json(json.dumps(document["udf"])) if "udf" in document else None
         about = (document["name"], document["kind"], document["type"], document.get("expression"))
-        return OutputColumn(*about, udf, document.get("expect"))
+        return OutputColumn(*about, udf, document.get("expect"), document.get("first_name"))
+
+    def called(self, name: str) -> OutputColumn:
+        """Return the column under another name."""
+        first = self.first_name or self.name
+        return replace(self, name=name, first_name=None if name == first else first)
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,14 @@ class ViewDefinition:
     def column(self, name: str) -> OutputColumn:
         return next(column for column in self.columns if column.name == name)
 
+    def computed_column(self, name: str, view: str) -> OutputColumn:
+        """Return a column that a UDF computes; `InvalidInput` if there is none of that name."""
+        found = {one.name: one for one in self.columns if one.udf}
+        if name not in found:
+            names = ", ".join(map(repr, found)) or "none"
+            raise InvalidInput(f"No UDF computes a column {name!r} of view {view!r}. Its computed columns: {names}.")
+        return found[name]
+
     @property
     def expectations(self) -> list[tuple[str, Expectation]]:
         """The view's own expectations on its columns, without those of their UDFs."""
@@ -181,6 +198,53 @@ class ViewDefinition:
                 )
         stored = {name: [one.to_json() for one in expected] for name, expected in found.items()}
         return replace(self, columns=tuple(replace(c, expect=stored.get(c.name) or None) for c in self.columns))
+
+    def by_first_name(self, code: Code) -> Code:
+        """Return code versions by the columns' first names, which promotions do not change."""
+        first = {column.name: column.first_name or column.name for column in self.columns}
+        return tuple(sorted((first.get(name, name), version) for name, version in code))
+
+    def by_name(self, code: Code) -> Code:
+        """Return code versions, given by the columns' first names, by their names."""
+        now = {column.first_name or column.name: column.name for column in self.columns}
+        return tuple(sorted((now.get(name, name), version) for name, version in code))
+
+    def promoted(self, column: str, to: str, keep_as: str) -> ViewDefinition:
+        """Return the definition after a promotion; columns that are computed from the candidate go on to read it."""
+        names = {column: to, to: keep_as}
+
+        def now(one: OutputColumn) -> OutputColumn:
+            if one.udf is not None and column in one.columns:
+                inputs = renamed_inputs(one.inputs, {column: to})
+                one = replace(one, udf=replace(one.udf, input_columns=inputs))
+            return one.called(names[one.name]) if one.name in names else one
+
+        return replace(self, columns=tuple(map(now, self.columns)))
+
+    def refuses(self, column: str, to: str, keep_as: str) -> Iterator[str]:
+        """Say what of the query stops a promotion."""
+        if self.explode in (column, to):
+            yield f"{self.explode!r} is the exploded column, whose elements are the rows of the view"
+        earlier = set[str]()
+        for one in self.columns:
+            for name in (to, keep_as):
+                if name in one.columns:
+                    yield (
+                        f"column {one.name!r} of the view is computed from {name!r}, which would be another column. "
+                        "Create the view again with the columns as they are to be"
+                    )
+            if column in one.columns and column not in earlier:
+                yield (
+                    f"column {one.name!r} of the view is computed from {column!r} of the source, and not of the view. "
+                    "Create the view again with the columns as they are to be"
+                )
+            earlier.add(one.name)
+
+    def with_expectations_of(self, other: ViewDefinition) -> ViewDefinition:
+        """Return the definition with the expectations of another one of the same view."""
+        theirs = {one.first_name or one.name: one.expect for one in other.columns}
+        columns = (replace(one, expect=theirs.get(one.first_name or one.name, one.expect)) for one in self.columns)
+        return replace(self, columns=tuple(columns))
 
     def to_json(self) -> str:
         lists = {
@@ -316,9 +380,14 @@ def visible_columns(schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name not in hidden]
 
 
+def view_columns(schema: pa.Schema) -> tuple[OutputColumn, ...]:
+    """Return the columns of a view's query; none for a table."""
+    return ViewDefinition.read(schema.metadata).columns if is_view(schema.metadata) else ()
+
+
 def own_columns(schema: pa.Schema) -> list[str]:
     """Return the names of a view's columns: the two system columns, then the query's."""
-    return [*SYSTEM_COLUMNS, *(column.name for column in ViewDefinition.read(schema.metadata).columns)]
+    return [*SYSTEM_COLUMNS, *(column.name for column in view_columns(schema))]
 
 
 def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,256 @@
+"""A column of a view takes the place of another one: values, index, function and the view's query together."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import Database, connect, expect, udf
+from airflow_geneva.engine import faults
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.job.meter import Stopwatch
+from airflow_geneva.engine.lance_io.schemas import changed_schema
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.request import RefreshRequest
+from airflow_geneva.engine.run import promotion
+from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.view import load_udfs, plan
+from airflow_geneva.engine.views.definition import QUERY_KEY
+from airflow_geneva.errors import CommitConflict, InvalidInput
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.support.forge import forge
+from tests.support.tables import MakeTable
+
+VECTOR = pa.list_(pa.float32(), 2)
+calls: list[tuple[str, int]] = []
+
+
+@udf(data_type=VECTOR, version="1")
+def embed_v1(x: int) -> list[float]:
+    calls.append(("embed_v1", x))
+    return [1.0, float(x)]
+
+
+@udf(data_type=VECTOR, version="2", expect=[expect.not_null()])
+def embed_v2(x: int) -> list[float]:
+    calls.append(("embed_v2", x))
+    return [2.0, float(x)]
+
+
+@udf(data_type=pa.float32(), version="1")
+def first(embedding_v2: list[float]) -> float:
+    return embedding_v2[0]
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    calls.clear()
+    return make_table(40)
+
+
+def database_of(table: Table) -> Database:
+    return connect(table.location.database_uri)
+
+
+def view_of(table: Table, **more: Any) -> View:
+    """A view of all rows, with both columns, complete and indexed."""
+    columns = {"id": "id", "embedding": (embed_v1, ["x"]), "embedding_v2": (embed_v2, ["x"]), **more}
+    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
+    view.refresh(runner="inline")
+    for name in ("embedding", "embedding_v2"):
+        view.lance.create_index(name, "IVF_FLAT", num_partitions=1)
+    return view
+
+
+def promote(view: View, **options: Any) -> promotion.Promoting:
+    return view.promote_column("embedding_v2", to="embedding", keep_as="embedding_v1", **options)
+
+
+def back(view: View) -> promotion.Promoting:
+    return view.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")
+
+
+def models(view: View, column: str = "embedding") -> set[float | None]:
+    return {None if value is None else value[0] for value in view.to_arrow([column])[column].to_pylist()}
+
+
+def test_values_index_function_and_query_change_in_one_version_and_back(table: Table) -> None:
+    view = view_of(table)
+    version, before = view.version, view.view_definition
+    done = promote(view)
+    assert done.version == view.version == version + 1
+    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
+    assert view.column_function("embedding")(7) == [2.0, 7.0]
+    assert view.column_function("embedding", version)(7) == [1.0, 7.0]
+    assert "40 rows of version 2" in str(view.column_function("embedding"))
+    near = {"column": "embedding", "q": [2.0, 30.0], "k": 1}
+    assert view.lance.to_table(columns=["id"], nearest=near)["id"].to_pylist() == [30]
+    assert [(one.name, one.udf.name) for one in view.view_definition.columns if one.udf] == [
+        ("embedding_v1", "embed_v1"),
+        ("embedding", "embed_v2"),
+    ]
+    assert promote(view).already
+    back(view)
+    assert view.version == version + 2
+    assert view.view_definition == before
+    assert (models(view), models(view, "embedding_v2")) == ({1.0}, {2.0})
+
+
+def test_nothing_is_computed_again_and_new_rows_get_the_new_model(table: Table) -> None:
+    view = view_of(table)
+    calls.clear()
+    promote(view)
+    assert view.plan_refresh().rows_pending == 0
+    assert not view.refresh(runner="inline").changed
+    table.add(pa.table({"id": [40], "x": [40]}))
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert sorted(calls) == [("embed_v1", 40), ("embed_v2", 40)]
+    back(view)
+    assert view.plan_refresh().rows_pending == 0
+    promote(view)
+    table.lance.update({"x": "x + 100"}, where="id = 3")
+    assert view.refresh(runner="inline").rows_computed == 1
+    rows = view.to_arrow()
+    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
+    assert sorted(value[1] for value in rows["embedding"].to_pylist())[-1] == 103.0
+
+
+def test_a_changed_function_is_found_under_the_new_name(table: Table) -> None:
+    view = view_of(table)
+    promote(view)
+
+    @udf(data_type=VECTOR, version="3", name="embed_v2")
+    def other(x: int) -> list[float]:
+        return [3.0, float(x)]
+
+    found = view.compare("embedding", other)
+    assert found.rows == 40
+    assert {value[0] for value in found.to_arrow().column("embedding.old").to_pylist()} == {2.0}
+
+
+def test_a_column_that_is_computed_from_the_candidate_goes_on_to_read_it(table: Table) -> None:
+    view = view_of(table, first=(first, ["embedding_v2"]))
+    promote(view)
+    assert view.view_definition.column("first").inputs == ("embedding",)
+    assert view.plan_refresh().rows_pending == 0
+    table.add(pa.table({"id": [40], "x": [40]}))
+    view.refresh(runner="inline")
+    assert set(view.to_arrow(["first"])["first"].to_pylist()) == {2.0}
+
+
+def test_a_column_that_is_computed_from_the_live_one_stops_it(table: Table) -> None:
+    view = view_of(table, first=(first, ["embedding"]))
+    with pytest.raises(InvalidInput, match="column 'first' of the view is computed from 'embedding', which would be"):
+        promote(view)
+    with pytest.raises(InvalidInput, match="there is such a column"):
+        view.promote_column("embedding_v2", to="embedding", keep_as="first")
+    with pytest.raises(InvalidInput, match="embedding_v3"):
+        view.promote_column("embedding_v3", to="embedding", keep_as="embedding_v1")
+
+
+def test_views_of_the_view_see_the_new_values(table: Table) -> None:
+    view = view_of(table)
+    later = view.query().select(["id", "embedding"]).create_materialized_view(database_of(table), "later")
+    later.refresh(runner="inline")
+    planned = view.plan_promotion("embedding_v2", to="embedding", keep_as="embedding_v1")
+    assert planned.views == {"later": 40}
+    promote(view)
+    assert later.refresh(runner="inline").rows_computed == 40
+    assert models(later) == {2.0}
+
+
+def test_a_view_that_was_never_refreshed_stops_it(table: Table) -> None:
+    columns: dict[str, Any] = {"id": "id", "embedding": (embed_v1, ["x"]), "embedding_v2": (embed_v2, ["x"])}
+    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
+    with pytest.raises(InvalidInput, match=r"shows the rows of no refresh. Refresh it: view.refresh\(\)"):
+        promote(view)
+    promote(view, require_complete=False)
+    view.refresh(runner="inline")
+    assert models(view) == {2.0}
+
+
+def started(view: View, table: Table) -> tuple[PlannedJob, Plan, Udfs]:
+    """A refresh of one row that is planned and recorded, and has computed nothing."""
+    table.add(pa.table({"id": [40], "x": [40]}))
+    definition = view.view_definition
+    made = plan(view.location, definition, table.location, RefreshRequest(new_job_id()))
+    udfs = Udfs.of_refresh(made, load_udfs(definition))
+    return start(made, view.location, udfs, "inline", Stopwatch()), made, udfs
+
+
+def test_it_waits_for_a_refresh_that_runs(table: Table) -> None:
+    view = view_of(table)
+    job, _, _ = started(view, table)
+    with pytest.raises(CommitConflict, match=f"job {job.work.job_id} computes near"):
+        promote(view)
+
+
+def test_a_refresh_that_was_planned_before_swaps_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else values would get the names of the other model."""
+    view = view_of(table)
+    job, made, udfs = started(view, table)
+    monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
+    finish = PlannedJob.finish
+
+    def promoting_first(self: PlannedJob, *arguments: Any) -> Any:
+        promote(view)
+        return finish(self, *arguments)
+
+    monkeypatch.setattr(PlannedJob, "finish", promoting_first)
+    result = run(job, made.shards, udfs, Stopwatch())
+    assert (result.state, result.rows_left) == ("PARTIAL", 1)
+    assert "a column of the view was promoted meanwhile" in str(result)
+    assert view.refresh(runner="inline").rows_left == 0
+    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
+
+
+def promote_and_die(database: str, point: str) -> None:
+    faults._ARMED = f"{point}:1"
+    view = connect(database).open_view("near")
+    view.promote_column("embedding_v2", to="embedding", keep_as="embedding_v1")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("point", "written"), [("promote.before", 0), ("promote.after", 1)])
+def test_a_killed_promotion_is_made_once(table: Table, point: str, written: int) -> None:
+    view = view_of(table)
+    version, arguments = view.version, {"database": table.location.database_uri, "point": point}
+    assert forge().run("tests.views.test_promotion:promote_and_die", arguments, {}) == -signal.SIGKILL
+    assert view.version == version + written
+    assert models(view) == {1.0 + written}
+    assert promote(view).version == version + 1
+    assert models(view) == {2.0}
+    assert view.plan_refresh().rows_pending == 0
+
+
+def test_what_is_expected_meanwhile_is_expected_of_the_same_column(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    promoted = changed_schema
+
+    def expecting_first(*arguments: Any) -> Any:
+        monkeypatch.setattr(promotion, "changed_schema", promoted)
+        view.expect({"embedding_v2": expect.not_null()})
+        return promoted(*arguments)
+
+    monkeypatch.setattr(promotion, "changed_schema", expecting_first)
+    promote(view)
+    assert [name for name, _ in view.view_definition.expectations] == ["embedding"]
+    assert models(view) == {2.0}
+
+
+def test_two_columns_of_a_view_are_compared(table: Table) -> None:
+    view = view_of(table)
+    found = view.compare("embedding", "embedding_v2", queries=[3, 30], neighbors=3)
+    assert found.rows == 40
+    assert "cosine similarity" in str(found)
+    assert "computed by" in str(found)
+    with pytest.raises(InvalidInput, match="No UDF computes a column 'id' of view 'near'"):
+        view.column_function("id")
+    assert QUERY_KEY.encode() in view.lance.schema.metadata
