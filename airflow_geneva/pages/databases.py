@@ -54,7 +54,7 @@ class TableCard:
 
     @property
     def state(self) -> str:
-        """The state of its computed columns that a user has to know first; of a table without any, ``table``."""
+        """The most urgent state of its computed columns, or ``table`` if it has none."""
         if self.counting or self.broken:
             return UNKNOWN if self.broken else COUNTING
         found = {self.state_of(item) for item in self.computed}

@@ -43,7 +43,7 @@ def calling(limits: Storage | None, meter: Meter) -> Iterator[None]:
 
 
 def limits_at_hand() -> Storage | None:
-    """Return the storage of the limits that apply to the current block."""
+    """Return the folder of the budgets that calls in the current block use."""
     return _database.get()
 
 

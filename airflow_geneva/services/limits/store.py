@@ -40,7 +40,7 @@ class BudgetTable:
     key: str
 
     def at_exit(self) -> BudgetTable:
-        """Return it for the end of a process, which waits for no store."""
+        """Return the same table with short timeouts, for use while a process exits."""
         options = {**dict(self.storage.options), **_AT_EXIT}
         return replace(self, storage=Storage(self.storage.root, tuple(sorted(options.items()))))
 
