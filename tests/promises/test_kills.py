@@ -113,7 +113,7 @@ def test_thousands_of_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         folder = tmp_path / str(seed)
         figures += check(random_history(seed), folder)
         seed += 1
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # what was killed last may be writing
     with capsys.disabled():
         print(f"\n{figures}")
     assert figures.kills > 0

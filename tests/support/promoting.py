@@ -141,8 +141,8 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
             elif dataset.count_rows() > ROWS:
                 dataset.delete(f"id = {dataset.to_table(columns=['id'])['id'][0].as_py()}")
         except OSError as conflict:
-            # Lance asks for the same again if a promotion was committed meanwhile.
-            if "Retryable commit conflict" not in str(conflict):
+            # Lance asks for the same again if a promotion was committed meanwhile, or finds names of before it.
+            if not any(why in str(conflict) for why in ("Retryable commit conflict", "Append with different schema")):
                 raise
         following += 1_000
         rounds[kind] += 1
