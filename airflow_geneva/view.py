@@ -18,7 +18,7 @@ from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, 
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, load_udf
-from airflow_geneva.engine.views.definition import IS_SET, QUERY_KEY, ViewDefinition, visible_columns
+from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, visible_columns
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
@@ -241,7 +241,7 @@ class View(Table):
         from airflow_geneva.engine.run.compare import compare_view_column
 
         definition = self.view_definition
-        if isinstance(other, str) and ":" not in other:
+        if isinstance(other, str) and (":" not in other or other in self.schema.names):
             return super().compare(column, other, sample, neighbors, queries)
         given = load_udf(other) if isinstance(other, str) else other
         rows = 100 if sample is None else sample
@@ -266,10 +266,9 @@ class View(Table):
             view.expect({"letters": [expect.not_null(), expect.between(1, 1_000)]})
             ```
         """
-        now, dataset = self.view_definition, self.lance
-        wanted = now.expecting(columns, dataset.schema, self.name)
-        if wanted != now:
-            dataset.update_schema_metadata({QUERY_KEY: wanted.to_json()})
+        from airflow_geneva.engine.run.promotion import change_query
+
+        change_query(self.location, lambda now, schema: now.expecting(columns, schema, self.name))
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""

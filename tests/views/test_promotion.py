@@ -133,24 +133,62 @@ def test_a_changed_function_is_found_under_the_new_name(table: Table) -> None:
     assert {value[0] for value in found.to_arrow().column("embedding.old").to_pylist()} == {2.0}
 
 
-def test_a_column_that_is_computed_from_the_candidate_goes_on_to_read_it(table: Table) -> None:
-    view = view_of(table, first=(first, ["embedding_v2"]))
+@pytest.mark.parametrize(
+    ("of", "then", "value"), [("embedding_v2", "embedding", 2.0), ("embedding", "embedding_v1", 1.0)]
+)
+def test_a_column_that_is_computed_from_one_goes_on_to_read_it(table: Table, of: str, then: str, value: float) -> None:
+    view = view_of(table, first=(first, [of]))
+    before = view.view_definition
     promote(view)
-    assert view.view_definition.column("first").inputs == ("embedding",)
+    assert view.view_definition.column("first").inputs == (then,)
     assert view.plan_refresh().rows_pending == 0
+    back(view)
+    assert view.view_definition == before
+    promote(view)
     table.add(pa.table({"id": [40], "x": [40]}))
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert set(view.to_arrow(["first"])["first"].to_pylist()) == {value}
+
+
+def test_names_that_would_read_other_columns_stop_it(table: Table) -> None:
+    columns: dict[str, Any] = {"a": (embed_v1, ["x"]), "b": (embed_v2, ["x"]), "c": (embed_v1, ["id"])}
+    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
     view.refresh(runner="inline")
-    assert set(view.to_arrow(["first"])["first"].to_pylist()) == {2.0}
-
-
-def test_a_column_that_is_computed_from_the_live_one_stops_it(table: Table) -> None:
-    view = view_of(table, first=(first, ["embedding"]))
-    with pytest.raises(InvalidInput, match="column 'first' of the view is computed from 'embedding', which would be"):
-        promote(view)
     with pytest.raises(InvalidInput, match="there is such a column"):
-        view.promote_column("embedding_v2", to="embedding", keep_as="first")
-    with pytest.raises(InvalidInput, match="embedding_v3"):
-        view.promote_column("embedding_v3", to="embedding", keep_as="embedding_v1")
+        view.promote_column("b", to="a", keep_as="c")
+    with pytest.raises(InvalidInput, match="'d'"):
+        view.promote_column("d", to="a", keep_as="e")
+    with pytest.raises(InvalidInput, match="computed from 'id' of the source, and would read a column of the view"):
+        view.promote_column("b", to="a", keep_as="id")
+
+
+@udf(data_type=pa.int64(), version="1", on_error="skip")
+def picky(x: int) -> int:
+    if x == 3:
+        raise ValueError("not 3")
+    return x
+
+
+@udf(data_type=pa.int64(), version="1")
+def lenient(x: int) -> int:
+    return x
+
+
+def test_failed_rows_stop_it_and_keep_their_column(table: Table) -> None:
+    columns: dict[str, Any] = {"a": (picky, ["x"]), "b": (lenient, ["x"])}
+    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
+    view.refresh(runner="inline")
+    with pytest.raises(InvalidInput, match="a function failed on 1 row, which run again in the next refresh"):
+        view.promote_column("b", to="a", keep_as="c")
+    view.promote_column("b", to="a", keep_as="c", require_complete=False)
+    assert [one.column for one in view.get_errors()] == ["c"]
+    assert view.get_errors(column_name="a") == []
+
+
+def test_rows_that_no_refresh_computed_are_not_compared(table: Table) -> None:
+    columns: dict[str, Any] = {"id": "id", "embedding": (embed_v1, ["x"]), "embedding_v2": (embed_v2, ["x"])}
+    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
+    assert view.compare("embedding", "embedding_v2", neighbors=0).to_arrow().num_rows == 0
 
 
 def test_views_of_the_view_see_the_new_values(table: Table) -> None:
@@ -243,6 +281,25 @@ def test_what_is_expected_meanwhile_is_expected_of_the_same_column(
     promote(view)
     assert [name for name, _ in view.view_definition.expectations] == ["embedding"]
     assert models(view) == {2.0}
+    assert not [note for note in view.plan_refresh().notes if "took back" in note]
+
+
+def test_a_promotion_while_expectations_are_set_is_not_taken_back(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    changed = changed_schema
+
+    def promoting_first(*arguments: Any) -> Any:
+        monkeypatch.setattr(promotion, "changed_schema", changed)
+        promote(view)
+        return changed(*arguments)
+
+    monkeypatch.setattr(promotion, "changed_schema", promoting_first)
+    view.expect({"embedding": expect.not_null()})
+    assert [one.name for one in view.view_definition.columns] == ["id", "embedding_v1", "embedding"]
+    assert [name for name, _ in view.view_definition.expectations] == ["embedding"]
+    assert view.plan_refresh().rows_pending == 0
 
 
 def test_two_columns_of_a_view_are_compared(table: Table) -> None:

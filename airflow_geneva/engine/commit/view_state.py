@@ -109,12 +109,12 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
 
 def taken_back(dataset: lance.LanceDataset, restores: Iterable[tuple[int, int]]) -> Iterator[str]:
     """Describe the expectations that restores removed from a view and that its definition still lacks."""
-    now = ViewDefinition.read(dataset.schema.metadata).expectations
+    now = ViewDefinition.read(dataset.schema.metadata).expectations_by_first_name
     for version, restored in restores:
         try:
             with engine_errors():
                 before = dataset.checkout_version(version - 1).schema.metadata
-            lost = [pair for pair in ViewDefinition.read(before).expectations if pair not in now]
+            lost = [pair for pair in ViewDefinition.read(before).expectations_by_first_name if pair not in now]
         except (EngineError, InvalidInput):  # cleaned up, or another system's definition
             continue
         if lost:

@@ -24,7 +24,7 @@ from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.refresh import choose_rows, compare_source
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import definition_in, former_names
-from airflow_geneva.engine.views.definition import ViewDefinition
+from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
 
 if TYPE_CHECKING:
     import lance
@@ -191,6 +191,7 @@ def errors_of_columns(
     If several columns have had a name, the function in a record decides to which of them it belongs.
     """
     of = {field.name: udf for field in schema if (udf := definition_in(field)) is not None}
+    of |= {column.name: column.udf for column in view_columns(schema) if column.udf}
     owners: dict[str, list[str]] = {}
     for name in of:
         for called in (name, *former_names(schema, name)):

@@ -25,7 +25,7 @@ from airflow_geneva.engine.run.column_function import ColumnFunction
 from airflow_geneva.engine.run.estimate import check_rows
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import former_names, stored_definition
-from airflow_geneva.engine.views.definition import view_columns
+from airflow_geneva.engine.views.definition import IS_SET, is_view, view_columns
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -194,9 +194,10 @@ def compare_columns(
         function: returns the function of a column, for queries.
     """
     names = _check(location.name, dataset, first, second, neighbors, queries)
-    total = int(dataset.count_rows())
+    rows = _shown_rows(dataset)
+    total = len(rows)
     chosen = np.random.default_rng(_SEED).permutation(total)[: check_rows("sample", sample)]
-    found = dataset.take(np.sort(chosen).tolist(), columns=["_rowid", *names])
+    found = dataset.take(rows[np.sort(chosen)].tolist(), columns=["_rowid", *names])
     columns = [found.column(name).combine_chunks() for name in names]
     vectors = [_vectors(column) for column in columns]
     difference, measure = _difference(columns, vectors, names)
@@ -209,6 +210,14 @@ def compare_columns(
         raise InvalidInput(f"queries are for columns of vectors; {first!r} and {second!r} are not both.")
     sides = tuple(_side(location, dataset, name, of) for name, of in zip(names, vectors, strict=True))
     return ColumnComparison(location.name, int(dataset.version), total, table, measure, (sides[0], sides[1]), overlap)
+
+
+def _shown_rows(dataset: lance.LanceDataset) -> npt.NDArray[np.int64]:
+    """Return the positions of a table's rows; of a view, without those that no refresh has computed."""
+    if not is_view(dataset.schema.metadata):
+        return np.arange(dataset.count_rows())
+    is_set = dataset.to_table(columns=[IS_SET]).column(IS_SET).fill_null(False).to_numpy()
+    return np.flatnonzero(is_set)
 
 
 def _check(
@@ -243,7 +252,7 @@ def _vectors(column: pa.Array) -> Vectors | None:
     if not width or any(row is not None and len(row) != width for row in rows):
         return None
     empty = [None] * width
-    return np.array([empty if row is None else row for row in rows], np.float64)
+    return np.array([empty if row is None else row for row in rows], np.float64).reshape(len(rows), width)
 
 
 def _difference(

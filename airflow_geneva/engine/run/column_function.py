@@ -18,7 +18,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.udf.of_process import find_udf
-from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition
+from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, is_view
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.services.limits.calls import calling
 from airflow_geneva.services.limits.rate_limit import Meter
@@ -127,10 +127,11 @@ def view_column_function(
     assert one.udf is not None
     state = CommittedViewState(location, dataset)
     code = dict(state.snapshot.code) if state.snapshot else {}
-    versions = {code[column]: int(dataset.count_rows(IS_SET))} if column in code else {}
+    rows, made = (int(dataset.count_rows(where)) for where in (IS_SET, f"{IS_SET} AND `{column}` IS NOT NULL"))
+    versions = {code[column]: made} if column in code else {}
     earlier = query.columns[: query.columns.index(one)]
     fields = [*source.schema, *(dataset.schema.field(before.name) for before in earlier)]
-    return _function(location, column, dataset, one.udf, fields, versions, 0)
+    return _function(location, column, dataset, one.udf, fields, versions, rows - made)
 
 
 def _function(
@@ -150,7 +151,7 @@ def _function(
             f"Column {column!r} of table {location.name!r} is computed by {udf.name!r}, a batch API, which answers "
             "after minutes. Call the service's direct API for a query."
         )
-    _check_code(location.name, column, definition, udf, versions)
+    _check_code(location.name, column, definition, udf, versions, is_view(dataset.schema.metadata))
     named = {field.name: field.remove_metadata() for field in fields}
     types = pa.schema([(path, field.type) for path in inputs if (field := find_field(named, path)) is not None])
     return ColumnFunction(
@@ -165,15 +166,18 @@ def _function(
     )
 
 
-def _check_code(table: str, column: str, definition: UdfDefinition, udf: UDF, versions: Mapping[str, int]) -> None:
+def _check_code(
+    table: str, column: str, definition: UdfDefinition, udf: UDF, versions: Mapping[str, int], of_view: bool
+) -> None:
     """Refuse code that computed none of the values, because its results for queries cannot be compared with them."""
     here = {udf.code_version, udf.as_written}
     # Without facts, as in a copied table, the values count as those of the column's definition.
     made = versions or {definition.version: 0}
     if here.isdisjoint(made):
+        again = "view.refresh(" if of_view else f"table.backfill({column!r}, "
         raise CodeChanged(
             f"The values of column {column!r} of table {table!r} come from version "
             f"{', '.join(map(version_label, sorted(made)))} of UDF {definition.name!r}, and the code here is version "
             f"{udf.code_version}. Install the code that computed them, or compute the column again: "
-            f'table.backfill({column!r}, on_code_change="recompute").'
+            f'{again}on_code_change="recompute").'
         )

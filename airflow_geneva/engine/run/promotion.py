@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS
 from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.result import Checked
@@ -24,8 +25,10 @@ from airflow_geneva.engine.plan.freshness import Freshness, column_freshness, vi
 from airflow_geneva.engine.run.expectations import StoredValues
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import (
+    FORMER_NAMES_KEY,
     Promoted,
     check_column_name,
+    names_before,
     promoted_metadata,
     readers_of,
     renamed_inputs,
@@ -46,6 +49,7 @@ from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, Sto
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
+    from lance.schema import LanceSchema
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_JOBS = 1_000
@@ -329,19 +333,42 @@ def _definition_of_view(dataset: lance.LanceDataset) -> ViewDefinition | None:
 
 def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promotion) -> int | None:
     """Commit at a version; return the new version, or None if the promotion has to be verified again."""
-    import lance
-
     ids = {name: found[0] for name, found in ids_by_name(dataset).items()}
     metadata = promoted_metadata(dataset.schema, ids, asked.column, asked.to, asked.keep_as)
-    query = None
+    query, names = None, {asked.column: asked.to, asked.to: asked.keep_as}
     if (definition := _definition_of_view(dataset)) is not None:
         query = {QUERY_KEY: definition.promoted(asked.column, asked.to, asked.keep_as).to_json()}
-    schema = changed_schema(dataset, {ids[asked.column]: asked.to, ids[asked.to]: asked.keep_as}, metadata, query)
+        for name, renamed in names.items():
+            metadata[ids[name]][FORMER_NAMES_KEY] = names_before(dataset.schema, name, renamed)
+    schema = changed_schema(dataset, {ids[name]: renamed for name, renamed in names.items()}, metadata, query)
+    properties = {PROMOTION_PROPERTY: f"{asked.column}, {asked.to}, {asked.keep_as}"}
+    return _commit_schema(location, dataset, schema, properties, f"promote column {asked.column!r}")
+
+
+def change_query(location: TableLocation, change: Callable[[ViewDefinition, pa.Schema], ViewDefinition]) -> None:
+    """Change a view's query, in a commit that conflicts with promotions: neither takes back what the other wrote."""
+    location = location.patient()
+    for _ in commit_tries(f"view {location.name!r}", "change its query"):
+        dataset = location.open()
+        now = ViewDefinition.read(dataset.schema.metadata, location.name)
+        if (wanted := change(now, dataset.schema)) == now:
+            return
+        schema = changed_schema(dataset, {}, {}, {QUERY_KEY: wanted.to_json()})
+        if _commit_schema(location, dataset, schema, {}, "change the query"):
+            return
+
+
+def _commit_schema(
+    location: TableLocation, dataset: lance.LanceDataset, schema: LanceSchema, properties: dict[str, str], what: str
+) -> int | None:
+    """Commit a schema at a version; return the new version, or None if other writers have to be looked at first."""
+    import lance
+
     transaction = lance.Transaction(
         read_version=dataset.version,
         # Without `preserves_nullability` Lance reports every append, update and replaced column as a conflict.
         operation=lance.LanceOperation.Project(schema),
-        transaction_properties={PROMOTION_PROPERTY: f"{asked.column}, {asked.to}, {asked.keep_as}"},
+        transaction_properties=properties,
     )
     table = PlannedTable.of(location, dataset).stamped(location.options)
     try:
@@ -352,8 +379,8 @@ def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promoti
         if is_undecided(error):
             return None
         raise StorageError(
-            f"Cannot promote column {asked.column!r} of {dataset.uri}: {error}. Check space and permissions, then run "
-            "it again: nothing has changed."
+            f"Cannot {what} of {dataset.uri}: {error}. Check space and permissions, then run it again: nothing has "
+            "changed."
         ) from error
     _repeat_metadata(location, committed, range(int(dataset.version) + 1, int(committed.version)))
     return int(committed.version)
@@ -369,15 +396,12 @@ def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versi
             continue
         if not (operation.field_metadata_updates or operation.schema_metadata_updates):
             continue
+        again = lance.LanceOperation.UpdateConfig(
+            schema_metadata_updates=operation.schema_metadata_updates,
+            field_metadata_updates=operation.field_metadata_updates,
+        )
         for _ in commit_tries(f"table {location.name!r}", f"write the metadata of version {version} again"):
             newest = location.open()
-            of_table = operation.schema_metadata_updates
-            if of_table is not None and (theirs := of_table.updates.get(QUERY_KEY)):
-                now = ViewDefinition.read(newest.schema.metadata).with_expectations_of(ViewDefinition.from_json(theirs))
-                of_table = replace(of_table, updates={**of_table.updates, QUERY_KEY: now.to_json()})
-            again = lance.LanceOperation.UpdateConfig(
-                schema_metadata_updates=of_table, field_metadata_updates=operation.field_metadata_updates
-            )
             transaction = lance.Transaction(newest.version, again)
             try:
                 lance.LanceDataset.commit(newest, transaction, storage_options=newest._storage_options)
@@ -400,9 +424,10 @@ class _Verifier:
     asked: Promotion
     planned: PromotionPlan | None = None
     _stored: StoredValues | None = field(default=None, init=False)
+    _of_view: bool = field(default=False, init=False)
 
     def plan(self, dataset: lance.LanceDataset) -> PromotionPlan:
-        asked, schema = self.asked, dataset.schema
+        asked, schema, self._of_view = self.asked, dataset.schema, is_view(dataset.schema.metadata)
         # pylance refuses two concurrent reads of one dataset object.
         looks = [partial(self._candidate, copy(dataset), name) for name in (asked.column, asked.to)]
         (candidate, live), busy, _ = self.location.checkpoints.side_by_side(
@@ -410,8 +435,8 @@ class _Verifier:
         )
         checked = tuple(self._judge(dataset))
         refused = [*self._refused(candidate, live, checked), *self._refused_by_readers(dataset)]
-        if (definition := _definition_of_view(dataset)) is not None:
-            refused += self._refused_by_query(dataset, definition)
+        if self._of_view:
+            refused += self._refused_by_query(dataset)
         # Counted once: it takes longest, and does not decide whether the promotion is possible.
         due = self.planned.due if self.planned is not None else tuple(self._due_after(dataset))
         self.planned = PromotionPlan(
@@ -450,19 +475,28 @@ class _Verifier:
             )
         yield from (str(one) for one in checked if one.level == FAIL and not one.passed)
         if asked.require_index and (lacking := list(candidate.lacks(live))):
+            of_table = f'table.backfill({asked.column!r}, indexes="update")'
+            update = 'view.refresh(indexes="update")' if self._of_view else of_table
             yield (
                 f"{'; '.join(lacking)}. Create it: table.lance.create_index({asked.column!r}, ...), or bring it up to "
-                f'date: table.backfill({asked.column!r}, indexes="update"). Or give require_index=False'
+                f"date: {update}. Or give require_index=False"
             )
 
-    def _refused_by_query(self, dataset: lance.LanceDataset, definition: ViewDefinition) -> Iterator[str]:
+    def _refused_by_query(self, dataset: lance.LanceDataset) -> Iterator[str]:
         """Say what of a view's query, or of the refreshes that computed its rows, stops it."""
         asked, state = self.asked, CommittedViewState(self.location, dataset)
-        yield from definition.refuses(asked.column, asked.to, asked.keep_as)
+        yield from ViewDefinition.read(dataset.schema.metadata).refuses(asked.column, asked.to, asked.keep_as)
         if not asked.require_complete:
             return
+        fragments = state.snapshot.fragments if state.snapshot else ()
+        failed = sum(len(rows) for one in fragments for runs, rows in one.failed if runs < MOST_RUNS)
         if state.snapshot is None:
             yield "the view shows the rows of no refresh. Refresh it: view.refresh(). Or give require_complete=False"
+        elif failed:
+            yield (
+                f"a function failed on {counted(failed, 'row')}, which run again in the next refresh: view.refresh(). "
+                "Or give require_complete=False"
+            )
         elif versions := [version for name, version in state.snapshot.older if name == asked.column]:
             yield (
                 f"rows of {asked.column!r} may hold values of its UDF's version {', '.join(versions)}. Compute them: "

@@ -154,7 +154,7 @@ def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, 
     """Return the metadata that renaming a column changes: the inputs of its readers, and its former names."""
     changed: dict[str, dict[str, str | None]] = {}
     if stored_definition(schema, column) is not None:
-        changed[column] = {FORMER_NAMES_KEY: _former_names(schema, column, renamed)}
+        changed[column] = {FORMER_NAMES_KEY: names_before(schema, column, renamed)}
     for name in readers_of(schema, [column]):
         definition = read_definition("", schema, name)
         inputs = renamed_inputs(definition.input_columns or (), {column: renamed})
@@ -220,7 +220,7 @@ def promoted_metadata(
     }
     for name, renamed in ((column, to), (to, keep_as)):
         if stored_definition(schema, name) is not None:
-            changed[ids[name]][FORMER_NAMES_KEY] = _former_names(schema, name, renamed)
+            changed[ids[name]][FORMER_NAMES_KEY] = names_before(schema, name, renamed)
     for name in schema.names:
         definition = stored_definition(schema, name)
         new = {to: keep_as} if name == column else {column: to}
@@ -230,7 +230,8 @@ def promoted_metadata(
     return changed
 
 
-def _former_names(schema: pa.Schema, column: str, renamed: str) -> str:
+def names_before(schema: pa.Schema, column: str, renamed: str) -> str:
+    """Return the names that a column had before it was renamed, as its metadata stores them."""
     names = [name for name in (*former_names(schema, column), column) if name != renamed]
     return json.dumps(list(dict.fromkeys(names)))
 

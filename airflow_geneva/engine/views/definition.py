@@ -184,6 +184,11 @@ class ViewDefinition:
         """The view's own expectations on its columns, without those of their UDFs."""
         return [(column.name, Expectation.from_json(one)) for column in self.columns for one in column.expect or ()]
 
+    @property
+    def expectations_by_first_name(self) -> list[tuple[str, Expectation]]:
+        """The view's own expectations by the first names of its columns, which promotions do not change."""
+        return replace(self, columns=tuple(c.called(c.first_name or c.name) for c in self.columns)).expectations
+
     def expecting(self, columns: Mapping[str, Any], schema: pa.Schema, view: str) -> ViewDefinition:
         """Return the definition with its expectations replaced by others, given by column."""
         names = [column.name for column in self.columns]
@@ -210,41 +215,34 @@ class ViewDefinition:
         return tuple(sorted((now.get(name, name), version) for name, version in code))
 
     def promoted(self, column: str, to: str, keep_as: str) -> ViewDefinition:
-        """Return the definition after a promotion; columns that are computed from the candidate go on to read it."""
-        names = {column: to, to: keep_as}
-
-        def now(one: OutputColumn) -> OutputColumn:
-            if one.udf is not None and column in one.columns:
-                inputs = renamed_inputs(one.inputs, {column: to})
-                one = replace(one, udf=replace(one.udf, input_columns=inputs))
-            return one.called(names[one.name]) if one.name in names else one
-
-        return replace(self, columns=tuple(map(now, self.columns)))
+        """Return the definition after a promotion; computed columns go on to read the same columns of the view."""
+        names, earlier, found = {column: to, to: keep_as}, set[str](), list[OutputColumn]()
+        for one in self.columns:
+            now = {name: names[name] for name in names if name in earlier}
+            earlier.add(one.name)
+            if one.udf is not None and not now.keys().isdisjoint(one.columns):
+                one = replace(one, udf=replace(one.udf, input_columns=renamed_inputs(one.inputs, now)))
+            found.append(one.called(names[one.name]) if one.name in names else one)
+        return replace(self, columns=tuple(found))
 
     def refuses(self, column: str, to: str, keep_as: str) -> Iterator[str]:
         """Say what of the query stops a promotion."""
         if self.explode in (column, to):
             yield f"{self.explode!r} is the exploded column, whose elements are the rows of the view"
-        earlier = set[str]()
-        for one in self.columns:
-            for name in (to, keep_as):
-                if name in one.columns:
-                    yield (
-                        f"column {one.name!r} of the view is computed from {name!r}, which would be another column. "
-                        "Create the view again with the columns as they are to be"
-                    )
-            if column in one.columns and column not in earlier:
+        for now, then in zip(self._read_columns(), self.promoted(column, to, keep_as)._read_columns(), strict=True):
+            if now != then:
+                names = ", ".join(repr(name) for of_view, name in now if not of_view)
                 yield (
-                    f"column {one.name!r} of the view is computed from {column!r} of the source, and not of the view. "
-                    "Create the view again with the columns as they are to be"
+                    f"a column of the query is computed from {names} of the source, and would read a column of the "
+                    "view with that name. Create the view again"
                 )
-            earlier.add(one.name)
 
-    def with_expectations_of(self, other: ViewDefinition) -> ViewDefinition:
-        """Return the definition with the expectations of another one of the same view."""
-        theirs = {one.first_name or one.name: one.expect for one in other.columns}
-        columns = (replace(one, expect=theirs.get(one.first_name or one.name, one.expect)) for one in self.columns)
-        return replace(self, columns=tuple(columns))
+    def _read_columns(self) -> Iterator[list[tuple[bool, str]]]:
+        """Yield the columns that each column is computed from: whether they are the view's, and their first names."""
+        earlier = dict[str, str]()
+        for one in self.columns:
+            yield [(name in earlier, earlier.get(name, name)) for name in one.columns]
+            earlier[one.name] = one.first_name or one.name
 
     def to_json(self) -> str:
         lists = {
