@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from airflow_geneva.functions.images import images
 from airflow_geneva.functions.openai import batch_chat, batch_embeddings, chat, embeddings, extraction
+from airflow_geneva.functions.pdf import pages
 from airflow_geneva.functions.sentences import sentence_embeddings
 from airflow_geneva.functions.text import text_chunks
 
@@ -14,6 +15,7 @@ __all__ = [
     "embeddings",
     "extraction",
     "images",
+    "pages",
     "sentence_embeddings",
     "text_chunks",
 ]
