@@ -69,7 +69,8 @@ def test_a_version_follows_the_parameters_and_is_the_same_in_each_process() -> N
     assert len(set(versions)) == len(versions)
     assert embeddings("small", 8, price_per_million_tokens=2, batch_size=9).code_version == embed.code_version
     loaded = (
-        "import sys; from airflow_geneva.functions import *; print({'openai', 'PIL', 'pypdfium2', 'wordllama'} & {*sys.modules},"
+        "import sys; from airflow_geneva.functions import *;"
+        " print({'openai', 'PIL', 'pypdfium2', 'wordllama'} & {*sys.modules},"
         " embeddings('small', 8).code_version)"
     )
     assert run_python(loaded) == f"set() {embed.code_version}"
