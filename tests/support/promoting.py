@@ -140,7 +140,7 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
                 dataset.optimize.compact_files(target_rows_per_fragment=200)
             elif dataset.count_rows() > ROWS:
                 dataset.delete(f"id = {dataset.to_table(columns=['id'])['id'][0].as_py()}")
-        except OSError as conflict:
+        except (OSError, InvalidInput) as conflict:
             # Lance asks for the same again if a promotion was committed meanwhile, or finds names of before it.
             if not any(why in str(conflict) for why in ("Retryable commit conflict", "Append with different schema")):
                 raise
