@@ -229,7 +229,9 @@ class ViewDefinition:
         """Say what of the query stops a promotion."""
         if self.explode in (column, to):
             yield f"{self.explode!r} is the exploded column, whose elements are the rows of the view"
-        for now, then in zip(self._read_columns(), self.promoted(column, to, keep_as)._read_columns(), strict=True):
+        for now, then in zip(
+            self.inputs_by_first_name(), self.promoted(column, to, keep_as).inputs_by_first_name(), strict=True
+        ):
             if now != then:
                 names = ", ".join(repr(name) for of_view, name in now if not of_view)
                 yield (
@@ -237,7 +239,7 @@ class ViewDefinition:
                     "view with that name. Create the view again"
                 )
 
-    def _read_columns(self) -> Iterator[list[tuple[bool, str]]]:
+    def inputs_by_first_name(self) -> Iterator[list[tuple[bool, str]]]:
         """Yield the columns that each column is computed from: whether they are the view's, and their first names."""
         earlier = dict[str, str]()
         for one in self.columns:
