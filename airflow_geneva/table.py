@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -30,15 +30,15 @@ from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.engine.udf.definition import (
     UDF_KEY,
-    ColumnSpec,
+    ColumnSpecs,
     by_name,
     check_column_name,
-    check_type,
-    define_column,
+    check_droppable,
     define_columns,
     definition_in,
+    names_in,
     read_definition,
-    readers_of,
+    redefine,
     renamed_metadata,
 )
 from airflow_geneva.engine.udf.of_process import find_udf, give_udf, keep_udf
@@ -148,12 +148,13 @@ class Table(Summarized, Readable):
         check_columns(self.name, schema.names, rows.schema.names)
         write_rows(rows, self.name, self.uri, mode="append", storage_options=self.location.storage_options)
 
-    def add_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
+    def add_columns(self, columns: ColumnSpecs) -> None:
         """Define computed columns; their values are NULL until a backfill, no data is written.
 
         Args:
             columns: by name, a UDF, or a UDF with the input columns for its parameters, in order. A UDF may be given by
-                its import path. An input may be an earlier column of this argument.
+                its import path. An input may be an earlier column of this argument. Several names in a tuple are
+                columns that one call fills: a UDF returns a struct with a field for each, by name or else in order.
 
         Raises:
             InvalidInput: a column exists, an input is missing or has the wrong type, or the output cannot be stored.
@@ -161,6 +162,7 @@ class Table(Summarized, Readable):
         Example:
             ```python
             table.add_columns({"n": length, "m": (length, ["body"]), "e": "my_project.udfs:embed"})
+            table.add_columns({("width", "height"): size_of})
             ```
         """
         dataset = self.lance
@@ -169,22 +171,21 @@ class Table(Summarized, Readable):
             give_udf(udf, self._named(name))
         dataset.add_columns(fields)
 
-    def alter_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
+    def alter_columns(self, columns: ColumnSpecs) -> None:
         """Give computed columns another UDF; values are kept until a backfill.
+
+        Args:
+            columns: as for :meth:`add_columns`; columns that one UDF fills get it together, whichever is named.
 
         Raises:
             InvalidInput: the column does not exist, or the UDF's output type is not the column's.
         """
         dataset = self.lance
         changes: dict[str, dict[str, str | None]] = {}
-        for name, spec in by_name(columns).items():
-            before = self.definition(name, dataset)
-            definition, udf = define_column(self.name, dataset.schema, name, spec)
-            if definition.version_before(before):
-                definition = replace(definition, as_written=None)
-            check_type(self.name, name, dataset.schema.field(name).type, udf)
-            give_udf(udf, self._named(name))
-            changes[name] = {UDF_KEY: definition.to_json()}
+        for key, spec in by_name(columns).items():
+            for name, definition, udf in redefine(self.name, dataset.schema, names_in(key), spec):
+                give_udf(udf, self._named(name))
+                changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)
 
     def drop_columns(self, columns: Sequence[str]) -> None:
@@ -200,18 +201,7 @@ class Table(Summarized, Readable):
         dataset = self.lance
         names = [columns] if isinstance(columns, str) else list(columns)
         check_columns(self.name, dataset.schema.names, names)
-        if readers := readers_of(dataset.schema, names):
-            listed = ", ".join(f"{name!r} (from {inputs})" for name, inputs in readers.items())
-            raise InvalidInput(
-                f"Columns {names} of table {self.name!r} cannot be dropped: other columns are computed from them: "
-                f"{listed}. Drop these too: table.drop_columns({[*names, *readers]}), or give them other inputs with "
-                "table.alter_columns(...)."
-            )
-        if not set(dataset.schema.names) - set(names):
-            raise InvalidInput(
-                f"Columns {names} are all that table {self.name!r} has, and a table needs one. Drop the table: "
-                f"db.drop_table({self.name!r})."
-            )
+        check_droppable(self.name, dataset.schema, names)
         if names:
             dataset.drop_columns(list(dict.fromkeys(names)))
 
@@ -295,7 +285,7 @@ class Table(Summarized, Readable):
         from airflow_geneva.engine.run.prepare import Udfs
 
         plan, function = self._plan(request, udf)
-        return replace(plan, estimator=estimator(self.location, lambda: Udfs({column: function})))
+        return replace(plan, estimator=estimator(self.location, lambda: Udfs(dict.fromkeys(plan.work.udfs, function))))
 
     @overload
     def backfill(
@@ -347,18 +337,22 @@ class Table(Summarized, Readable):
         columns: Sequence[Any] = column if several else (column,)
         if several and udf is not None:
             raise InvalidInput(f"udf={udf!r:.80} computes one column, and {columns} are several. Leave it out.")
+        dataset = self.lance if several else None
         for name in columns if several else ():
-            self.definition(name)  # before the first one runs
-        results = {}
+            self.definition(name, dataset)  # before the first one runs
+        results = dict[str, BackfillResult]()
         for name in columns:
+            if name in results:
+                continue  # computed with a column of the same function
             request = BackfillRequest(
                 name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
                 ignore_checkpoints, run_after, max_failed, indexes, sizing=sizing,
             )  # fmt: skip
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
-                results[name] = run_new(plan, self.location, udfs, runner, watch)
-        return BackfillResults(results) if several else results[columns[0]]
+                result = run_new(plan, self.location, udfs, runner, watch)
+            results |= dict.fromkeys((name, *plan.work.columns), result)
+        return BackfillResults({name: results[name] for name in columns}) if several else results[columns[0]]
 
     def compare(
         self,
@@ -514,7 +508,7 @@ class Table(Summarized, Readable):
         watch = Stopwatch()
         plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self._named(request.column))
-        return plan, Udfs({request.column: function}), watch
+        return plan, Udfs(dict.fromkeys(plan.work.udfs, function)), watch
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True

@@ -18,6 +18,7 @@ from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.messages import packed_numbers
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.siblings import Output, is_group, sibling_of
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput
 
@@ -36,8 +37,10 @@ FileRef = tuple[int, int, str]
 class Columns:
     """The columns that one job reads and writes, each as its own and its nested field ids; names do not matter.
 
-    `output` is empty for a view's source. Functions and filters find nested fields by name, so `names` are hashes of
-    the nested names, for the inputs and then the columns of `where`; "" for a column without a struct.
+    `output` begins with the number that identifies it in facts: the column's own id, or the number of a group of
+    siblings, followed by the ids of all of them. It is empty for a view's source. Functions and filters find nested
+    fields by name, so `names` are hashes of the nested names, for the inputs and then the columns of `where`; "" for a
+    column without a struct.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -156,6 +159,18 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
     return tuple(field.id() for field in _fields_of(dataset, column))
 
 
+def output_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
+    """Return the ids of the columns that a column's function fills; of siblings, first the number of their group."""
+    output = Output.of(dataset, column)
+    ids = [found for name in output.columns for found in field_ids(dataset, name)]
+    return tuple(ids if output.group is None else [output.group, *ids])
+
+
+def output_names(dataset: lance.LanceDataset, output: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the names that the columns of an output have in a version, in the order of the table."""
+    return tuple(field.name() for field in dataset.lance_schema.fields() if field.id() in output)
+
+
 def field_ids_present(dataset: lance.LanceDataset) -> set[int]:
     """Return the ids of all columns and all fields nested in them."""
     return {field.id() for field in _with_nested(dataset.lance_schema.fields())}
@@ -193,7 +208,7 @@ def columns_of(
     return Columns(
         tuple(field_ids(dataset, name) for name in inputs),
         tuple(field_ids(dataset, name) for name in sorted(where)),
-        () if output is None else field_ids(dataset, output),
+        () if output is None else output_ids(dataset, output),
         tuple(_nested_names(dataset, name) for name in (*inputs, *sorted(where))),
     )
 
@@ -246,9 +261,14 @@ def _has_struct(kind: pa.DataType) -> bool:
 
 
 def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the field ids of a column if a version still has it, under any name; else ()."""
-    by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
-    return field_ids(dataset, by_id[fields[0]]) if fields[0] in by_id else ()
+    """Return what `output_ids` returns for an output if a version still has a column of it, under any name; else ()."""
+    for field in dataset.lance_schema.fields():
+        if field.id() == fields[0]:
+            return field_ids(dataset, field.name())
+        found = sibling_of(field) if is_group(fields[0]) else None
+        if found is not None and found.group == fields[0]:
+            return output_ids(dataset, field.name())
+    return ()
 
 
 def read_fragments(dataset: lance.LanceDataset, columns: Columns, ids: set[int]) -> dict[int, FragmentFiles]:

@@ -87,7 +87,7 @@ class _Planner:
         self.wanted = wanted
         self.fragments: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
-        self.computed = ComputedRows.of_column(dataset, columns, (*work.inputs, work.column), state)
+        self.computed = ComputedRows.of_column(dataset, columns, (*work.inputs, *work.columns), state)
         self.read_version = dataset.version if work.read_version is None else work.read_version
         self.given_up = 0
         self.mixed: Counter[str] = Counter()

@@ -24,6 +24,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     columns_of,
     ids_by_name,
     live_offsets,
+    output_names,
 )
 from airflow_geneva.engine.lance_io.history import (
     NO_LINEAGE,
@@ -77,8 +78,8 @@ class ComputedRows:
     """Finds the computed rows of one column at one table version, from facts about its inputs and `previous` inputs.
 
     Rows that it finds in the history or by comparing values become facts in ``learned``, for the next plan. `names` are
-    the names of the inputs and, last, of the output. A name is "" if the column was dropped or has other nested fields
-    now, so that its values cannot be compared.
+    the names of the inputs and, last, of the output's columns. A name is "" if the column was dropped or has other
+    nested fields now, so that its values cannot be compared.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class ComputedRows:
         """Find the rows of a column that were computed from the columns which have its inputs' names now."""
         columns = columns_of(dataset, inputs, (), column)
         state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
-        return ComputedRows(dataset, columns, (*inputs, column), state)
+        return ComputedRows(dataset, columns, (*inputs, *output_names(dataset, columns.output)), state)
 
     @staticmethod
     def from_inputs(
@@ -133,8 +134,7 @@ class ComputedRows:
         """Search the rows of a column that were computed from `inputs`, as in facts; they may have been dropped."""
         ids_now = ids_now or ids_by_name(dataset)
         columns, names = columns_in(dataset, inputs, output, ids_now)
-        own = next(name for name, ids in ids_now.items() if ids[0] == output[0])
-        return ComputedRows(dataset, columns, (*names, own), state.about(inputs))
+        return ComputedRows(dataset, columns, (*names, *output_names(dataset, output)), state.about(inputs))
 
     def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
         """Return the rows on which the UDF ran, by provenance; do not search the provenance of `settled` rows."""

@@ -17,6 +17,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     garbage_collector_off,
     ids_by_name,
     live_offsets,
+    output_ids,
     row_ids,
 )
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
@@ -161,9 +162,10 @@ def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, co
     """Yield the rows of a table version for which the last UDF call of one of these columns failed."""
     ids = ids_by_name(dataset)
     for column in columns:
-        state = load_state(checkpoints, ids[column][0])
+        output = output_ids(dataset, column)
+        state = load_state(checkpoints, output[0])
         for inputs in sorted(state.other_inputs("")):
-            yield from _failed(dataset, ComputedRows.from_inputs(dataset, ids[column], state, inputs, ids))
+            yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs, ids))
 
 
 def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:

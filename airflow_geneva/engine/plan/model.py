@@ -15,6 +15,7 @@ from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_fai
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.speed import EarlierJobs
+from airflow_geneva.engine.lance_io.siblings import is_group
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
@@ -133,6 +134,11 @@ class _JobSpec(ABC):
         return self.tables[-1]
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a backfill fills; () for a view."""
+        return ()
+
+    @property
     def at_once(self) -> bool:
         """Whether an expectation judges the whole column, so that its rows become visible only in `finish`."""
         return self.kind == BackfillSpec.kind and any(e.whole for udf in self.udfs.values() for e in udf.expectations)
@@ -247,6 +253,8 @@ class BackfillSpec(_JobSpec):
     """The specification of a job that computes a column.
 
     Args:
+        field_id: the number that identifies the column in facts: its field id, or the number of a group of siblings.
+        siblings: the other columns that the function fills.
         makers: versions whose values count as this version's.
         same_code: earlier version hashes of this same code.
         former_names: former names of the column, under which earlier jobs wrote their checkpoints.
@@ -258,6 +266,7 @@ class BackfillSpec(_JobSpec):
     column: str
     field_id: int
     udf: str
+    siblings: tuple[str, ...] = ()
     continue_from: tuple[str, ...] = ()
     makers: tuple[str, ...] = ()
     same_code: tuple[str, ...] = ()
@@ -272,19 +281,30 @@ class BackfillSpec(_JobSpec):
         return {self.column: self.definition}
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that the function fills."""
+        return (self.column, *self.siblings)
+
+    @property
     def udf_name(self) -> str:
         return self.definition.name
 
     @property
+    def key_column(self) -> str:
+        """The column's name in checkpoint keys; of siblings, a name that stays when one is renamed or dropped."""
+        return f"siblings-{self.field_id}" if is_group(self.field_id) else self.column
+
+    @property
     def identity(self) -> WorkIdentity:
-        return WorkIdentity(self.udf_name, self.udf_version, self.column, self._tag, self.table)
+        return WorkIdentity(self.udf_name, self.udf_version, self.key_column, self._tag, self.table)
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:
         identity = self.identity
         counts_as = [*((before, self.udf_version) for before in self.same_code), *((v, v) for v in self.continue_from)]
         others = [(replace(identity, version=made).prefix, version) for made, version in counts_as]
-        others += [(replace(identity, column=name).prefix, self.udf_version) for name in self.former_names]
+        former = () if self.key_column != self.column else self.former_names
+        others += [(replace(identity, column=name).prefix, self.udf_version) for name in former]
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)
 
     @property
@@ -299,7 +319,8 @@ class BackfillSpec(_JobSpec):
     def heading(self) -> str:
         where = f" where {self.where}" if self.where else ""
         by = f"{self.udf_name} (version {self.udf_version})"
-        return f"{self.title} with {by}{where}, table version {self.version}"
+        also = f" and {', '.join(self.siblings)}" if self.siblings else ""
+        return f"{self.title}{also} with {by}{where}, table version {self.version}"
 
     @property
     def outbox(self) -> str:
@@ -309,6 +330,7 @@ class BackfillSpec(_JobSpec):
         return {
             **super().describe(),
             "column": self.column,
+            **({"siblings": list(self.siblings)} if self.siblings else {}),
             "inputs": list(self.inputs),
             "agreement": self.agreement,
             "continue_from": list(self.continue_from),

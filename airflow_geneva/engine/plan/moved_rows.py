@@ -21,7 +21,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
 from airflow_geneva.engine.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.engine.checkpoint.reuse import Ancestor
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets
+from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets, output_names
 from airflow_geneva.engine.lance_io.history import History, Tracer, among
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.rows_by_id import take_rows
@@ -106,10 +106,11 @@ def find_moved_rows(
     A row is unchanged if only compactions moved it, or if its inputs and its value are equal to the planned ones.
     """
     found = FoundRows()
-    by_id = {column.id(): column.name() for column in newest.lance_schema.fields()}
-    names = (*columns_in(newest, columns.inputs_text, columns.output)[1], by_id.get(columns.output[0], ""))
-    if names != (*work.inputs, work.column):
-        found.left.extend((one.work.id, len(one.rows), RENAMED if all(names) else one.why) for one in lost)
+    inputs, outputs = columns_in(newest, columns.inputs_text, columns.output)[1], output_names(newest, columns.output)
+    names = (*inputs, *outputs)
+    if names != (*work.inputs, *work.columns):
+        there = all(inputs) and len(outputs) == len(work.columns)
+        found.left.extend((one.work.id, len(one.rows), RENAMED if there else one.why) for one in lost)
         return found
     computed = ComputedRows.of_column(newest, columns, names, state)
     for version in sorted({one.source.version for one in lost}):
@@ -182,7 +183,7 @@ class _Search:
         if same or not self.newest.has_stable_row_ids:
             yield _Moved(fragment, one, ids, same)
         else:
-            yield from self._compared(one, ids, self.computed.names[-1:])
+            yield from self._compared(one, ids, self.computed.names[len(self.work.inputs) :])
 
     def _after_compaction(self) -> Iterator[_Moved]:
         """Follow rows through compactions; read the column's values only if other writers wrote it since."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from airflow_geneva.engine.code_hash.hasher import deps_version
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.filters import freeze_where
-from airflow_geneva.engine.lance_io.fragments import field_ids
+from airflow_geneva.engine.lance_io.fragments import output_ids
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.engine.plan.backfill import plan_backfill
@@ -139,22 +140,24 @@ def plan_request(
     with reporting_cleaned_up(location, dataset):
         if request.read_version is not None:
             open_version(dataset, request.read_version)
-        check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)
+        output = Output.of(dataset, request.column)
+        check_type(location.name, output, dataset.schema, udf)
         definition = udf.definition(inputs)
         columns = definition.input_columns or columns_to_take(dataset.schema, request.column)
         check_inputs(udf, dataset.schema, columns, location.name)
-        if request.column in definition.columns:
+        if own := [name for name in output.columns if name in definition.columns]:
             raise InvalidInput(
-                f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
+                f"Column {own[0]!r} of table {location.name!r} would be computed from itself. "
                 f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
             )
         work = BackfillSpec(
             job_id=request.job_id or new_job_id(),
             table=location.uri,
             table_name=location.name,
-            column=request.column,
-            field_id=field_ids(dataset, request.column)[0],
-            former_names=tuple(former_names(dataset.schema, request.column)),
+            column=output.column,
+            siblings=output.columns[1:],
+            field_id=output_ids(dataset, output.column)[0],
+            former_names=tuple(former_names(dataset.schema, output.column)),
             udf=definition.to_json(),
             inputs=tuple(columns),
             where=freeze_where(request.where, request.run_after),

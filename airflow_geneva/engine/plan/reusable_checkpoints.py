@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.engine.checkpoint.keys import key_part
@@ -15,8 +15,9 @@ from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.fragments import FragmentFiles, field_ids, row_ids
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles, output_ids, row_ids
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.plan.shard import FragmentWork, Works
 from airflow_geneva.engine.storage.files import AT_A_TIME, Storage, in_threads
@@ -99,19 +100,29 @@ class Reusable(ABC):
 class ReusableColumn(Reusable):
     work: BackfillSpec
 
+    @cached_property
+    def output(self) -> Output:
+        """The columns at the version that is read."""
+        return Output.of(self.source, self.work.column)
+
+    @cached_property
+    def output_ids(self) -> tuple[int, ...]:
+        return output_ids(self.source, self.work.column)
+
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
         settled = index.reuse_rules.done_rows(staged, self.work.tried(fragment))
-        output, due = field_ids(self.source, self.work.column), fragment.due & live
-        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled, self.data)
+        due = fragment.due & live
+        fits = staged_fits(self.source, staged, fragment.files, live, due, self.output_ids, settled, self.data)
         return staged if fits else None
 
     def has_single_rows(self, staged: StagedFragment) -> bool:
-        # A data file alone holds only references to blobs.
+        # A data file alone holds only references to blobs. A file with a column that was dropped since is not read.
         blobs = is_blob(self.source.schema.field(self.work.column))
-        return not blobs and is_staged_complete(self.source, staged, self.data)
+        others = bool(self.output.fields) and staged.output_field_ids != self.output_ids
+        return not (blobs or others) and is_staged_complete(self.source, staged, self.data)
 
 
 @dataclass(frozen=True)
@@ -172,7 +183,7 @@ def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
     names, _ = checkpoints.list_folder("jobs")
     for name in reversed(names):
         job = checkpoints.folder("jobs", name).read_document("job.json")
-        if job is not None and job.get("column") == column:
+        if job is not None and column in (job.get("column"), *job.get("siblings", ())):
             yield job
 
 
@@ -219,7 +230,7 @@ def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
     """Return the versions of a UDF that have checkpoints, without those that the job already uses."""
     if work.ignore_checkpoints:
         return []
-    head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.column)}"
+    head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.key_column)}"
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
     found = [name[len(head) : len(name) - len(tail)] for name in named]

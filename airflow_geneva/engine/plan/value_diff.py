@@ -21,12 +21,15 @@ from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
     columns_of,
+    field_ids_present,
     ids_by_name,
+    output_names,
     row_ids,
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches, take_rows
+from airflow_geneva.engine.lance_io.siblings import is_group
 
 if TYPE_CHECKING:
     import lance
@@ -36,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ReferenceVersion:
-    """An earlier version with complete facts, and its names of the inputs and, last, of the output."""
+    """An earlier version with complete facts, and its names of the inputs and, last, of the output's columns."""
 
     dataset: lance.LanceDataset
     manifest: Mapping[int, FragmentFiles]
@@ -51,15 +54,16 @@ class ReferenceVersion:
             that facts are about other values.
         """
         by_id = {ids[0]: path for path, ids in ids_by_name(dataset).items()}
-        wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
-        if any(field not in by_id for field in wanted):
+        wanted = [fields[0] for fields in columns.inputs]
+        fields = {field for field in columns.output if not is_group(field)}
+        if any(field not in by_id for field in wanted) or not fields <= field_ids_present(dataset):
             return None
-        if any(is_blob(dataset.schema.field(by_id[field].partition(".")[0])) for field in wanted):
+        inputs, outputs = tuple(by_id[field] for field in wanted), output_names(dataset, columns.output)
+        if any(is_blob(dataset.schema.field(name.partition(".")[0])) for name in (*inputs, *outputs)):
             return None
-        names = tuple(by_id[field] for field in wanted)
-        if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:
+        if any(columns.names) and columns_of(dataset, inputs, (), None).inputs_text != columns.inputs_text:
             return None
-        return ReferenceVersion(dataset, read_manifest(dataset, columns), names)
+        return ReferenceVersion(dataset, read_manifest(dataset, columns), (*inputs, *outputs))
 
     def in_fragments_of(self, manifest: Mapping[int, FragmentFiles], addresses: Offsets) -> Mask:
         """Return a mask of the rows in fragments that another version also has, with the same inputs and output."""

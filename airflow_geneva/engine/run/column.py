@@ -23,7 +23,7 @@ from airflow_geneva.engine.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.engine.job.progress import ProgressReporter
 from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.fragments import field_ids, live_offsets, row_ids
+from airflow_geneva.engine.lance_io.fragments import field_ids, fields_present, live_offsets, output_names, row_ids
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.model import BackfillSpec
@@ -74,13 +74,13 @@ class ColumnTarget(ReusableColumn, Target):
 
     @property
     def output_width(self) -> float | None:
-        return fixed_width(self.source.schema.field(self.work.column).type)
+        return fixed_width(self.output.type(self.source.schema))
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
         writer = self.open_writer(fragment)
         for part in assemble(
-            self.source, self.store, fragment.files, live, self.work.column, held.pieces, limit
+            self.source, self.store, fragment.files, live, self.output, held.pieces, limit
         ):  # fmt: skip
             writer.put(part)
         offsets, ids = row_ids(self.source, fragment.id)
@@ -94,11 +94,11 @@ class ColumnTarget(ReusableColumn, Target):
 
     def open_writer(self, fragment: FragmentWork) -> ColumnFileWriter:
         rows, limit = fragment.files.physical_rows, self.work.sizing.batch_bytes
-        return ColumnFileWriter(self.source, self.work.column, rows, limit)
+        return ColumnFileWriter(self.source, self.output, rows, limit)
 
     def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
         return {
-            "output_field_ids": field_ids(self.source, self.work.column),
+            "output_field_ids": self.output_ids,
             "output_files": fragment.files.output,
             "live": live,
             "looked_at": looked_at,
@@ -397,10 +397,10 @@ def record_mixed_versions(
     taken = work.continue_from if any(shard.rows_taken for shard in shards) else ()
     makers = sorted({version_label(maker) for maker in (*work.makers, *taken)})
     left = not whole or any(shard.rows_left for shard in shards)
-    field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
-    if field is None:
+    names = output_names(dataset, fields_present(dataset, (work.field_id,)))
+    if not names:
         return dataset
-    noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
+    noted = (dataset.schema.field(names[0]).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
     wanted = noted
     if makers:
         wanted = _MIXED + ",".join([*makers, work.udf_version])
@@ -412,7 +412,9 @@ def record_mixed_versions(
     update = operation.UpdateMap({MIXED_VERSIONS_KEY: wanted or None}, False)
     transaction = lance.Transaction(
         read_version=dataset.version,
-        operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
+        operation=operation.UpdateConfig(
+            field_metadata_updates={field_ids(dataset, name)[0]: update for name in names}
+        ),
         transaction_properties={JOB_PROPERTY: work.job_id},
     )
     try:

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import check_storable
 from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.siblings import SIBLINGS_KEY, Output, Sibling, match_fields, new_group
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.decorator import UDF
@@ -34,6 +36,9 @@ MIXED_VERSIONS_KEY = "geneva::udf_version"
 ColumnSpec: TypeAlias = UDF | str | tuple[UDF | str, Sequence[str]]
 """A UDF or its import path, or one of them with its inputs."""
 
+ColumnSpecs: TypeAlias = Mapping[Any, ColumnSpec]
+"""UDFs by the name of their column, or by the names of the columns that one UDF fills."""
+
 logger = logging.getLogger("airflow_geneva.udf")
 _RESERVED = {"_distance", "_score"}
 
@@ -44,6 +49,40 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
     definition, udf = _define(table, fields, column, spec)
     _check_cycles(table, fields, {column: definition})
     return definition, udf
+
+
+def redefine(
+    table: str, schema: pa.Schema, columns: tuple[str, ...], spec: ColumnSpec
+) -> Iterator[tuple[str, UdfDefinition, UDF]]:
+    """Yield each column that gets a UDF, with its new definition: the given ones and their siblings."""
+    before = [read_definition(table, schema, name) for name in columns]
+    output = Output.in_schema(schema, columns[0])
+    if not set(columns) <= set(output.columns):
+        raise InvalidInput(
+            f"Columns {list(columns)} of table {table!r} are not filled by one function. Name each with its own."
+        )
+    definition, udf = define_column(table, schema, output.column, spec)
+    if definition.version_before(before[0]):
+        definition = replace(definition, as_written=None)
+    check_type(table, output, schema, udf)
+    for name in output.columns:
+        yield name, definition, udf
+
+
+def check_droppable(table: str, schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Refuse to drop columns that others are computed from, and all columns of a table."""
+    if readers := readers_of(schema, columns):
+        listed = ", ".join(f"{name!r} (from {inputs})" for name, inputs in readers.items())
+        raise InvalidInput(
+            f"Columns {columns} of table {table!r} cannot be dropped: other columns are computed from them: "
+            f"{listed}. Drop these too: table.drop_columns({[*columns, *readers]}), or give them other inputs with "
+            "table.alter_columns(...)."
+        )
+    if not set(schema.names) - set(columns):
+        raise InvalidInput(
+            f"Columns {columns} are all that table {table!r} has, and a table needs one. Drop the table: "
+            f"db.drop_table({table!r})."
+        )
 
 
 def _define(table: str, fields: Mapping[str, pa.Field], column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
@@ -87,24 +126,32 @@ def columns_to_take(fields: Iterable[pa.Field], column: str) -> tuple[str, ...]:
     return tuple(field.name for field in fields if field.name != column and definition_in(field) is None)
 
 
-def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
+def by_name(columns: ColumnSpecs) -> ColumnSpecs:
     """Return columns if they are a mapping, as add_columns and alter_columns expect; else raise InvalidInput."""
     if not isinstance(columns, Mapping):
         raise InvalidInput(f'Columns are given by name, such as {{"n": udf}}, not as a {type(columns).__name__}.')
     return columns
 
 
+def names_in(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in a key of such a mapping: of one column, or of several that one function fills."""
+    return key if isinstance(key, tuple) else (key,)
+
+
 def define_columns(
-    table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str
+    table: str, schema: pa.Schema, columns: ColumnSpecs, storage_version: str
 ) -> tuple[pa.Schema, dict[str, UDF]]:
     """Return new computed columns as Arrow fields that hold their definitions, and their UDFs.
 
     A column may be an input of later ones.
     """
-    for name in by_name(columns):
+    named = [name for key in by_name(columns) for name in names_in(key)]
+    for name in named:
         check_column_name(name)
+    if twice := sorted({name for name in named if named.count(name) > 1}):
+        raise InvalidInput(f"Columns {twice} are named twice. Give each column one function.")
     known = {field.name: field for field in schema}
-    taken = [name for name in columns if name in known]
+    taken = [name for name in named if name in known]
     if taken:
         raise InvalidInput(
             f"Table {table!r} already has columns {taken}. Change the UDF of a computed column with "
@@ -112,20 +159,36 @@ def define_columns(
         )
     new, definitions, udfs = list[pa.Field](), dict[str, UdfDefinition](), dict[str, UDF]()
     required = [other.name for other in schema if not other.nullable]
-    for name, spec in columns.items():
-        definitions[name], udf = _define(table, known, name, spec)
-        field = pa.field(name, udf.data_type, metadata={UDF_KEY: definitions[name].to_json()})
-        if is_blob(field) and required:
-            raise InvalidInput(
-                f"Column {name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with NOT "
-                f"NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
-            )
-        new.append(field)
-        udfs[name] = udf
-        known[name] = field
+    for key, spec in columns.items():
+        definition, udf = _define(table, known, names_in(key)[0], spec)
+        for field in _fields(key, definition, udf):
+            name = field.name
+            if is_blob(field) and required:
+                raise InvalidInput(
+                    f"Column {name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with "
+                    f"NOT NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these "
+                    "nullable."
+                )
+            new.append(field)
+            definitions[name], udfs[name], known[name] = definition, udf, field
     _check_cycles(table, known, definitions)
     check_storable(new, storage_version, f"table {table!r}")
     return pa.schema(new), udfs
+
+
+def _fields(key: str | tuple[str, ...], definition: UdfDefinition, udf: UDF) -> list[pa.Field]:
+    """Return the new columns of a UDF: one, or a sibling for each field of the struct that it returns."""
+    metadata = {UDF_KEY: definition.to_json()}
+    if not isinstance(key, tuple):
+        return [pa.field(key, udf.data_type, metadata=metadata)]
+    fields, group = match_fields(key, udf.data_type, udf.name), new_group()
+    made = [
+        pa.field(name, udf.data_type.field(of).type, metadata=metadata | {SIBLINGS_KEY: Sibling(group, of).to_json()})
+        for name, of in zip(key, fields, strict=True)
+    ]
+    if blobs := [field.name for field in made if is_blob(field)]:
+        raise InvalidInput(f"Columns {blobs} cannot be blobs beside other columns of one function. Compute them apart.")
+    return made
 
 
 def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
@@ -281,8 +344,13 @@ def _check_cycles(table: str, fields: Mapping[str, pa.Field], changed: Mapping[s
                 del path[name]
 
 
-def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
-    if found != udf.data_type:
+def check_type(table: str, output: Output, schema: pa.Schema, udf: UDF) -> None:
+    """Check that a UDF gives what its columns hold; of siblings, each field whose column still exists."""
+    column, found, given = output.column, output.type(schema), udf.data_type
+    if output.fields and pt.is_struct(given):
+        there = {field.name: field.type for field in given}
+        given = pa.struct([pa.field(name, there[name]) for name in output.fields if name in there])
+    if found != given:
         raise InvalidInput(
             f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
             f"{udf.data_type}. Use a UDF of that type. Or have both side by side, until readers take the other: "

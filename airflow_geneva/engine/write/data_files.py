@@ -23,6 +23,7 @@ from airflow_geneva.engine.lance_io.blobs import as_blobs, is_blob, is_blob_type
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, RowsPerBudget, byte_limit
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID, explode_rows, own_columns
 from airflow_geneva.engine.views.rows import RowIdArray, shuffle_hashes
@@ -40,24 +41,26 @@ _NONE = Ranges.empty()
 
 
 class ColumnFileWriter:
-    """Writes one column of a fragment to a data file: a value for each physical offset, or NULL.
+    """Writes the columns of one function for a fragment to a data file: a value for each physical offset, or NULL.
 
     NULLs of some types take memory too, so they are written in batches of at most ``limit`` bytes.
     """
 
-    def __init__(self, dataset: lance.LanceDataset, column: str, physical_rows: int, limit: int) -> None:
-        self.schema = pa.schema([dataset.schema.field(column)])
+    def __init__(self, dataset: lance.LanceDataset, output: Output, physical_rows: int, limit: int) -> None:
+        schema = dataset.schema
+        self.schema = pa.schema([schema.field(name) for name in output.columns])
         self.rows = 0
+        self._output = output
+        self._type = output.type(schema)
         self._physical_rows = physical_rows
-        self._most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
+        self._most = RowsPerBudget(limit, fixed_width(self._type) or _OFFSET_BYTES).rows
         self.file = DataFileWriter(dataset, self.schema)
 
     def put(self, values: pa.Array) -> None:
-        """Append values, one for each offset."""
+        """Append values of the function, one for each offset."""
         self.rows += len(values)
-        field = self.schema.field(0)
-        values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
-        self.file.write(pa.record_batch([values], schema=self.schema))
+        parts = zip(self._output.split(values), self.schema, strict=True)
+        self.file.write(pa.record_batch([_stored(part, field) for part, field in parts], schema=self.schema))
 
     def put_step(self, values: pa.Array, runs: RowRuns, ids: RowIds, end: int) -> None:
         """Append the values of these rows, and NULL at the other offsets up to ``end``."""
@@ -67,7 +70,7 @@ class ColumnFileWriter:
             self._put_with_gaps(values, decode_runs(runs)[0], end)
 
     def finish(self) -> str:
-        self._put_with_gaps(pa.nulls(0, self.schema.field(0).type), np.empty(0, np.int64), self._physical_rows)
+        self._put_with_gaps(pa.nulls(0, self._type), np.empty(0, np.int64), self._physical_rows)
         return self.file.finish()
 
     def _put_with_gaps(self, values: pa.Array, offsets: Offsets, end: int) -> None:
@@ -82,12 +85,16 @@ class ColumnFileWriter:
             self.put(part)
 
 
+def _stored(values: pa.Array, field: pa.Field) -> pa.Array:
+    return as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
+
+
 def assemble(
     dataset: lance.LanceDataset,
     store: CheckpointStore,
     files: FragmentFiles,
     live: Ranges,
-    column: str,
+    output: Output,
     pieces: tuple[CheckpointedRows, ...],
     limit: int,
 ) -> Iterator[pa.Array]:
@@ -96,15 +103,15 @@ def assemble(
     Rows in a piece get its value, other live rows keep their old value, and deleted rows are NULL. No row is in two
     pieces. `BrokenFile` if the file of a piece is damaged or missing.
     """
-    data_type = dataset.schema.field(column).type
+    data_type, columns = output.type(dataset.schema), list(output.columns)
     if is_blob_type(data_type):
         data_type = pa.large_binary()
-    size = ReadSize.of(dataset, [column], limit)
+    size = ReadSize.of(dataset, columns, limit)
     old = RowsPerBudget(limit, size.fitting.width)
     kept = Ranges.empty()
     if files.output:
         kept = live - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
-    reader = CheckpointedRowsReader(dataset, store, pieces, limit, lambda rows: rows.column(0))
+    reader = CheckpointedRowsReader(dataset, store, pieces, limit, lambda rows: output.joined(rows.columns))
     most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
     start = 0
 
@@ -120,8 +127,8 @@ def assemble(
             taken += len(values)
             left -= values.nbytes
         for wanted in windows(kept.within(start, end)):
-            for rows in read_rows(dataset, files, live, wanted, [column], None, size):
-                values = rows.columns.column(0)
+            for rows in read_rows(dataset, files, live, wanted, columns, None, size):
+                values = output.joined(rows.columns.columns)
                 free = at[rows.offsets - start] < 0
                 if not free.all():
                     values = rows_where(values, pa.array(free))
@@ -134,7 +141,7 @@ def assemble(
                 taken += len(values)
         if not sources:
             return pa.nulls(count, data_type)
-        combined = pa.concat_arrays([convert_array(source, data_type) for source in sources])
+        combined = pa.concat_arrays([convert_array(output.narrowed(source), data_type) for source in sources])
         return rows_at(combined, pa.array(at, mask=at < 0))
 
     while start < files.physical_rows:
