@@ -390,7 +390,8 @@ class Table(Summarized, Readable):
             return compare_columns(self.location, dataset, column, other, function, neighbors, queries, rows)
         if queries is not None:
             raise InvalidInput("queries are for two columns of vectors: table.compare(column, other_column, ...).")
-        return compare_column(*self._plan(request_for(column), other), self.location, 100 if sample is None else sample)
+        plan, udf = self._plan(request_for(column), other)
+        return compare_column(plan, udf, self.location, column, 100 if sample is None else sample)
 
     def backfill_async(
         self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any

@@ -45,14 +45,8 @@ def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
     if isinstance(work, RefreshSpec):
         return tuple(_of_view(work.definition))
     udf = work.definition
-    return (
-        ColumnSource(
-            work.column,
-            udf.columns or work.inputs,
-            TRANSFORMATION,
-            _describe_udf(udf.import_path or udf.name, work.udf_version),
-        ),
-    )
+    by = _describe_udf(udf.import_path or udf.name, work.udf_version)
+    return tuple(ColumnSource(name, udf.columns or work.inputs, TRANSFORMATION, by) for name in work.columns)
 
 
 def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:

@@ -87,9 +87,10 @@ def read_cards(
     until = time.monotonic() + seconds
     newest: dict[str, dict[str, Job]] = {}
     for job in jobs:
-        own, target = newest.setdefault(job.table, {}), job.view or job.column or ""
-        if target not in own or (job.open and not own[target].open):
-            own[target] = job
+        own = newest.setdefault(job.table, {})
+        for target in job.columns or (job.view or "",):
+            if target not in own or (job.open and not own[target].open):
+                own[target] = job
     cards = []
     for name in names:
         own = newest.get(name, {})

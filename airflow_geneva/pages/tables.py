@@ -353,7 +353,8 @@ def _find_views(source: TableLocation) -> dict[str, ColumnRow]:
 def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, Job]:
     newest: dict[str, Job] = {}
     for job in list_jobs(opened, names=[table], most=most).jobs:
-        newest.setdefault(job.view or job.column or "", job)
+        for name in job.columns or (job.view or "",):
+            newest.setdefault(name, job)
     return newest
 
 
@@ -393,5 +394,5 @@ def read_histories(opened: VisibleDatabase, location: TableLocation) -> list[Job
     names = [item.name for item in describe_table(location).computed]
     most = min(_JOBS_SHOWN * max(len(names), 1), _MOST_READ)
     ended = [job for job in list_jobs(opened, names=[location.name], most=most).jobs if not job.open]
-    found = {name: [job for job in ended if name == (job.view or job.column)][:_JOBS_SHOWN] for name in names}
+    found = {name: [job for job in ended if name in (job.view, *job.columns)][:_JOBS_SHOWN] for name in names}
     return [JobHistory(name, tuple(jobs[::-1])) for name, jobs in found.items() if jobs]

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import Any
 
@@ -53,8 +54,10 @@ def _time_zones() -> Iterator[None]:
 def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """Convert one Python or NumPy value per row, or raise `OutputMismatch` at the first row whose value does not fit.
 
-    None becomes NULL, and so does a struct field that a dict lacks.
+    None becomes NULL, and so does a struct field that a dict lacks. A struct is a dict, a NamedTuple or a dataclass.
     """
+    if _has_struct(data_type) and not isinstance(values, np.ndarray):
+        values = [_as_dict(value, data_type) for value in values]
     with _time_zones():
         try:
             return _convert(values, data_type)
@@ -71,6 +74,23 @@ def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array
                 except _DOES_NOT_FIT as alone:
                     raise OutputMismatch(str(alone), row) from alone
             raise OutputMismatch(str(error)) from error
+
+
+def _has_struct(data_type: pa.DataType) -> bool:
+    return pa.types.is_struct(data_type) or (is_list(data_type) and _has_struct(data_type.value_type))
+
+
+def _as_dict(value: Any, data_type: pa.DataType) -> Any:
+    """Convert NamedTuples and dataclasses for structs, also those inside lists and structs, to dicts."""
+    if is_list(data_type):
+        return [_as_dict(item, data_type.value_type) for item in value] if isinstance(value, (list, tuple)) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {part.name: getattr(value, part.name) for part in fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    nested = [part for part in data_type if _has_struct(part.type)] if isinstance(value, dict) else []
+    changed = {part.name: _as_dict(value[part.name], part.type) for part in nested if part.name in value}
+    return value | changed if changed else value
 
 
 def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:

@@ -103,7 +103,7 @@ def _maker(work: JobSpec, column: str) -> tuple[str, str, str]:
     udf = work.udfs.get(column)
     if udf is not None:
         return column, udf.name, udf.version
-    return work.identity.column, work.identity.udf, work.identity.version
+    return work.column or work.identity.column, work.identity.udf, work.identity.version
 
 
 def write_records(work: JobSpec, fragment: FragmentWork, job: Storage, records: Sequence[ErrorRecord]) -> None:

@@ -77,7 +77,8 @@ class ActiveJobs:
 
 def may_use_folder(job: Job, work_folder: str) -> bool:
     """Whether a job may use a folder ``udf-..._ver-..._col-...``: it has the same column, or no column."""
-    return job.column is None or work_folder.endswith(f"_col-{key_part(job.column)}")
+    column = job.key_column or job.column
+    return column is None or work_folder.endswith(f"_col-{key_part(column)}")
 
 
 def read_active_jobs(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> ActiveJobs:

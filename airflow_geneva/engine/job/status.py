@@ -87,6 +87,8 @@ class Job(Listed, Counts):
         checked: results of checking the expectations on values; empty before the end.
         usage: usage that calls of a service reported.
         unindexed_rows: the most rows that one index over changed columns did not cover at the end.
+        siblings: the other columns that the UDF fills.
+        key_column: the column's name in checkpoint keys; None: `column`.
         time_left: estimated time until its end; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
     """
@@ -124,6 +126,8 @@ class Job(Listed, Counts):
     notes: tuple[str, ...] = ()
     checked: tuple[Checked, ...] = ()
     unindexed_rows: int = 0
+    siblings: tuple[str, ...] = ()
+    key_column: str | None = None
     time_left: TimeLeft | None = None
     usage: Usage = field(default_factory=Usage)
 
@@ -154,6 +158,11 @@ class Job(Listed, Counts):
         """Mean seconds from the start of a shard's task, or of the job, to its first call: the start of Spark."""
         starts = [shard.start_seconds for shard in self.shards if shard.start_seconds]
         return sum(starts) / len(starts) if starts else self.seconds.get("spark", 0.0)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that it computes; () for a view."""
+        return () if self.column is None else (self.column, *self.siblings)
 
     @property
     def target(self) -> str:
@@ -345,6 +354,8 @@ def _job(
         shard_count=int(record.get("shards", 0)),
         shards=shards,
         reasons=dict(record.get("reasons", {})),
+        siblings=tuple(record.get("siblings", ())),
+        key_column=record.get("key_column"),
         airflow=run_by,
     )
     job = _with_shards(job, int(record.get(ROWS_RUN, 0)))

@@ -6,9 +6,11 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
@@ -98,8 +100,13 @@ class Output:
         return pa.struct([pa.field(name, kind) for name, kind in zip(self.fields, types, strict=True)])
 
     def joined(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Join the values of the columns to one array: of siblings, a struct array without NULLs on its top level."""
-        return pa.StructArray.from_arrays(columns, list(self.fields)) if self.fields else columns[0]
+        """Join the values of the columns to one array: of siblings, structs, which are NULL where all columns are."""
+        if not self.fields:
+            return columns[0]
+        mask = None
+        if all(column.null_count for column in columns):
+            mask = reduce(pc.and_, [column.is_null() for column in columns])
+        return pa.StructArray.from_arrays(columns, list(self.fields), mask=mask)
 
     def split(self, values: pa.Array) -> list[pa.Array]:
         """Split values of the function into those of the columns; a NULL struct is NULL in each."""

@@ -21,6 +21,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.refresh import choose_rows, compare_source
 from airflow_geneva.engine.storage.files import Storage
@@ -204,6 +205,7 @@ def errors_of_columns(
         alike = [name for name in there if of[name].name == record.udf] if len(there) > 1 else there
         return (alike or [record.column])[0]
 
+    siblings = () if column is None else Output.in_schema(schema, column).columns
     found = read_errors(checkpoints, job_id, None if column in of else column)
     named = [replace(record, column=now(record)) for record in found]
-    return [record for record in named if column in (None, record.column)]
+    return [record for record in named if column is None or record.column in siblings]

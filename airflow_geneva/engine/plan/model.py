@@ -330,7 +330,7 @@ class BackfillSpec(_JobSpec):
         return {
             **super().describe(),
             "column": self.column,
-            **({"siblings": list(self.siblings)} if self.siblings else {}),
+            **({"siblings": list(self.siblings), "key_column": self.key_column} if is_group(self.field_id) else {}),
             "inputs": list(self.inputs),
             "agreement": self.agreement,
             "continue_from": list(self.continue_from),

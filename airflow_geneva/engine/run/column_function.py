@@ -13,6 +13,7 @@ from airflow_geneva.engine.checkpoint.provenance import version_label
 from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.lance_io.arrays import find_field
+from airflow_geneva.engine.lance_io.siblings import sibling_in
 from airflow_geneva.engine.plan.freshness import column_freshness
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
@@ -41,6 +42,7 @@ class ColumnFunction(Described):
         columns: the columns that contain the inputs.
         versions: number of rows with a value in that version, by the UDF version that computed it.
         rows_left: number of rows without a value of their current inputs in that version.
+        of: the field of the UDF's struct that fills the column, if it fills several columns; else "".
     """
 
     udf: UDF
@@ -51,6 +53,7 @@ class ColumnFunction(Described):
     versions: Mapping[str, int]
     rows_left: int
     location: TableLocation = field(compare=False)
+    of: str = ""
 
     def __call__(self, *values: Any) -> Any:
         """Compute the value of a row with these inputs, in this process.
@@ -79,7 +82,8 @@ class ColumnFunction(Described):
             dedup=False,
         )
         with calling(self.location.limits, Meter()), open_batch_mapper(udf, names) as mapper:
-            return mapper(row).values[0].as_py()
+            value = mapper(row).values[0].as_py()
+        return value[self.of] if self.of and value is not None else value
 
     def _row(self, values: Sequence[Any]) -> pa.RecordBatch:
         """Return a row with these inputs; fields of structs are nested in their columns."""
@@ -163,6 +167,7 @@ def _function(
         dict(versions),
         left,
         location,
+        "" if (sibling := sibling_in(dataset.schema.field(column))) is None else sibling.field,
     )
 
 

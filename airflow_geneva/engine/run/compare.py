@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import open_version
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.refresh import plan_refresh
@@ -82,13 +85,22 @@ def request_for(column: str) -> BackfillRequest:
     return BackfillRequest(column, f"`{column}` IS NOT NULL", on_code_change="recompute", ignore_checkpoints=True)
 
 
-def compare_column(plan: Plan, udf: UDF, location: TableLocation, rows: int) -> Comparison:
+def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:
     """Compute a sample of the rows that a plan would compute again; store nothing."""
     work = plan.work
     assert isinstance(work, BackfillSpec)
-    found = sample_plan(plan, location, Udfs({work.column: udf}), check_rows("sample", rows), also=(work.column,))
-    before = pa.Table.from_batches(found.inputs).column(work.column) if found.inputs else None
-    return _comparison(work.target, work.udf_version, work.column, found, before)
+    found = sample_plan(plan, location, Udfs({work.column: udf}), check_rows("sample", rows), also=(column,))
+    before = pa.Table.from_batches(found.inputs).column(column) if found.inputs else None
+    output = Output.of(plan.opened[0], column)
+    if output.fields:
+        of = output.fields[output.columns.index(column)]
+        found = replace(found, column=column, values=[_field(part, of) for part in found.values])
+    return _comparison(f"{work.table_name}.{column}", work.udf_version, column, found, before)
+
+
+def _field(values: pa.Array, name: str) -> pa.Array:
+    """Return a field of struct values; NULLs if all calls failed, so that they have no type."""
+    return pc.struct_field(values, name) if pt.is_struct(values.type) else values
 
 
 def compare_view_column(

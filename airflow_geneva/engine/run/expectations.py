@@ -20,6 +20,7 @@ from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, live_offsets, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.freshness import computed_offsets
 from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
@@ -84,7 +85,9 @@ class ValueChecks:
     ) -> Iterator[tuple[RowIds, pa.RecordBatch]]:  # fmt: skip
         plain = isinstance(self.work, RefreshSpec) and self.work.plain_blobs
         blobs = [name for name in columns if is_blob(self.written.schema.field(name)) and not plain]
-        readable = [name for name in columns if name not in blobs]
+        siblings = self.work.columns[1:]
+        output = Output.of(self.written, self.work.columns[0]) if siblings else Output(())
+        readable = [*output.columns] if siblings else [name for name in columns if name not in blobs]
         for fragment in staged:
             offsets, ids = decode_runs(fragment.runs)
             failed = fragment.failures.all.mask(offsets)
@@ -100,6 +103,8 @@ class ValueChecks:
             while at < len(positions):
                 window = positions[at : at + WINDOW_ROWS]
                 batch, rows = fit_rows(partial(_read, file, read, window, self.limit), len(window))
+                if siblings:
+                    batch = pa.record_batch([output.joined(batch.columns)], names=[self.work.columns[0]])
                 for name, there in nulls.items():
                     batch = batch.append_column(name, pa.array(np.ones(rows, np.bool_), mask=there.mask(window[:rows])))
                 if fragment.dense:
@@ -232,14 +237,16 @@ class StoredValues:
     def _read(
         self, dataset: lance.LanceDataset, files: FragmentFiles, rows: Ranges
     ) -> tuple[list[Checked], tuple[RowIds, pa.Table]]:
+        output = Output.of(dataset, self.column)
         scanner = open_fragment(dataset, files.id).scanner(
-            columns=[self.column], with_row_id=True, with_row_address=True, blob_handling="all_binary"
+            columns=list(output.columns), with_row_id=True, with_row_address=True, blob_handling="all_binary"
         )
         parts, kept = list[Checked](), list[tuple[RowIds, pa.Table]]()
         keeps = any(one.needs_table for one in self.expected)
         for batch in scanner.to_batches():
             chosen = batch.filter(pa.array(rows.mask(offsets_of(batch))))
-            ids, values = chosen.column("_rowid").to_numpy(), pa.table({self.column: chosen.column(self.column)})
+            found = output.joined([chosen.column(name) for name in output.columns])
+            ids, values = chosen.column("_rowid").to_numpy(), pa.table({self.column: found})
             parts += [_checked(self.column, one, ids, values) for one in self.expected if not one.needs_table]
             kept += [(ids, values)] if keeps else []
         values = pa.concat_tables([part for _, part in kept]) if kept else pa.table({})

@@ -507,7 +507,7 @@ class _Verifier:
         """Name the running jobs of either column."""
         checkpoints = self.location.checkpoints
         for job in read_jobs(checkpoints, job_ids(checkpoints)[:_MOST_JOBS]):
-            if job.open and job.column in (None, self.asked.column, self.asked.to):
+            if job.open and not (job.columns and {self.asked.column, self.asked.to}.isdisjoint(job.columns)):
                 yield (
                     f"job {job.id} computes {job.target}. Wait until it has ended: db.job({job.id!r}) shows how far "
                     "it is, and one that was killed counts as dead some minutes later"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections.abc
+import dataclasses
 import datetime
 import decimal
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +95,9 @@ def _type_of(annotation: Any) -> pa.DataType | None:
         item = _type_of(items[0])
         return None if item is None else pa.list_(item)
     if isinstance(annotation, type):
+        if (fields := _record_fields(annotation)) is not None:
+            types = {name: _type_of(hint) for name, hint in fields.items()}
+            return None if not types or None in types.values() else pa.struct(list(types.items()))
         if issubclass(annotation, np.generic):
             try:
                 return pa.from_numpy_dtype(np.dtype(annotation))
@@ -100,6 +105,21 @@ def _type_of(annotation: Any) -> pa.DataType | None:
                 return None
         return _PYTHON_TYPES.get(annotation, (_ARRAY_TYPES.get(annotation),))[0]
     return None
+
+
+def _record_fields(kind: type) -> dict[str, Any] | None:
+    """Return the annotated fields of a dataclass, a NamedTuple or a TypedDict; None for any other class."""
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        names = list(kind._fields)
+    elif names is None and typing.is_typeddict(kind):
+        names = list(kind.__annotations__)
+    if names is None:
+        return None
+    with suppress(Exception):  # an annotation that cannot be resolved determines no type
+        hints = typing.get_type_hints(kind)
+        return {name: hints.get(name) for name in names}
+    return {}
 
 
 def _gives(annotation: Any, data_type: pa.DataType, whole_batch: bool) -> bool:
