@@ -58,7 +58,8 @@ class Job:
         kind: ``plain``, ``where``, ``skip`` (some rows fail, and calls have a limit), ``async`` (the same, of calls in
             flight), ``batch`` (they do, at a service that gets all rows before it answers), ``dedup`` (values of equal
             inputs are kept), ``continue`` (the values of older code are taken over), ``indexed`` (an index over the
-            column is updated) or ``nested`` (the input is a field of a struct).
+            column is updated), ``nested`` (the input is a field of a struct) or ``siblings`` (each call fills two
+            columns).
         as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
     """
 
@@ -129,7 +130,8 @@ class World:
                 [struct_of(FIELDS, x) for x in range(ROWS)], pa.struct(dict.fromkeys(FIELDS, pa.int64()))
             )
         table = database_in(folder).create_table("docs", pa.table(rows), max_rows_per_file=PER_FRAGMENT)
-        table.add_columns({"y": valued if job.kind == "continue" else job.udf, "w": (negative, ["x"])})
+        filled: Any = ("y", "z") if job.kind == "siblings" else "y"
+        table.add_columns({filled: valued if job.kind == "continue" else job.udf, "w": (negative, ["x"])})
         if job.kind == "indexed":
             table.lance.create_scalar_index("y", "BTREE")
         world = World(folder, table)
@@ -172,7 +174,7 @@ class World:
         return [1_000 * (self.steps + 1) + row for row in rows]
 
     def rows(self) -> list[dict[str, Any]]:
-        columns = [name for name in ("id", "x", "y", "w") if name in self.table.schema.names]
+        columns = [name for name in ("id", "x", "y", "z", "w") if name in self.table.schema.names]
         return sorted(rows_of(self.table.lance, columns), key=lambda row: row["id"])
 
 
@@ -552,7 +554,7 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
         if version not in versions:
             before = None
             continue
-        columns = ["id", "x", "y"]
+        columns = ["id", "x", "y", *(["z"] if job.kind == "siblings" else [])]
         rows = rows_of(world.table.location.open(version), columns, with_row_address=True)
         now = {row["id"]: (row["_rowaddr"] >> 32, row["y"]) for row in rows}
         if before is not None and job_of(world.table, version):
@@ -565,10 +567,16 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
             touched = {row["_rowaddr"] >> 32 for row in written}
             torn = [row for row in rows if row["_rowaddr"] >> 32 in touched and row["y"] not in job.values(row["x"])]
             torn = [row for row in torn if job.selects(row["id"])]
+            torn += apart(written)
             assert not (torn and whole), f"version {version} completes a fragment in part: {torn}"
         before = now
     world.checked = world.table.version
     return looked_at + assert_facts(world, job)
+
+
+def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose two columns, if one call fills two, are not of one call."""
+    return [row for row in rows if "z" in row and row["z"] != (None if row["y"] is None else -row["y"])]
 
 
 def verified_inputs(world: World, version: int) -> dict[int, int | None]:
@@ -605,6 +613,7 @@ def assert_facts(world: World, job: Job) -> int:
 def assert_complete(world: World, job: Job) -> None:
     """Every selected row holds its value, and there is nothing left to do."""
     wrong = [row for row in world.rows() if job.selects(row["id"]) and row["y"] not in job.values(row["x"])]
+    wrong += apart(world.rows())
     assert not wrong, f"{len(wrong)} rows are wrong, such as {wrong[:3]}"
     if job.kind == "indexed":
         rows, dataset = world.rows(), world.table.lance
@@ -669,10 +678,13 @@ def check(history: History, folder: Path) -> Figures:
     return figures
 
 
+KINDS = ("plain", "where", "skip", "async", "batch", "dedup", "continue", "siblings")
+
+
 def random_history(seed: int) -> History:
     """Whatever may happen."""
     dice = random.Random(f"history-{seed}")
-    kind = dice.choices(["plain", "where", "skip", "async", "batch", "dedup", "continue"], [3, 3, 1, 2, 2, 2, 2])[0]
+    kind = dice.choices(KINDS, [3, 3, 1, 2, 2, 2, 2, 2])[0]
 
     # A job that died a year ago is collected with its record, and then nothing says what its version had computed. A
     # collection that dies keeps other files of it in each of two worlds, as their names differ.

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva import UDF, RateLimit, udf
 from tests.support.counting import TRACE, leave_trace
@@ -48,6 +49,13 @@ def valued_nested(s: pa.StructArray) -> pa.Int64Array:
     x = s.field("v") if s.type.get_field_index("v") >= 0 else pa.nulls(len(s), pa.int64())
     leave_trace(x)
     return pa.array([value_of(one) for one in x.to_pylist()], pa.int64())
+
+
+@udf(data_type=pa.struct({"y": pa.int64(), "z": pa.int64()}), name="valued", version="1")
+def valued_twice(x: pa.Int64Array) -> pa.StructArray:
+    """As ``valued``, and its negative."""
+    y = valued.function(x)
+    return pa.StructArray.from_arrays([y, pc.negate(y)], ["y", "z"])
 
 
 MANY = RateLimit("histories", requests_per_minute=600_000)
@@ -117,6 +125,7 @@ BY_KIND: dict[str, UDF] = {
     "continue": valued_anew,
     "indexed": valued,
     "nested": valued_nested,
+    "siblings": valued_twice,
 }
 
 
