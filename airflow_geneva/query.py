@@ -70,8 +70,8 @@ class Query:
 
     table: Table
     conditions: tuple[str, ...] = ()
-    selected: tuple[tuple[str, QuerySpec], ...] | None = None
-    added: tuple[tuple[str, QuerySpec], ...] = ()
+    selected: tuple[tuple[Any, QuerySpec], ...] | None = None
+    added: tuple[tuple[Any, QuerySpec], ...] = ()
     shuffle_seed: int | None = None
     max_rows: int | None = None
     skipped_rows: int = 0
@@ -83,13 +83,13 @@ class Query:
             raise InvalidInput(f"where({sql!r:.200}) is not valid: give an SQL condition as text.")
         return replace(self, conditions=(*self.conditions, sql.strip()))
 
-    def select(self, columns: Sequence[str] | Mapping[str, QuerySpec]) -> Query:
+    def select(self, columns: Sequence[str] | Mapping[Any, QuerySpec]) -> Query:
         """Select these columns instead of all; a later call replaces an earlier one.
 
         Args:
             columns: names; or a mapping from a new name to a column's name, an SQL expression over the table's columns,
                 a UDF, or a UDF, or its import path, with its inputs. An input is an earlier column of the query, or
-                else one of the table.
+                else one of the table. Several new names in a tuple are filled by the fields of a UDF's struct.
         """
         if isinstance(columns, Mapping):
             return replace(self, selected=tuple(columns.items()))
@@ -100,7 +100,7 @@ class Query:
             raise InvalidInput(f'select takes names in a list, not {named[0]!r:.200}. Give it a name: {{"n": ...}}.')
         return replace(self, selected=tuple((name, f"`{name}`") for name in columns))
 
-    def add_columns(self, columns: Mapping[str, QuerySpec]) -> Query:
+    def add_columns(self, columns: Mapping[Any, QuerySpec]) -> Query:
         """Add columns after the others, as a mapping like that of :meth:`select`."""
         if not isinstance(columns, Mapping):
             raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not {columns!r:.200}.')

@@ -36,7 +36,7 @@ from airflow_geneva.engine.udf.definition import (
     check_droppable,
     define_columns,
     definition_in,
-    names_in,
+    key_names,
     read_definition,
     redefine,
     renamed_metadata,
@@ -183,7 +183,7 @@ class Table(Summarized, Readable):
         dataset = self.lance
         changes: dict[str, dict[str, str | None]] = {}
         for key, spec in by_name(columns).items():
-            for name, definition, udf in redefine(self.name, dataset.schema, names_in(key), spec):
+            for name, definition, udf in redefine(self.name, dataset.schema, key_names(key), spec):
                 give_udf(udf, self._named(name))
                 changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -57,17 +57,21 @@ def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]
 def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
     names = [column.name for column in definition.reads]
     earlier: dict[str, tuple[str, ...]] = {}
+    by_first: dict[str, ColumnSource] = {}
     for column in definition.columns:
         if column.udf is not None:
             inputs = tuple(dict.fromkeys(part for name in column.columns for part in earlier.get(name, (name,))))
             by = _describe_udf(column.udf.import_path or column.udf.name, column.udf.version)
             found = ColumnSource(column.name, inputs, TRANSFORMATION, by)
+        elif column.kind == "sibling":
+            found = replace(by_first[column.of or ""], column=column.name)
         elif column.kind == "column":
             found = ColumnSource(column.name, (str(column.expression),), IDENTITY, "")
         else:
             mentioned = tuple(where_columns(column.expression, names))
             found = ColumnSource(column.name, mentioned, TRANSFORMATION, f"SQL {column.expression}")
         earlier[column.name] = found.inputs
+        by_first[column.first_name or column.name] = found
         yield found
 
 

@@ -273,3 +273,38 @@ def test_the_same_on_spark(table: Table) -> None:
     table.add_columns({("width", "height"): sizes})
     table.backfill("width", runner="spark", task_size=10)
     assert rows(table, "width", "height") == [{"x": x, "width": 2 * x, "height": f"{x}"} for x in range(40)]
+
+
+def shown(view: Any, *columns: str) -> list[dict[str, Any]]:
+    return view.to_arrow().select(["x", *columns]).sort_by("x").to_pylist()
+
+
+def test_a_view_has_such_columns_too(table: Table) -> None:
+    query = table.query().select({"x": "x", ("width", "h"): size_of, "area": area})
+    assert query.to_arrow().slice(3, 1).to_pylist() == [{"x": 3, "width": 6, "h": "3!", "area": 36}]
+    calls.clear()
+    view = query.create_materialized_view(name="sizes")
+    view.refresh(runner="inline")
+    assert shown(view, "width", "h", "area") == [
+        {"x": x, "width": 2 * x, "h": f"{x}!", "area": 4 * x * x} for x in range(40)
+    ]
+    assert len(calls) == 40
+    table.lance.update({"x": "90"}, where="x = 9")
+    view.refresh(runner="inline")
+    assert (len(calls), shown(view, "h")[-1]) == (41, {"x": 90, "h": "90!"})
+    view.promote_column("h", to="width", keep_as="w1")
+    assert shown(view, "width", "w1")[2] == {"x": 2, "width": "2!", "w1": 4}
+    table.add(pa.table({"x": pa.array([95], pa.int64())}))
+    view.refresh(runner="inline")
+    assert shown(view, "width", "w1", "area")[-1] == {"x": 95, "width": "95!", "w1": 190, "area": 190 * 190}
+    assert len(calls) == 42
+
+
+def test_a_row_that_fails_in_a_view_is_null_in_all_such_columns(table: Table) -> None:
+    view = table.query().select({"x": "x", ("width", "h"): picky}).create_materialized_view(name="sizes")
+    assert view.refresh(runner="inline").rows_failed == 4
+    assert [row for row in shown(view, "width", "h") if row["width"] is None or row["h"] is None] == [
+        {"x": x, "width": None, "h": None} for x in (3, 13, 23, 33)
+    ]
+    with pytest.raises(InvalidInput, match="need a UDF that returns a struct"):
+        table.query().select({("a", "b"): "x"}).output_schema()

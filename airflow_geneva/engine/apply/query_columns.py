@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wait_for_first
@@ -26,7 +27,7 @@ from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
-from airflow_geneva.engine.views.definition import OutputColumn, source_inputs
+from airflow_geneva.engine.views.definition import OutputColumn, filled_by, source_inputs
 from airflow_geneva.engine.views.rows import RowIdArray
 from airflow_geneva.errors import UdfError
 
@@ -59,6 +60,7 @@ class QueryComputer(BatchMapper):
         self.columns = tuple(columns)
         self.keeps_before = keeps_before
         self.projection, self._aliases, self.input_aliases = _projection(self.columns)
+        self.filled_by = filled_by(self.columns)
         self._stack = ExitStack()
         self.mappers: dict[str, BatchMapper] = {
             column.name: self._stack.enter_context(
@@ -105,7 +107,8 @@ class QueryComputer(BatchMapper):
     def needed(self, column: OutputColumn) -> list[str]:
         """Return the UDF columns whose values are inputs of a column."""
         from_source = self.input_aliases[column.name]
-        return [name for name in column.columns if name not in from_source and name in self.mappers]
+        found = (self.filled_by.get(name) for name in column.columns if name not in from_source)
+        return [name for name in dict.fromkeys(found) if name is not None]
 
     def __enter__(self) -> QueryComputer:
         return self
@@ -134,7 +137,16 @@ class QueryComputer(BatchMapper):
 
     def plain(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the columns that no UDF computes."""
-        return {column.name: batch.column(self._aliases[column.name]) for column in self.columns if not column.udf}
+        return {name: batch.column(alias) for name, alias in self._aliases.items()}
+
+    def spread(self, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Return the values of all columns that UDFs fill, from what the UDFs return, by the column with the UDF."""
+        found: dict[str, pa.Array] = {}
+        for column in self.columns:
+            made = values.get(self.filled_by.get(column.name, ""))
+            if made is not None:
+                found[column.name] = made if column.field is None else pc.struct_field(made, column.field)
+        return found
 
     def ask_batch_apis(self, batch: pa.RecordBatch) -> None:
         """Raise StillWaiting if a batch API has not answered all rows, before any other UDF is called."""
@@ -258,7 +270,8 @@ class _BegunQuery(BegunBatch):
             raise failure
         mapped = {name: column.mapped(rows) for name, column in self.columns.items()}
         computed = {name: outcome.values for name, outcome in mapped.items()}
-        values = self._rows({name: plain.slice(0, rows) for name, plain in self.plain.items()} | computed)
+        plain = {name: values.slice(0, rows) for name, values in self.plain.items()}
+        values = self._rows(plain | self.computer.spread(computed))
         failures = tuple(sorted(self._failures(mapped), key=lambda failure: failure.index))
         if failure is not None:
             error = UdfError(str(failure), rows, values, failures, failure.column, failure.call)
@@ -272,7 +285,8 @@ class _BegunQuery(BegunBatch):
         if not rows:
             return [], None
         computed = {name: pa.concat_arrays([good[row] for row in rows]) for name, good in found.items()}
-        return rows, self._rows({name: rows_at(plain, pa.array(rows)) for name, plain in self.plain.items()} | computed)
+        plain = {name: rows_at(values, pa.array(rows)) for name, values in self.plain.items()}
+        return rows, self._rows(plain | self.computer.spread(computed))
 
     def _advance(self, names: Collection[str], whatever_waits: bool = False) -> None:
         """Start the calls of columns whose inputs are available, and take the results of those that have ended."""
@@ -295,7 +309,7 @@ class _BegunQuery(BegunBatch):
             computed[name] = values
         rows = slice(part.start, part.stop)
         plain = {name: values[rows] for name, values in self.plain.items()}
-        return self.computer.inputs(column.column, self.batch[rows], plain | computed)
+        return self.computer.inputs(column.column, self.batch[rows], plain | self.computer.spread(computed))
 
     def _take(self, name: str, part: _Part, begun: BegunBatch) -> MappedBatch | None:
         """Return the result of a part; if a row of it fails the job, the result of the rows before it."""
@@ -346,7 +360,7 @@ def _projection(
         elif column.kind == "sql":
             outputs[column.name] = f"value_{position}"
             expressions[f"value_{position}"] = f"({column.expression})"
-        else:
+        elif column.udf is not None:
             inputs[column.name] = {name: source(name) for name in from_source[column.name]}
     return {**{alias: f"`{name}`" for name, alias in sources.items()}, **expressions}, outputs, inputs
 

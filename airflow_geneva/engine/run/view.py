@@ -357,5 +357,6 @@ def plan(
         if request.on_code_change == OLD_CODE:
             code = find_old_code(view, state, code.udfs)
         for name, udf in code.udfs.items():
-            check_view_type(view.name, name, definition.column(name).type, udf)
+            column = definition.column(name)
+            check_view_type(view.name, name, column.type, udf, column.udf if column.field else None)
         return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request, read)))

@@ -133,7 +133,7 @@ def by_name(columns: ColumnSpecs) -> ColumnSpecs:
     return columns
 
 
-def names_in(key: str | tuple[str, ...]) -> tuple[str, ...]:
+def key_names(key: str | tuple[str, ...]) -> tuple[str, ...]:
     """Return the names in a key of such a mapping: of one column, or of several that one function fills."""
     return key if isinstance(key, tuple) else (key,)
 
@@ -145,7 +145,7 @@ def define_columns(
 
     A column may be an input of later ones.
     """
-    named = [name for key in by_name(columns) for name in names_in(key)]
+    named = [name for key in by_name(columns) for name in key_names(key)]
     for name in named:
         check_column_name(name)
     if twice := sorted({name for name in named if named.count(name) > 1}):
@@ -160,7 +160,7 @@ def define_columns(
     new, definitions, udfs = list[pa.Field](), dict[str, UdfDefinition](), dict[str, UDF]()
     required = [other.name for other in schema if not other.nullable]
     for key, spec in columns.items():
-        definition, udf = _define(table, known, names_in(key)[0], spec)
+        definition, udf = _define(table, known, key_names(key)[0], spec)
         for field in _fields(key, definition, udf):
             name = field.name
             if is_blob(field) and required:
@@ -358,9 +358,13 @@ def check_type(table: str, output: Output, schema: pa.Schema, udf: UDF) -> None:
         )
 
 
-def check_view_type(view: str, column: str, found: str, udf: UdfDefinition) -> None:
-    """Reject a UDF with another type than its column of a view, because no refresh changes the type."""
-    if found != udf.data_type:
+def check_view_type(view: str, column: str, found: str, udf: UdfDefinition, before: UdfDefinition | None) -> None:
+    """Reject a UDF with another type than its column of a view, because no refresh changes the type.
+
+    Args:
+        before: the column's definition in the view.
+    """
+    if udf.data_type not in (found, before and before.data_type):
         raise InvalidInput(
             f"Type mismatch for column {column!r} of view {view!r}: it is {found}, and UDF {udf.name!r} gives "
             f"{udf.data_type} now, so no row can be computed again. Have both side by side, until readers take the "

@@ -48,7 +48,7 @@ _NAMED = {
     "explode": "exploded column",
 }
 
-Kind = Literal["column", "sql", "udf"]
+Kind = Literal["column", "sql", "udf", "sibling"]
 Code = tuple[tuple[str, str], ...]
 """UDF versions by column."""
 
@@ -57,7 +57,8 @@ Code = tuple[tuple[str, str], ...]
 class OutputColumn:
     """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
 
-    `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
+    A UDF may fill several columns with the fields of its struct: the first one has the UDF, and `field` names the field
+    of each. The others are siblings, and `of` is the first one's first name. `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
     that name, or else a column of the source. `expect` are the view's own expectations, in addition to the UDF's.
     Promotions change `name`; `first_name` is then the name at the view's creation.
     """
@@ -69,6 +70,8 @@ class OutputColumn:
     udf: UdfDefinition | None = None
     expect: list[dict[str, Any]] | None = None
     first_name: str | None = None
+    field: str | None = None
+    of: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -82,13 +85,16 @@ class OutputColumn:
 
     def describe(self) -> str:
         if self.udf is not None:
-            return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
+            field = f", field {self.field!r}" if self.field else ""
+            return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}){field} -> {self.type}"
         return f"{self.origin} -> {self.type}"
 
     @property
     def origin(self) -> str:
         if self.udf is not None:
             return f"computed by {self.udf.call}"
+        if self.kind == "sibling":
+            return f"field {self.field!r} of what computes {self.of!r}"
         return f"{'source column' if self.kind == 'column' else 'SQL'} {self.expression}"
 
     def to_document(self) -> dict[str, Any]:
@@ -99,7 +105,8 @@ class OutputColumn:
     def of_document(document: Mapping[str, Any]) -> OutputColumn:
         udf = UdfDefinition.from_json(json.dumps(document["udf"])) if "udf" in document else None
         about = (document["name"], document["kind"], document["type"], document.get("expression"))
-        return OutputColumn(*about, udf, document.get("expect"), document.get("first_name"))
+        more = (document.get(name) for name in ("expect", "first_name", "field", "of"))
+        return OutputColumn(*about, udf, *more)
 
     def called(self, name: str) -> OutputColumn:
         """Return the column under another name."""
@@ -275,6 +282,7 @@ class ViewDefinition:
         try:
             values = {field.name: document[field.name] for field in fields(ViewDefinition)}
             values["columns"] = tuple(map(OutputColumn.of_document, values["columns"]))
+            filled_by(values["columns"])
             values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
             found = well_typed(ViewDefinition(**values))
             _ = found.expectations
@@ -388,6 +396,12 @@ def view_columns(schema: pa.Schema) -> tuple[OutputColumn, ...]:
 def own_columns(schema: pa.Schema) -> list[str]:
     """Return the names of a view's columns: the two system columns, then the query's."""
     return [*SYSTEM_COLUMNS, *(column.name for column in view_columns(schema))]
+
+
+def filled_by(columns: Sequence[OutputColumn]) -> dict[str, str]:
+    """Return the column with the UDF for each column that a UDF fills."""
+    first = {column.first_name or column.name: column.name for column in columns}
+    return {c.name: c.name if c.of is None else first[c.of] for c in columns if c.udf or c.kind == "sibling"}
 
 
 def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:

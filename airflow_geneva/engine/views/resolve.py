@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,9 +14,10 @@ from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
+from airflow_geneva.engine.lance_io.siblings import match_fields
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.annotations import check_input_fields
-from airflow_geneva.engine.udf.definition import check_column_name
+from airflow_geneva.engine.udf.definition import check_column_name, key_names
 from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
 from airflow_geneva.errors import InvalidInput
 
@@ -51,7 +52,7 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
     the source's columns only.
     """
     visible = visible_columns(dataset.schema)
-    names = [name for name, _ in specs]
+    names = [name for key, _ in specs for name in key_names(key)]
     for name in names:
         check_column_name(name)
         if name.lower() in SYSTEM_COLUMNS:
@@ -68,12 +69,15 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
     fields: dict[str, pa.Field] = {}
     udfs: dict[str, UDF] = {}
     reads: set[str] = set()
-    for position, (name, spec) in enumerate(specs):
+    for key, spec in specs:
+        name = key_names(key)[0]
+        if isinstance(spec, str) and isinstance(key, tuple):
+            raise InvalidInput(f"Columns {list(key)} need a UDF that returns a struct, not {spec!r:.200}.")
         if isinstance(spec, str):
             column, made, read = source.resolve_text(name, spec)
         else:
             udf, inputs = _split(name, spec)
-            column = source.resolve_udf(name, udf, inputs, fields, names[position:])
+            column = source.resolve_udf(name, udf, inputs, fields, names[len(fields) :])
             if udf.is_batch_api and (fed := sorted(udfs.keys() & set(column.columns))):
                 raise InvalidInput(
                     f"Column {name!r}: UDF {udf.name!r} is a batch API, and takes {fed}, which other UDFs compute; "
@@ -83,10 +87,27 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
             made = pa.field(name, udf.data_type)
             read = {given for given in column.columns if given not in fields}
             udfs[name] = udf
-        columns.append(column)
-        fields[name] = made
+        for one, made in _spread(key, column, made):
+            columns.append(one)
+            fields[one.name] = made
         reads |= read
     return ResolvedColumns(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
+
+
+def _spread(
+    key: str | tuple[str, ...], column: OutputColumn, made: pa.Field
+) -> Iterator[tuple[OutputColumn, pa.Field]]:
+    """Yield a column, or the columns that its UDF fills, with their fields."""
+    if not isinstance(key, tuple):
+        yield column, made
+        return
+    assert column.udf is not None
+    for name, field in zip(key, match_fields(key, made.type, column.udf.name), strict=True):
+        kind = made.type.field(field).type
+        found = OutputColumn(name, "sibling", str(kind), field=field, of=column.name)
+        if name == column.name:
+            found = replace(column, type=str(kind), field=field)
+        yield found, pa.field(name, kind)
 
 
 def check_expression(sql: object, what: str) -> str:
