@@ -58,7 +58,9 @@ class OutputColumn:
     """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
 
     A UDF may fill several columns with the fields of its struct: the first one has the UDF, and `field` names the field
-    of each. The others are siblings, and `of` is the first one's first name. `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
+    of each. The others are siblings, and `of` is the first one's first name.
+
+    `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
     that name, or else a column of the source. `expect` are the view's own expectations, in addition to the UDF's.
     Promotions change `name`; `first_name` is then the name at the view's creation.
     """

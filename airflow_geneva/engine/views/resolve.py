@@ -87,14 +87,14 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
             made = pa.field(name, udf.data_type)
             read = {given for given in column.columns if given not in fields}
             udfs[name] = udf
-        for one, made in _spread(key, column, made):
+        for one, its in _filled(key, column, made):
             columns.append(one)
-            fields[one.name] = made
+            fields[one.name] = its
         reads |= read
     return ResolvedColumns(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
 
 
-def _spread(
+def _filled(
     key: str | tuple[str, ...], column: OutputColumn, made: pa.Field
 ) -> Iterator[tuple[OutputColumn, pa.Field]]:
     """Yield a column, or the columns that its UDF fills, with their fields."""
@@ -102,11 +102,11 @@ def _spread(
         yield column, made
         return
     assert column.udf is not None
-    for name, field in zip(key, match_fields(key, made.type, column.udf.name), strict=True):
-        kind = made.type.field(field).type
-        found = OutputColumn(name, "sibling", str(kind), field=field, of=column.name)
+    for name, of in zip(key, match_fields(key, made.type, column.udf.name), strict=True):
+        kind = made.type.field(of).type
+        found = OutputColumn(name, "sibling", str(kind), field=of, of=column.name)
         if name == column.name:
-            found = replace(column, type=str(kind), field=field)
+            found = replace(column, type=str(kind), field=of)
         yield found, pa.field(name, kind)
 
 
