@@ -43,6 +43,7 @@ def private_attributes() -> set[str]:
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.endswith("__")
+        and node.attr != "_asdict"  # public, of named tuples
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os"))
     }
 

@@ -75,7 +75,7 @@ GUARDS = [
     ),
     Guard(
         "A moved row would keep a value that was computed from other nested fields of its input.",
-        "if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:",
+        "if any(columns.names) and columns_of(dataset, inputs, (), None).inputs_text != columns.inputs_text:",
         "if False:",
         (NESTED + "::test_a_moved_row_is_not_compared_with_a_version_that_had_other_nested_fields",),
     ),
