@@ -650,6 +650,9 @@ def assert_alike(history: History, harmed: World, unharmed: World, kills: int) -
     # Of an async function, as many calls wait for a turn as are in flight, and as many are done out of turn.
     interval = {"async": CHECKPOINT + 4 * IN_FLIGHT, "batch": 0}.get(job.kind, CHECKPOINT)
     allowed = kills * interval + harmed.spare
+    if job.kind == "dedup" and restore in changes:
+        # Runs that were to die keep few values for equal inputs, so rows that a restore took back may run again.
+        allowed += ROWS
     if job.fails:
         if job.as_tasks and changes <= set(HARMLESS):
             assert failures(harmed) == failures(unharmed)
