@@ -17,6 +17,7 @@ from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
+from airflow_geneva.engine.load.columns import LoadsColumns
 from airflow_geneva.engine.plan.freshness import (
     addresses_of_rows,
     errors_of_columns,
@@ -61,7 +62,7 @@ _HEADINGS = ("column", "type", "")
 
 
 @dataclass(frozen=True, repr=False)
-class Table(Summarized, Readable):
+class Table(Summarized, Readable, LoadsColumns):
     """A Lance table with computed columns; opened by :class:`airflow_geneva.Database`.
 
     Args:

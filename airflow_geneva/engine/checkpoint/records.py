@@ -101,6 +101,7 @@ class StagedFragment:
         dense: whether the file holds only the computed rows, without gaps, as a view's new rows.
         nulls: positions of NULLs in the file, by blob column.
         size_bytes: size of the file; 0 if it is unknown.
+        missing: of a load, the number of selected rows whose key its source lacks.
     """
 
     file: str
@@ -119,6 +120,12 @@ class StagedFragment:
     dense: bool = False
     nulls: tuple[tuple[str, Ranges], ...] = ()
     size_bytes: int = 0
+    missing: int = 0
+
+    @property
+    def leaves_unchanged(self) -> bool:
+        """Whether no data file was written, because the fragment's values stay as they are."""
+        return not self.file
 
     @cached_property
     def computed(self) -> Ranges:
@@ -133,7 +140,7 @@ class StagedFragment:
     def to_batch(self) -> pa.RecordBatch:
         head = {name: getattr(self, name) for name in _PLAIN}
         head |= {name: json.dumps(getattr(self, name)) for name in _AS_JSON}
-        head["size_bytes"] = self.size_bytes
+        head |= {"size_bytes": self.size_bytes, "missing": self.missing}
         head["failures"] = self.failures.dumps()
         head["taken"] = json.dumps([[version, rows.to_json()] for version, rows in self.taken])
         head["nulls"] = json.dumps([[column, rows.to_json()] for column, rows in self.nulls])
@@ -172,6 +179,7 @@ class StagedFragment:
             taken=_ranges_by_name(row["taken"]),
             nulls=_ranges_by_name(row["nulls"]),
             size_bytes=row["size_bytes"],
+            missing=row.get("missing", 0),
         )
 
 

@@ -31,7 +31,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.plan.computed_rows import column_state
-from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.model import BackfillSpec, LoadSpec
 from airflow_geneva.engine.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
@@ -236,7 +236,15 @@ class ShardCommitter:
     def columns(self) -> Columns:
         """The relevant columns by field id, as planned."""
         filtered = where_columns(self.work.where, self.planned.schema.names)
-        return columns_of(self.planned, self.work.inputs, filtered, self.work.column)
+        return columns_of(self.planned, self.work.inputs, filtered, self.work.output_at(self.planned))
+
+    @cached_property
+    def fact_columns(self) -> Columns:
+        """The columns that facts are about: those of a UDF whose values are loaded, or else `columns`."""
+        work = self.work
+        if not isinstance(work, LoadSpec):
+            return self.columns
+        return columns_of(self.planned, work.fact_inputs, (), work.output_at(self.planned))
 
     def commit(
         self,
@@ -300,6 +308,7 @@ class ShardCommitter:
             fragments=len(self._done),
             versions=tuple(self._versions),
             left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
+            rows_missing=sum(done.staged.missing for done in self._done),
         )
 
     def _computed_by_this_job(self, staged: StagedFragment) -> int:
@@ -352,21 +361,32 @@ class ShardCommitter:
         self._by_others += len(rows) - ours
 
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
-        repeated = [candidate for candidate in candidates if candidate.only_failed_again(self.work.udf_version)]
+        """Record fragments whose values stay, so that they need no commit: known failures failed again, or a load found
+        the values that are there."""
+        version = self.work.udf_version
+        repeated = [c for c in candidates if c.staged.leaves_unchanged or c.only_failed_again(version)]
         facts = [
-            self._fact(c.work.files, c.work.files.signature, p.what, rows, self.work.version)
-            for c in repeated
-            for p, rows in c.outcome(self.work.udf_version).items()
+            self._fact(files, files.signature, p.what, rows, self.work.version)
+            for c, files in zip(repeated, self._fact_files(self.planned, [c.work.files for c in repeated]), strict=True)
+            for p, rows in c.outcome(version).items()
             # Facts about a fragment replace facts about its ancestors.
-            if rows and (c.work.reason == MOVED or (p.failures and rows & c.staged.failures.all))
+            if rows
+            and (c.work.reason == MOVED or c.staged.leaves_unchanged or (p.failures and rows & c.staged.failures.all))
         ]
         self._learn(facts)
         self._done.extend(repeated)
         return [candidate for candidate in candidates if candidate not in repeated]
 
+    def _fact_files(self, dataset: lance.LanceDataset, files: Sequence[FragmentFiles]) -> Sequence[FragmentFiles]:
+        """Return fragments with the data files of the columns that facts are about."""
+        if self.fact_columns is self.columns or not self.work.keeps_facts:
+            return files
+        found = read_fragments(dataset, self.fact_columns, {one.id for one in files})
+        return [found[one.id] for one in files]
+
     def _learn(self, facts: Sequence[Fact]) -> None:
-        append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
+        if self.work.keeps_facts:
+            append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
     def _verify(self, group: Sequence[Candidate]) -> Verification:
         opened, self.opened = self.opened, None
@@ -471,13 +491,15 @@ class ShardCommitter:
         self, files: FragmentFiles, signature: str, what: str, rows: Ranges, at: int, under: str | None = None
     ) -> Fact:
         every = None if len(rows) == files.physical_rows else rows
-        return Fact(signature, what, every, at, under, self.columns.inputs_text)
+        return Fact(signature, what, every, at, under, self.fact_columns.inputs_text)
 
     def _facts(self, verdict: Verification) -> list[Fact]:
         facts: list[Fact] = []
+        if not self.work.keeps_facts:
+            return facts
         version = int(verdict.dataset.version)
-        for candidate in verdict.fitting:
-            now = verdict.manifest[candidate.work.id]
+        files = self._fact_files(verdict.dataset, [verdict.manifest[one.work.id] for one in verdict.fitting])
+        for candidate, now in zip(verdict.fitting, files, strict=True):
             output = candidate.output(self.work.field_id)
             signature = now.signature_with(output)
             for provenance, rows in candidate.outcome(self.work.udf_version).items():

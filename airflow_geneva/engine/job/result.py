@@ -85,6 +85,7 @@ class ShardResult(Outcome):
         rows_deleted: due rows that other writers deleted meanwhile; the job's result counts them as skipped.
         left_reasons: why rows were left, by fragment.
         visible: whether the rows are visible; a view's become visible in its swap at the end.
+        rows_missing: of a load, the rows whose key its source lacks.
     """
 
     shard: int
@@ -96,6 +97,7 @@ class ShardResult(Outcome):
     left_reasons: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
     visible: bool = True
+    rows_missing: int = 0
 
     @property
     def shown(self) -> bool:
@@ -158,6 +160,7 @@ class BackfillResult(Listed, Outcome):
         rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
         rows_cached: rows that took the value that another task or job had computed for equal inputs.
         rows_raced: rows that were called although another task called equal inputs at the same time.
+        rows_missing: of a load, the selected rows whose key its source lacks.
         rows_run: rows on which functions were called in this job, whether or not their values became visible. A row
             counts once for each call, also in failed attempts, except in the last seconds before a kill.
     """
@@ -176,6 +179,12 @@ class BackfillResult(Listed, Outcome):
     rows_cached: int = 0
     rows_raced: int = 0
     rows_run: int = 0
+    rows_missing: int = 0
+
+    @property
+    def rows_loaded(self) -> int:
+        """Of a load, the rows whose values it changed."""
+        return self.rows_visible
 
     @property
     def changed(self) -> bool:
@@ -224,6 +233,8 @@ class BackfillResult(Listed, Outcome):
             f"{counted(len(self.commits), 'commit')}, "
             f"job {self.job_id}" + (f" ({took})" if took else ""),
         ]
+        if self.rows_missing:
+            lines.append(f"  the source lacks the keys of {counted(self.rows_missing, 'row')}")
         if self.usage:
             lines.append(f"  {self.usage}")
         lines.extend(f"  {checked}" for checked in self.checked)

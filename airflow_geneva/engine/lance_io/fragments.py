@@ -159,9 +159,9 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
     return tuple(field.id() for field in _fields_of(dataset, column))
 
 
-def output_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
-    """Return the ids of the columns that a column's function fills; of siblings, first the number of their group."""
-    output = Output.of(dataset, column)
+def output_ids(dataset: lance.LanceDataset, output: Output | str) -> tuple[int, ...]:
+    """Return the ids of the columns of an output, or of a column and its siblings; first the number of a group."""
+    output = Output.of(dataset, output) if isinstance(output, str) else output
     ids = [found for name in output.columns for found in field_ids(dataset, name)]
     return tuple(ids if output.group is None else [output.group, *ids])
 
@@ -202,7 +202,7 @@ def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
 
 
 def columns_of(
-    dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str | None
+    dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: Output | str | None
 ) -> Columns:  # fmt: skip
     """Look up the columns at one version of the table; a view's source has no output."""
     return Columns(
@@ -262,13 +262,16 @@ def _has_struct(kind: pa.DataType) -> bool:
 
 def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tuple[int, ...]:
     """Return what `output_ids` returns for an output if a version still has a column of it, under any name; else ()."""
-    for field in dataset.lance_schema.fields():
-        if field.id() == fields[0]:
-            return field_ids(dataset, field.name())
-        found = sibling_of(field) if is_group(fields[0]) else None
-        if found is not None and found.group == fields[0]:
-            return output_ids(dataset, field.name())
-    return ()
+    if not is_group(fields[0]):
+        names = output_names(dataset, fields[:1])
+        return field_ids(dataset, names[0]) if names else ()
+    if len(fields) > 1:
+        names = output_names(dataset, fields)
+    else:
+        found = ((field.name(), sibling_of(field)) for field in dataset.lance_schema.fields())
+        names = tuple(name for name, sibling in found if sibling is not None and sibling.group == fields[0])
+    ids = tuple(nested for name in names for nested in field_ids(dataset, name))
+    return (fields[0], *ids) if ids else ()
 
 
 def read_fragments(dataset: lance.LanceDataset, columns: Columns, ids: set[int]) -> dict[int, FragmentFiles]:

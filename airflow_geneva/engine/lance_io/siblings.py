@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Sibling:
 def is_group(number: int) -> bool:
     """Whether a number identifies a group of siblings, and not a field."""
     return number >= _FIRST_GROUP
+
+
+def group_of(columns: Sequence[str]) -> int:
+    """Return a number for columns that are written together, the same for the same names."""
+    return _FIRST_GROUP + int(md5(repr(sorted(columns)))[:7], 16)
 
 
 def new_group() -> int:

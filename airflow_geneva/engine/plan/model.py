@@ -15,7 +15,7 @@ from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_fai
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.speed import EarlierJobs
-from airflow_geneva.engine.lance_io.siblings import is_group
+from airflow_geneva.engine.lance_io.siblings import Output, is_group
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
@@ -285,6 +285,15 @@ class BackfillSpec(_JobSpec):
         """All columns that the function fills."""
         return (self.column, *self.siblings)
 
+    def output_at(self, dataset: lance.LanceDataset) -> Output:
+        """Return the columns that the job fills, by their names in a version."""
+        return Output.of(dataset, self.column)
+
+    @property
+    def keeps_facts(self) -> bool:
+        """Whether commits record facts about the values, by which later plans know them."""
+        return True
+
     @property
     def udf_name(self) -> str:
         return self.definition.name
@@ -336,6 +345,67 @@ class BackfillSpec(_JobSpec):
             "continue_from": list(self.continue_from),
             "where": self.where,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec(BackfillSpec):
+    """The specification of a job that loads values by key.
+
+    Args:
+        source: the files or the table that have the values, as JSON text; no credentials.
+        delivery: hash of the source's state and of the options; checkpoints of equal deliveries are shared.
+        on: the key columns; they are inputs.
+        fact_inputs: the inputs of the UDF whose values the loaded ones count as; () if they count as no UDF's.
+        on_missing: ``keep`` or ``null``: what becomes of rows whose key the source lacks.
+        on_duplicate: ``error``, ``first`` or ``last``: the row of the source whose values count, if several have a key.
+    """
+
+    kind: ClassVar[str] = "load"
+
+    source: str
+    delivery: str
+    on: tuple[str, ...]
+    fact_inputs: tuple[str, ...] = ()
+    on_missing: str = "keep"
+    on_duplicate: str = "error"
+
+    @property
+    def udfs(self) -> dict[str, UdfDefinition]:
+        return {}
+
+    @property
+    def udf_name(self) -> str:
+        return "load"
+
+    @property
+    def keeps_facts(self) -> bool:
+        return bool(self.fact_inputs)
+
+    @property
+    def identity(self) -> WorkIdentity:
+        return WorkIdentity(self.udf_name, self.delivery, self.key_column, self._tag, self.table)
+
+    @cached_property
+    def reuse_rules(self) -> ReuseRules:
+        return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
+
+    def output_at(self, dataset: lance.LanceDataset) -> Output:
+        if not is_group(self.field_id):
+            return Output((self.column,))
+        return Output(self.columns, self.columns, self.field_id)
+
+    @property
+    def title(self) -> str:
+        return f"Load of {self.target}"
+
+    @property
+    def heading(self) -> str:
+        also = f" and {', '.join(self.siblings)}" if self.siblings else ""
+        where = f" where {self.where}" if self.where else ""
+        return f"{self.title}{also} by {', '.join(self.on)}{where}, table version {self.version}"
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "udf": self.udf_name, "udf_version": self.udf_version, "loads": self.source}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,7 +472,7 @@ class RefreshSpec(_JobSpec):
 
 
 JobSpec: TypeAlias = BackfillSpec | RefreshSpec
-_KINDS: dict[str, type[JobSpec]] = {BackfillSpec.kind: BackfillSpec, RefreshSpec.kind: RefreshSpec}
+_KINDS: dict[str, type[JobSpec]] = {spec.kind: spec for spec in (BackfillSpec, LoadSpec, RefreshSpec)}
 
 
 def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:

@@ -55,7 +55,9 @@ def staged_fits(
 
 
 def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment, data: StagedFiles) -> bool:
-    """Whether the data file exists, is readable, and has the expected number of rows."""
+    """Whether the data file exists, is readable, and has the expected number of rows, or none is needed."""
+    if staged.leaves_unchanged:
+        return True
     return data.count_rows(dataset, staged.file, staged.physical_rows, staged.size_bytes) == staged.physical_rows
 
 
@@ -103,11 +105,11 @@ class ReusableColumn(Reusable):
     @cached_property
     def output(self) -> Output:
         """The columns at the version that is read."""
-        return Output.of(self.source, self.work.column)
+        return self.work.output_at(self.source)
 
     @cached_property
     def output_ids(self) -> tuple[int, ...]:
-        return output_ids(self.source, self.work.column)
+        return output_ids(self.source, self.output)
 
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
@@ -122,7 +124,7 @@ class ReusableColumn(Reusable):
         # A data file alone holds only references to blobs. A file with a column that was dropped since is not read.
         blobs = is_blob(self.source.schema.field(self.work.column))
         others = bool(self.output.fields) and staged.output_field_ids != self.output_ids
-        return not (blobs or others) and is_staged_complete(self.source, staged, self.data)
+        return not (blobs or others or staged.leaves_unchanged) and is_staged_complete(self.source, staged, self.data)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.engine.apply.reader import fixed_width
 from airflow_geneva.engine.checkpoint.facts import append_ledger, fold_ledgers, may_fold, seen
 from airflow_geneva.engine.checkpoint.provenance import version_label
-from airflow_geneva.engine.checkpoint.records import StagedFragment, encode_runs, merge_runs
+from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.commit.column import Candidate, ShardCommitter, Verification
@@ -23,10 +23,19 @@ from airflow_geneva.engine.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.engine.job.progress import ProgressReporter
 from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.fragments import field_ids, fields_present, live_offsets, output_names, row_ids
+from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.lance_io.fragments import (
+    Columns,
+    columns_of,
+    field_ids,
+    fields_present,
+    live_offsets,
+    output_names,
+    row_ids,
+)
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.model import BackfillSpec, LoadSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
@@ -72,6 +81,12 @@ class ColumnTarget(ReusableColumn, Target):
         work.read.check(source)
         return ColumnTarget(source, work, CheckpointStore(checkpoints), job)
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns that the job reads and writes, in the version that it reads."""
+        filtered = where_columns(self.work.where, self.source.schema.names)
+        return columns_of(self.source, self.work.inputs, filtered, self.output)
+
     @property
     def output_width(self) -> float | None:
         return fixed_width(self.output.type(self.source.schema))
@@ -88,6 +103,25 @@ class ColumnTarget(ReusableColumn, Target):
         runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
         layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
         return self.record(fragment, writer, runs, held.by_job, held.failed, layout)
+
+    def record_unchanged(self, fragment: FragmentWork, live: Ranges, rows: RowRuns, missing: int) -> StagedFragment:
+        """Write the checkpoint of a fragment whose values stay as they are.
+
+        Args:
+            rows: the rows whose values were found to be the wanted ones.
+        """
+        staged = StagedFragment(
+            file="",
+            physical_rows=fragment.files.physical_rows,
+            src_data_files=tuple(fragment.files.source_paths()),
+            deletion=fragment.files.deletion,
+            runs=rows,
+            by_job=(),
+            agreement=self.work.agreement,
+            missing=missing,
+            **self.layout(fragment, live, live),
+        )
+        return self.keep(fragment, staged)
 
     def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
         return not fragment.files.output or (self.work.where is None and due == live)
@@ -246,18 +280,18 @@ class ColumnPublisher:
             if failed:
                 return self.result(()), False
             committed = self._commit_at_once() if self.saved.shards else []
-        if committed:
+        if committed and work.keeps_facts:
             before = self._newest()
             self.newest = record_mixed_versions(self.location, work, before, committed, whole=not missing)
             self._noted = {int(self.newest.version)} - {int(before.version)}
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             work.written.look(self.location.options)
-        if result.commits:
+        if result.commits and work.keeps_facts:
             known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}
             marks = [seen(version) for version in sorted(known)]
             self.beside_end = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
-        if not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
+        if not work.keeps_facts or not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
             return result, False
         for write in self.beside_end:
             write()
@@ -291,6 +325,11 @@ class ColumnPublisher:
         skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
         capped = (work.cap_note,) if work.rows_beyond else ()
+        missing = sum(result.rows_missing for result in results)
+        if isinstance(work, LoadSpec):
+            # A plan does not know which rows a load changes.
+            skipped += sum(int(shard["rows"]) for shard in saved.shards) - counts.rows_visible - counts.rows_left
+            skipped -= missing + counts.rows_failed
         commits = self._commits(there.get(index) for index in range(len(saved.shards)))
         return BackfillResult(
             job_id=work.job_id,
@@ -299,6 +338,7 @@ class ColumnPublisher:
             version=max(commits, default=work.version),
             from_version=work.version,
             commits=commits,
+            rows_missing=missing,
             notes=(*saved.notes, *capped, *(f"left for the next run: {reason}" for reason in reasons)),
         )
 

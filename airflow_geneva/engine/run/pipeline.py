@@ -27,16 +27,17 @@ from airflow_geneva.engine.job.result import FAILED, BackfillResult, Checked, Sh
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
-from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, LoadSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
-from airflow_geneva.engine.run.column import ColumnPublisher
+from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
 from airflow_geneva.engine.run.estimate import estimate_by_history, has_session
 from airflow_geneva.engine.run.expectations import found_in_job
 from airflow_geneva.engine.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.load import load_shard
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import failure_message, record_plan, what_failed, with_stamps
 from airflow_geneva.engine.run.task import GRACE_SECONDS
@@ -296,7 +297,10 @@ class PlannedJob:
         target = target or replace(self.publisher.target, listed=index, behind=behind)
         with self._applying(shard, before) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
-            if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
+            on_spark = self.choice is not None and self.choice.runner == "spark" and bool(shard.to_apply)
+            if isinstance(target, ColumnTarget) and isinstance(target.work, LoadSpec):
+                applied.reports = load_shard(location, target, shard, plan, caps.watching(on_rows), on_spark)
+            elif on_spark:
                 from airflow_geneva.spark.tasks import apply_in_session
 
                 applied.reports = apply_in_session(location, target.work, shard, udfs, plan, caps, wait)
@@ -312,9 +316,13 @@ class PlannedJob:
         udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
         with self._applying(shard) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
-            applied.reports = apply_on_spark(
-                session, self.location, self.work, shard, udfs, plan, caps, wait, **every
-            )  # fmt: skip
+            target = self.publisher.target
+            if isinstance(target, ColumnTarget) and isinstance(target.work, LoadSpec):
+                applied.reports = load_shard(self.location, target, shard, plan, caps.add, True, session)
+            else:
+                applied.reports = apply_on_spark(
+                    session, self.location, self.work, shard, udfs, plan, caps, wait, **every
+                )  # fmt: skip
         return applied.document
 
     def waiting(self, shard: Shard) -> Waiting:

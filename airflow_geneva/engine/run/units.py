@@ -259,11 +259,17 @@ class Target(Reusable):
             **layout,
         )
         self.data.add(writer.file)
+        return self.keep(fragment, staged, writer.rows, began)
+
+    def keep(
+        self, fragment: FragmentWork, staged: StagedFragment, rows: int = 0, began: float | None = None
+    ) -> StagedFragment:  # fmt: skip
+        """Write a fragment checkpoint; delay that of rows computed since `began`."""
         key = str(self.work.key(fragment))
         if self.delayed is None or began is None:
             self.store[key] = staged.to_batch()
         else:
-            self.delayed.add(key, staged.to_batch(), writer.rows, began)
+            self.delayed.add(key, staged.to_batch(), rows, began)
         if self.written is not None:
             self.written[key] = staged
         return staged

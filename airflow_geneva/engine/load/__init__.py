@@ -1,0 +1,1 @@
+"""Sources of values that others computed, and their join with a table's keys."""

@@ -1,0 +1,303 @@
+"""Where values to load come from: files, a Lance table, or rows in memory; read in parts, each in a fixed order."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pds
+import pyarrow.fs as pfs
+
+from airflow_geneva.engine.lance_io.engine_errors import EngineError
+from airflow_geneva.engine.lance_io.rows import as_rows
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
+from airflow_geneva.errors import InvalidInput
+
+FORMATS = ("parquet", "csv", "json", "lance")
+_EXTENSIONS = {
+    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
+    ".lance": "lance",
+}  # fmt: skip
+_BATCH_ROWS = 16_384
+_LANCE_PARTS = 64
+PART_BITS = 40
+"""Rows of a source are numbered: the number of the part, then that of the row in it, in this many bits."""
+Options = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class LoadSource:
+    """A source of rows, without its credentials.
+
+    Args:
+        format: ``parquet``, ``csv``, ``json``, ``lance`` or ``memory``.
+        paths: the files, or the one table's URI.
+        version: of a Lance table.
+        state: sizes and times of the files, by which a later delivery differs; of a Lance table, its fragments' number.
+        rows: rows in memory, which only this process has.
+    """
+
+    format: str
+    paths: tuple[str, ...] = ()
+    version: int | None = None
+    state: tuple[str, ...] = ()
+    rows: pa.Table | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """A short name for messages."""
+        if self.format == "memory":
+            return "the rows that were given"
+        more = f" and {len(self.paths) - 1:,} more files" if len(self.paths) > 1 else ""
+        return f"{self.paths[0]}{more}"
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files; 0 if it is unknown."""
+        return sum(int(one.partition(" ")[0]) for one in self.state if " " in one)
+
+    def to_json(self) -> str:
+        values = {"format": self.format, "paths": self.paths, "version": self.version, "state": self.state}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> LoadSource:
+        values = json.loads(text)
+        return LoadSource(values["format"], tuple(values["paths"]), values["version"], tuple(values["state"]))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that differs if the values may differ."""
+        if self.rows is not None and not self.state:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self.rows.schema) as writer:
+                writer.write_table(self.rows)
+            return sha256(sink.getvalue())
+        return sha256(self.to_json().encode())
+
+    def schema(self, options: Options) -> pa.Schema:
+        """Return the names and types of its columns.
+
+        Raises:
+            InvalidInput: it cannot be read.
+        """
+        if self.rows is not None:
+            return self.rows.schema
+        if self.format == "lance":
+            return self._table(options).schema
+        with _reading(self.name):
+            return self._files(self.paths[:1], options, None).schema
+
+    def parts(self) -> int:
+        """Return the number of parts, which can be read apart from each other."""
+        if self.format == "lance":
+            return max(1, min(int(self.state[0]), _LANCE_PARTS))
+        return 1 if self.format == "memory" else len(self.paths)
+
+    def read(self, part: int, schema: pa.Schema, options: Options) -> Iterator[pa.RecordBatch]:
+        """Read columns of a part in their order; `schema` has their names, and their types in the source."""
+        names = schema.names
+        with _reading(self.name):
+            if self.rows is not None:
+                yield from self.rows.select(names).to_batches(_BATCH_ROWS)
+            elif self.format == "lance":
+                table, parts = self._table(options), self.parts()
+                fragments = table.get_fragments()
+                size = -(-len(fragments) // parts)
+                if chosen := fragments[part * size : (part + 1) * size]:
+                    yield from table.scanner(
+                        columns=names, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
+                    ).to_batches()
+            else:
+                files = self._files(self.paths[part : part + 1], options, schema)
+                yield from files.scanner(columns=names, batch_size=_BATCH_ROWS, use_threads=False).to_batches()
+
+    def _table(self, options: Options) -> Any:
+        return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
+
+    def _files(self, paths: Sequence[str], options: Options, schema: pa.Schema | None) -> pds.Dataset:
+        files, names = file_system(paths[0], options)
+        return pds.dataset([names(path) for path in paths], schema=schema, format=self.format, filesystem=files)
+
+
+_IN_MEMORY: dict[str, LoadSource] = {}
+"""Sources in the memory of this process, by their JSON text."""
+
+
+def find_source(text: str) -> LoadSource:
+    """Return the source of a planned load from its JSON text.
+
+    Raises:
+        InvalidInput: its rows are in the memory of another process.
+    """
+    source = _IN_MEMORY.get(text) or LoadSource.from_json(text)
+    if source.format == "memory" and source.rows is None:
+        raise InvalidInput(
+            "The rows to load were in the memory of the process that planned the load. Write them to a file, and load "
+            "that."
+        )
+    return source
+
+
+class _reading:
+    """Explain errors of Arrow and of stores about a source."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (pa.ArrowException, OSError, EngineError)):
+            raise InvalidInput(
+                f"Cannot read {self.name}: {error}. Check the files, their format and access."
+            ) from error
+
+
+def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
+    """Return a source, with its files listed.
+
+    Args:
+        given: a path, a glob, a folder or a URI, or several; a Lance table or view; or rows in memory.
+        format: one of `FORMATS`; None: by the extension of the first file.
+
+    Raises:
+        InvalidInput: there is nothing there, or its format is unknown.
+    """
+    if format is not None and format not in FORMATS:
+        raise InvalidInput(
+            f"format={format!r} is unknown. Use one of {', '.join(map(repr, FORMATS))}, or leave it out."
+        )
+    location = getattr(given, "location", None)
+    if isinstance(location, TableLocation):
+        return _of_lance(location)
+    if isinstance(given, (str, os.PathLike)) or _are_paths(given):
+        places = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+        return _of_paths([os.fspath(place) for place in places], format, options)
+    if hasattr(given, "to_table") and hasattr(given, "uri") and hasattr(given, "version"):
+        return LoadSource("lance", (normalize_uri(given.uri),), int(given.version), (str(len(given.get_fragments())),))
+    rows = as_rows(given, None)
+    table = rows if isinstance(rows, pa.Table) else rows.read_all()
+    found = LoadSource("memory", rows=table)
+    found = replace(found, state=(found.fingerprint,))
+    _IN_MEMORY[found.to_json()] = found
+    return found
+
+
+def _of_lance(location: TableLocation) -> LoadSource:
+    dataset = location.open()
+    return LoadSource("lance", (location.uri,), int(dataset.version), (str(len(dataset.get_fragments())),))
+
+
+def _are_paths(given: Any) -> bool:
+    return (
+        isinstance(given, (list, tuple)) and bool(given) and all(isinstance(one, (str, os.PathLike)) for one in given)
+    )
+
+
+def _of_paths(places: Sequence[str], format: str | None, options: Options) -> LoadSource:
+    if len(places) == 1 and _format_of(places[0], format) == "lance":
+        uri = normalize_uri(places[0])
+        return _of_lance(TableLocation(uri, uri.rpartition("/")[2], options))
+    found: dict[str, str] = {}
+    for place in places:
+        listed = dict(_list(place, format, options))
+        if not listed:
+            raise InvalidInput(
+                f"There is no file at {place!r}. Give a path, a glob such as 'values/*.parquet', or a folder."
+            )
+        found |= listed
+    paths = sorted(found)
+    kind = _format_of(paths[0], format)
+    if kind is None or kind == "lance":
+        raise InvalidInput(
+            f"The format of {paths[0]!r} is not known by its extension. Say it: format={FORMATS[0]!r}, or another of "
+            f"{', '.join(FORMATS[1:])}."
+        )
+    if others := sorted({path for path in paths if _format_of(path, format) != kind}):
+        raise InvalidInput(f"{paths[0]!r} is {kind}, and {others[0]!r} is not. Load each format on its own.")
+    return LoadSource(kind, tuple(paths), None, tuple(found[path] for path in paths))
+
+
+def _format_of(path: str, format: str | None) -> str | None:
+    return format or _EXTENSIONS.get(os.path.splitext(path.rstrip("/").removesuffix(".gz"))[1].lower())
+
+
+def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[str, str]]:
+    """Yield the files at a place, each with its size and time."""
+    uri = place if "://" not in place else normalize_uri(place)
+    if is_local(uri):
+        local = os.path.realpath(os.path.expanduser(uri.removeprefix("file://")))
+        matching = sorted(glob.glob(local, recursive=True)) if glob.has_magic(local) else [local]
+        for path in matching:
+            if os.path.isdir(path):
+                inside = (os.path.join(top, name) for top, _, names in os.walk(path) for name in names)
+                files = [one for one in inside if _is_data(one[len(path) :]) and _format_of(one, format)]
+            else:
+                files = [path] if os.path.exists(path) else []
+            for one in files:
+                about = os.stat(one)
+                yield one, f"{about.st_size} {about.st_mtime_ns}"
+        return
+    files, names = file_system(uri, options)
+    scheme = uri.partition("://")[0]
+    with _reading(uri):
+        pattern = names(uri)
+        root = pattern
+        if glob.has_magic(pattern):
+            root = pattern[: next(at for at, letter in enumerate(pattern) if letter in "*?[")].rpartition("/")[0]
+        about = files.get_file_info(root)
+        if about.type == pfs.FileType.File:
+            listed = [about]
+        else:
+            listed = files.get_file_info(pfs.FileSelector(root, recursive=True, allow_not_found=True))
+        for one in listed:
+            fits = fnmatch.fnmatchcase(one.path, pattern) if glob.has_magic(pattern) else True
+            fits = fits and _is_data(one.path[len(root) :])
+            if one.type == pfs.FileType.File and fits and _format_of(one.path, format):
+                yield f"{scheme}://{one.path}", f"{one.size} {one.mtime_ns}"
+
+
+def _is_data(path: str) -> bool:
+    """Whether a path in a folder is not hidden, as `_SUCCESS` and temporary files are."""
+    return not any(part.startswith(("_", ".")) for part in path.split("/") if part)
+
+
+_S3 = {
+    "access_key": ("aws_access_key_id", "access_key_id"),
+    "secret_key": ("aws_secret_access_key", "secret_access_key"),
+    "session_token": ("aws_session_token", "aws_token", "session_token", "token"),
+    "region": ("aws_region", "region", "aws_default_region", "default_region"),
+    "endpoint_override": ("aws_endpoint", "aws_endpoint_url", "endpoint", "endpoint_url"),
+}
+
+
+def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
+    """Return pyarrow's file system for a URI, with pylance's storage options, and a function from URIs to its paths."""
+    if is_local(uri):
+        return pfs.LocalFileSystem(), str
+    scheme = uri.partition("://")[0]
+
+    def path(one: str) -> str:
+        return one.partition("://")[2]
+
+    if scheme != "s3":
+        return pfs.FileSystem.from_uri(uri)[0], path
+    given = {name.lower(): value for name, value in options}
+    found: dict[str, Any] = {}
+    for name, keys in _S3.items():
+        values = [given[key] for key in keys if key in given]
+        if values:
+            found[name] = values[0]
+    endpoint = found.get("endpoint_override", "")
+    if "://" in endpoint:
+        found["scheme"], _, found["endpoint_override"] = endpoint.partition("://")
+    return pfs.S3FileSystem(**found), path

@@ -1,0 +1,252 @@
+"""Stage what a load brings: join the keys of a shard with the source, and write the fragments that change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from airflow_geneva.engine.apply.reader import ReadSize, read_rows
+from airflow_geneva.engine.checkpoint.records import RowRuns, encode_runs, merge_runs
+from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
+from airflow_geneva.engine.lance_io.fragments import live_offsets
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.load.join import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, join_inline, read_keys
+from airflow_geneva.engine.load.source import find_source
+from airflow_geneva.engine.plan.model import LoadSpec
+from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.value_diff import same_values
+from airflow_geneva.engine.run.column import ColumnTarget
+from airflow_geneva.engine.run.inline import open_reporter
+from airflow_geneva.engine.run.units import UnitReport
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.write.data_files import ColumnFileWriter
+
+Mask = npt.NDArray[np.bool_]
+
+
+def load_shard(
+    location: TableLocation,
+    target: ColumnTarget,
+    shard: Shard,
+    plan: str,
+    on_rows: Callable[[int], None],
+    on_spark: bool,
+    session: Any = None,
+) -> list[UnitReport]:
+    """Stage the fragments of a shard that have no data file yet, and return a report of each."""
+    assert isinstance(target.work, LoadSpec)
+    delivery = delivery_of(target, target.work)
+    index = target.at_begin(len(shard.fragments))
+    todo = [
+        work for work in shard.to_apply
+        if target.staged(work, index.index(work), live_offsets(target.source, work.files)) is None
+    ]  # fmt: skip
+    reporter = open_reporter(location, target.work, shard, plan)
+    reports = [UnitReport(True) for _ in range(len(shard.to_apply) - len(todo))]
+    try:
+        if on_spark and todo:
+            from airflow_geneva.spark.load import load_on_spark
+
+            found = load_on_spark(session, location, target.work, delivery, todo, plan, shard.index)
+        else:
+            found = _load_inline(target, target.work, delivery, todo)
+        for rows in found:
+            reporter.rows_done += rows
+            reporter.add_ready(rows)
+            reporter.tick()
+            on_rows(rows)
+            reports.append(UnitReport(True))
+    finally:
+        reporter.keep()
+    return reports
+
+
+def delivery_of(target: ColumnTarget, work: LoadSpec) -> Delivery:
+    """Open the source of a planned load again, or take the rows in memory that this process has."""
+    source = find_source(work.source)
+    options, schema = target.store.storage.options, target.source.schema
+    theirs = source.schema(options)
+    keys = {name: (theirs.field(name).type, schema.field(name).type) for name in work.on}
+    values = {name: (theirs.field(name).type, schema.field(name).type) for name in work.columns}
+    return Delivery(source, options, keys, values, work.on_duplicate)
+
+
+def _load_inline(
+    target: ColumnTarget, work: LoadSpec, delivery: Delivery, todo: Sequence[FragmentWork]
+) -> Iterator[int]:
+    """Stage fragments; yield the number of rows of each."""
+    left = {one.id: one for one in todo}
+    joined = join_inline(delivery, read_keys(target.source, work.on, list(left), work.where))
+    for fragment, rows in load_fragments(target, left, joined):
+        del left[fragment]
+        yield rows
+    for one in left.values():  # the filter selects no row of these
+        yield FragmentLoader(target, one).finish()
+
+
+def load_fragments(
+    target: ColumnTarget, works: Mapping[int, FragmentWork], joined: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[int, int]]:
+    """Stage fragments from joined rows in the order of their addresses; yield the id and the rows of each."""
+    loader: FragmentLoader | None = None
+    for batch in joined:
+        fragments = batch.column(ADDRESS).to_numpy() >> 32
+        cuts = [0, *(np.flatnonzero(np.diff(fragments)) + 1).tolist(), len(fragments)]
+        for start, end in pairwise(cuts):
+            if start == end:
+                continue
+            fragment = int(fragments[start])
+            if loader is None or loader.work.id != fragment:
+                if loader is not None:
+                    yield loader.work.id, loader.finish()
+                loader = FragmentLoader(target, works[fragment])
+            loader.put(batch.slice(start, end - start))
+    if loader is not None:
+        yield loader.work.id, loader.finish()
+
+
+class FragmentLoader:
+    """Compares joined rows of a fragment with its values; from the first difference on, it writes a data file."""
+
+    def __init__(self, target: ColumnTarget, work: FragmentWork) -> None:
+        assert isinstance(target.work, LoadSpec)
+        self.target = target
+        self.work = work
+        self.spec = target.work
+        self.output = target.output
+        self.live = live_offsets(target.source, work.files)
+        schema = target.source.schema
+        self.kind = self.output.type(schema)
+        self.size = ReadSize.of(target.source, list(self.output.columns), self.spec.sizing.batch_bytes)
+        self.at = 0
+        self.missing = 0
+        self.writer: ColumnFileWriter | None = None
+        self.runs = list[RowRuns]()
+        self.changed = 0
+
+    def put(self, rows: pa.RecordBatch) -> None:
+        """Take joined rows of the fragment, which come in the order of their offsets."""
+        offsets = rows.column(ADDRESS).to_numpy() & 0xFFFFFFFF
+        ids = rows.column(ROW_ID).to_numpy().view(np.uint64)
+        found = rows.column(FOUND).to_numpy(zero_copy_only=False).astype(np.bool_)
+        self.missing += int((~found).sum())
+        values = self._values(rows)
+        replaced = found if self.spec.on_missing == "keep" else np.ones(len(found), np.bool_)
+        end = int(offsets[-1]) + 1
+        for start, stop, old in self._old(self.at, end):
+            low, high = np.searchsorted(offsets, [start, stop])
+            part = slice(low, high)
+            self._window(
+                start, stop, old, offsets[part], ids[part], replaced[part], found[part], values.slice(low, high - low)
+            )
+        self.at = end
+
+    def _values(self, rows: pa.RecordBatch) -> pa.Array:
+        names = self.output.columns
+        columns = [rows.column(f"v{at}") for at in range(len(names))]
+        types = [self.target.source.schema.field(name).type for name in names]
+        made = [_restored(values, kind) for values, kind in zip(columns, types, strict=True)]
+        return self.output.joined(made)
+
+    def _old(self, start: int, end: int) -> Iterator[tuple[int, int, tuple[Offsets, pa.Array] | None]]:
+        """Yield windows of physical offsets that cover a range, with the values that the column has in them."""
+        files = self.work.files
+        if not files.output:
+            yield start, end, None
+            return
+        at = start
+        for rows in read_rows(
+            self.target.source, files, self.live, (start, end), list(self.output.columns), None, self.size
+        ):
+            stop = min(rows.end, end)
+            yield at, stop, (rows.offsets, self.output.joined(rows.columns.columns))
+            at = stop
+        if at < end:
+            yield at, end, None
+
+    def _window(
+        self,
+        start: int,
+        stop: int,
+        old: tuple[Offsets, pa.Array] | None,
+        offsets: Offsets,
+        ids: RowIds,
+        replaced: Mask,
+        found: Mask,
+        values: pa.Array,
+    ) -> None:
+        before = self._at(old, offsets)
+        differs = replaced & ~_same(before, values)
+        if differs.any() and self.writer is None:
+            self.writer = self.target.open_writer(self.work)
+            for low, high, earlier in self._old(0, start):
+                self.writer.put(self._dense(low, high, earlier))
+        kept = (found & replaced) if self.spec.keeps_facts else differs
+        self.runs.append(encode_runs(offsets[kept], ids[kept]))
+        self.changed += int(differs.sum())
+        if self.writer is not None:
+            self.writer.put(self._dense(start, stop, old, offsets[differs], values.filter(pa.array(differs))))
+
+    def _at(self, old: tuple[Offsets, pa.Array] | None, offsets: Offsets) -> pa.Array:
+        if old is None:
+            return pa.nulls(len(offsets), self.kind)
+        there, values = old
+        return rows_at(values, pa.array(np.searchsorted(there, offsets)))
+
+    def _dense(
+        self,
+        start: int,
+        stop: int,
+        old: tuple[Offsets, pa.Array] | None,
+        offsets: Offsets | None = None,
+        values: pa.Array | None = None,
+    ) -> pa.Array:
+        """Return a value for each physical offset: a new one, else the old one, else NULL."""
+        at = np.full(stop - start, -1, np.int64)
+        parts = list[pa.Array]()
+        if old is not None:
+            at[old[0] - start] = np.arange(len(old[0]))
+            parts.append(old[1])
+        if offsets is not None and values is not None and len(offsets):
+            at[offsets - start] = sum(map(len, parts)) + np.arange(len(offsets))
+            parts.append(values)
+        if not parts:
+            return pa.nulls(stop - start, self.kind)
+        every = pa.concat_arrays([convert_array(part, self.kind) for part in parts])
+        return rows_at(every, pa.array(at, mask=at < 0))
+
+    def finish(self) -> int:
+        """Write the fragment's checkpoint, and its data file if a value differs; return the number of its rows."""
+        runs = merge_runs([one for one in self.runs if len(one)]) if self.runs else encode_runs(*_NO_ROWS)
+        if self.writer is None:
+            self.target.record_unchanged(self.work, self.live, runs, self.missing)
+            return self.work.rows
+        for low, high, old in self._old(self.at, self.work.files.physical_rows):
+            self.writer.put(self._dense(low, high, old))
+        layout = self.target.layout(self.work, self.live, self.live) | {"missing": self.missing}
+        rows = int(runs[:, 2].sum()) if len(runs) else 0
+        by_job = {self.spec.job_id: min(rows, self.changed) if not self.spec.keeps_facts else rows}
+        self.target.record(self.work, self.writer, runs, by_job, Ranges.empty(), layout)
+        return self.work.rows
+
+
+_NO_ROWS = np.empty(0, np.int64), np.empty(0, np.uint64)
+
+
+def _same(before: pa.Array, values: pa.Array) -> Mask:
+    return same_values(before, convert_array(values, before.type))
+
+
+def _restored(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return joined values in the type of their column."""
+    if values.type == kind:
+        return values
+    carried = carried_as(kind)
+    values = values if values.type == carried else values.cast(carried)  # of lists without a size, for example
+    return convert_array(values.cast(pa.float16()) if pt.is_float16(kind) else values, kind)

@@ -1,0 +1,259 @@
+"""Values that others computed are loaded by key, through the same plan, checkpoints and commits as a backfill."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_geneva import connect, udf
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.table import Table
+from tests.support.tables import MakeTable
+
+VECTOR = pa.list_(pa.float32(), 3)
+
+
+def rows(table: Table, *columns: str) -> list[dict[str, Any]]:
+    return table.lance.to_table(columns=["id", *columns]).sort_by("id").to_pylist()
+
+
+def source(ids: list[int | None], **columns: Any) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), **columns})
+
+
+def captions(ids: list[int | None]) -> pa.Table:
+    return source(ids, caption=[f"c{one}" for one in ids], vector=pa.array([[one or 0] * 3 for one in ids], VECTOR))
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    return make_table(40, per_fragment=10)
+
+
+def test_columns_that_are_not_there_are_made_and_filled_by_one_file_a_fragment(table: Table) -> None:
+    result = table.load_columns(captions(list(range(5, 40))), on="id", runner="inline")
+    assert (result.state, result.rows_loaded, result.rows_missing, result.rows_skipped) == ("DONE", 35, 5, 0)
+    assert table.schema.field("vector").type == VECTOR
+    found = rows(table, "caption", "vector")
+    assert found[4] == {"id": 4, "caption": None, "vector": None}
+    assert found[39] == {"id": 39, "caption": "c39", "vector": [39.0] * 3}
+    fields = [field.id() for field in table.lance.lance_schema.fields()][-2:]
+    files = [list(file.fields) for fragment in table.lance.get_fragments() for file in fragment.metadata.files]
+    assert sum(fields == one[:2] for one in files) >= 4 or sum(set(fields) <= set(one) for one in files) == 4
+
+
+def test_a_second_delivery_writes_only_the_fragments_whose_values_differ(table: Table) -> None:
+    table.load_columns(captions(list(range(40))), on="id", runner="inline")
+    before, version = [f.metadata.files[-1].path for f in table.lance.get_fragments()], table.version
+    again = table.load_columns(captions(list(range(40))), on="id", runner="inline")
+    assert (again.rows_loaded, again.rows_skipped, again.commits, table.version) == (0, 40, (), version)
+    changed = captions(list(range(40))).to_pylist()
+    changed[25]["caption"] = "other"
+    result = table.load_columns(pa.Table.from_pylist(changed, schema=captions([1]).schema), on="id", runner="inline")
+    after = [f.metadata.files[-1].path for f in table.lance.get_fragments()]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, True, False, True]
+    assert (result.rows_loaded, rows(table, "caption")[25]["caption"]) == (1, "other")
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "jsonl", "lance", "folder", "glob"])
+def test_files_and_tables_are_sources(table: Table, tmp_path: Path, format: str) -> None:
+    data = source([3, 1, 2], caption=["x3", "x1", "x2"])
+    place: Any = tmp_path / f"values.{format}"
+    if format == "csv":
+        pyarrow.csv.write_csv(data, place)
+    elif format == "jsonl":
+        place.write_text("\n".join(json.dumps(row) for row in data.to_pylist()))
+    elif format == "lance":
+        place = connect(tmp_path).create_table("values", data)
+    elif format in ("folder", "glob"):
+        (tmp_path / "in").mkdir()
+        pq.write_table(data.slice(0, 2), tmp_path / "in" / "a.parquet")
+        pq.write_table(data.slice(2), tmp_path / "in" / "b.parquet")
+        (tmp_path / "in" / "_SUCCESS").touch()
+        place = tmp_path / "in" if format == "folder" else str(tmp_path / "in" / "*.parquet")
+    else:
+        pq.write_table(data, place)
+    assert table.load_columns(place, on="id", runner="inline").rows_loaded == 3
+    assert [row["caption"] for row in rows(table, "caption")[:5]] == [None, "x1", "x2", "x3", None]
+
+
+def test_several_keys_and_keys_without_a_value(make_table: MakeTable) -> None:
+    table = make_table(4, kind=pa.array(["a", "b", None, "a"]))
+    given = source([0, 0, 2, 3], kind=["a", "b", None, "a"], score=[1.5, 2.5, 3.5, 4.5])
+    result = table.load_columns(given, on=["id", "kind"], columns=["score"], runner="inline")
+    assert (result.rows_loaded, result.rows_missing) == (2, 2)
+    assert [row["score"] for row in rows(table, "score")] == [1.5, None, None, 4.5]
+
+
+@pytest.mark.parametrize(("on_missing", "left"), [("keep", "c7"), ("null", None)])
+def test_rows_without_a_match_keep_or_lose_their_values(table: Table, on_missing: str, left: str | None) -> None:
+    table.load_columns(captions(list(range(40))), on="id", runner="inline")
+    result = table.load_columns(
+        source([1], caption=["new"]), on="id", columns=["caption"], on_missing=on_missing, runner="inline"
+    )
+    assert result.rows_missing == 39
+    found = rows(table, "caption", "vector")
+    assert (found[1]["caption"], found[7]["caption"], found[7]["vector"]) == ("new", left, [7.0] * 3)
+
+
+def test_missing_keys_stop_a_load_before_anything_is_written(table: Table) -> None:
+    version = table.version
+    ids: list[int | None] = [one for one in range(40) if one not in (3, 7)]
+    with pytest.raises(InvalidInput, match=r"2 rows of the table have keys that .* lacks, such as id=3; id=7"):
+        table.load_columns(captions(ids), on="id", on_missing="error", runner="inline")
+    assert (table.version, "caption" in table.schema.names) == (version, False)
+
+
+def test_duplicates_are_listed_or_one_of_them_counts(table: Table) -> None:
+    twice = source([1, 2, 1, 2, 3, None, None], caption=["a", "b", "c", "d", "e", "f", "g"])
+    with pytest.raises(InvalidInput, match=r"id=1 \(2 rows\); id=2 \(2 rows\)"):
+        table.load_columns(twice, on="id", runner="inline")
+    assert "caption" not in table.schema.names
+    for which, expected in (("first", ["a", "b", "e"]), ("last", ["c", "d", "e"])):
+        result = table.load_columns(twice, on="id", on_duplicate=which, runner="inline")
+        assert [row["caption"] for row in rows(table, "caption")[1:4]] == expected
+        assert f"2 keys of the source have several rows; the {which} counts." in result.notes
+
+
+def test_where_chooses_the_rows_of_the_table(table: Table) -> None:
+    result = table.load_columns(captions(list(range(40))), on="id", where="id < 12", runner="inline")
+    assert (result.rows_loaded, result.rows_skipped) == (12, 28)
+    assert [row["caption"] is None for row in rows(table, "caption")] == [False] * 12 + [True] * 28
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ("nowhere.parquet", {}, "There is no file at"),
+        ("/etc/hostname", {}, "format .* is not known"),
+        (source([1], caption=["x"]), {"on": "key"}, "the key 'key' is not in"),
+        (source([1], caption=["x"]), {"columns": ["other"]}, "a column to load 'other' is not in"),
+        (source([1], caption=["x"]), {"columns": ["id"]}, "are keys"),
+        (source([1], caption=["x"]), {"on_missing": "drop"}, "on_missing='drop' is unknown"),
+        (source([1], caption=["x"]), {"on_duplicate": "any"}, "on_duplicate='any' is unknown"),
+        (source([1], caption=["x"]), {"where": "nothing ="}, "The filter 'nothing =' is not valid"),
+        (source([1], x=["text"]), {}, "is int64, and string in the source"),
+        (pa.table({"id": ["1"], "caption": ["x"]}), {}, "The key 'id' is int64 in table"),
+        (source([1], caption=["x"]), {"adopt": True}, "adopt=True is for computed columns"),
+        (source([1], _rowid=["x"]), {}, "cannot be the name of a column"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_any_work(
+    table: Table, given: Any, options: dict[str, Any], message: str
+) -> None:
+    version = table.version
+    with pytest.raises(InvalidInput, match=message):
+        table.load_columns(given, **{"on": "id", "runner": "inline", **options})
+    assert table.version == version
+
+
+calls: list[int] = []
+
+
+@udf(version="1")
+def doubled(x: int) -> int:
+    calls.append(x)
+    return 2 * x
+
+
+def test_a_computed_column_is_loaded_only_as_its_functions_values(table: Table) -> None:
+    calls.clear()
+    table.add_columns({"y": doubled})
+    given = source(list(range(30)), y=[2 * one for one in range(30)])
+    with pytest.raises(InvalidInput, match="adopt=True"):
+        table.load_columns(given, on="id", runner="inline")
+    assert table.load_columns(given, on="id", adopt=True, runner="inline").rows_loaded == 30
+    result = table.backfill("y", runner="inline")
+    assert (result.rows_computed, sorted(calls)) == (10, list(range(30, 40)))
+    table.lance.update({"x": "100"}, where="id = 3")
+    table.lance.optimize.compact_files()
+    assert table.backfill("y", runner="inline").rows_computed == 1
+    assert rows(table, "y")[3]["y"] == 200
+
+
+def test_values_that_are_there_already_count_as_computed_when_they_are_adopted(table: Table) -> None:
+    calls.clear()
+    given = source(list(range(40)), y=[2 * one for one in range(40)])
+    table.add_columns({"y": doubled})
+    table.lance.update({"y": "2 * x"})
+    version = table.version
+    assert table.load_columns(given, on="id", adopt=True, runner="inline").commits == ()
+    assert table.version == version
+    assert table.backfill("y", runner="inline").rows_computed == 0
+    assert calls == []
+
+
+def test_a_backfill_refuses_a_loaded_column_by_name(table: Table) -> None:
+    table.load_columns(captions(list(range(40))), on="id", runner="inline")
+    with pytest.raises(InvalidInput, match="Column 'caption' of table 'docs' has no UDF"):
+        table.backfill("caption", runner="inline")
+
+
+def test_types_that_joins_do_not_know_come_through(make_table: MakeTable) -> None:
+    table = make_table(5)
+    half = pa.array(np.array([0, 1, 2.5, 3, 4], np.float16))
+    given = source(
+        list(range(5)),
+        half=half,
+        when=pa.array([1, 2, None, 4, 5], pa.timestamp("us", "UTC")),
+        parts=pa.array([[{"a": 1}], [], None, [{"a": None}], [{"a": 5}]], pa.list_(pa.struct({"a": pa.int32()}))),
+        raw=pa.array([b"\0", b"", None, b"x", b"y"], pa.large_binary()),
+    )
+    table.load_columns(given, on="id", runner="inline")
+    assert table.lance.to_table(columns=given.schema.names).sort_by("id").to_pylist() == given.to_pylist()
+
+
+def test_deleted_and_moved_rows(table: Table) -> None:
+    table.lance.delete("id = 4 or id = 39")
+    table.lance.update({"x": "7"}, where="id = 8")
+    table.load_columns(captions(list(range(40))), on="id", runner="inline")
+    assert [row["caption"] for row in rows(table, "caption")] == [f"c{one}" for one in range(40) if one not in (4, 39)]
+
+
+def test_a_load_tells_what_it_did(table: Table) -> None:
+    result = table.load_columns(captions([1]), on="id", runner="inline")
+    job = connect(table.location.database_uri).job(result.job_id)
+    assert (job.kind, job.column, job.columns, job.state) == ("load", "caption", ("caption", "vector"), "DONE")
+    assert "the source lacks the keys of 39 rows" in str(result)
+
+
+def test_files_are_read_from_where_they_are_now_and_not_from_memory(table: Table, tmp_path: Path) -> None:
+    place = tmp_path / "values.parquet"
+    pq.write_table(source([1], caption=["old"]), place)
+    table.load_columns(place, on="id", runner="inline")
+    pq.write_table(source([1], caption=["new"]), place)
+    os.utime(place, (1, 1))
+    assert table.load_columns(place, on="id", runner="inline").rows_loaded == 1
+    assert rows(table, "caption")[1]["caption"] == "new"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("on_duplicate", ["error", "last"])
+def test_spark_joins_and_writes_the_same(table: Table, tmp_path: Path, on_duplicate: str) -> None:
+    ids: list[int | None] = [one for one in range(40) if one % 7]
+    given = captions(ids).append_column("when", pa.array(ids, pa.timestamp("us", "UTC")))
+    given = given.append_column("half", pa.array(np.array(ids, np.float16)))
+    if on_duplicate == "last":
+        given = pa.concat_tables(
+            [captions(ids).set_column(1, "caption", pa.array(["old"] * len(ids))), given], promote_options="default"
+        )
+    place = tmp_path / "in"
+    place.mkdir()
+    for at in range(3):
+        pq.write_table(given.slice(at * 30, 30), place / f"{at}.parquet")
+    result = table.load_columns(place, on="id", on_duplicate=on_duplicate, runner="spark")
+    assert (result.rows_loaded, result.rows_missing) == (34, 6)
+    expected = {row["id"]: row for row in given.to_pylist()}
+    names = ["caption", "vector", "when", "half"]
+    for row in rows(table, *names):
+        assert row == expected.get(row["id"], {"id": row["id"], **dict.fromkeys(names)})
+    again = table.load_columns(place, on="id", on_duplicate=on_duplicate, where="id > 20", runner="spark")
+    assert (again.rows_loaded, again.commits) == (0, ())
