@@ -597,6 +597,18 @@ def test_rows_that_a_restore_brings_back_are_not_left_empty(table: Table, trace:
     assert_exact(trace, [3])
 
 
+def test_rows_that_a_restore_brings_back_keep_the_value_they_had(table: Table) -> None:
+    table.backfill("y", runner="inline")
+    full = table.version
+    table.lance.delete("id = 3")
+    job = Stations.begin(table, double, on_code_change="recompute")
+    job.apply()
+    table.location.open(full).restore()
+    job.commit()
+    found = table.lance.to_table(["x", "y"], filter="id in (3, 4)").sort_by("x").to_pylist()
+    assert found == [{"x": 3, "y": tripled(3)}, {"x": 4, "y": doubled(4)}]
+
+
 def test_a_restore_to_before_the_column_leaves_everything(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(50)
     before = table.version

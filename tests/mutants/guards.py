@@ -136,7 +136,7 @@ GUARDS = [
         "Rows that a restore brought back would become visible without a value.",
         "if staged.deletion != files.deletion and not staged.live.contains(live):",
         "if False:",
-        (COMMIT + "test_rows_that_a_restore_brings_back_are_not_left_empty",),
+        (COMMIT + "test_rows_that_a_restore_brings_back_keep_the_value_they_had",),
     ),
     Guard(
         "A staged file of a dropped column would fill the column that has its name now.",
