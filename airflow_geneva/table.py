@@ -11,19 +11,10 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
-from airflow_geneva.engine.job.current_errors import ErrorGroup, failing_now, group_errors
-from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
-from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
-from airflow_geneva.engine.load.columns import LoadsColumns
-from airflow_geneva.engine.plan.freshness import (
-    addresses_of_rows,
-    errors_of_columns,
-    failed_rows_of_columns,
-    ids_of_rows,
-)
+from airflow_geneva.engine.plan.failed_rows import FailedRows
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.engine.storage.location import TableLocation
@@ -59,10 +50,12 @@ if TYPE_CHECKING:
     from airflow_geneva.query import Query
 
 _HEADINGS = ("column", "type", "")
+_INLINE_BYTES = 2 << 30
+"""Files of at most this size are joined in this process."""
 
 
 @dataclass(frozen=True, repr=False)
-class Table(Summarized, Readable, LoadsColumns):
+class Table(Summarized, Readable, FailedRows):
     """A Lance table with computed columns; opened by :class:`airflow_geneva.Database`.
 
     Args:
@@ -417,72 +410,6 @@ class Table(Summarized, Readable, LoadsColumns):
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
         return start_in_background(plan, self.location, udfs, runner, watch, show)
 
-    def get_errors(
-        self, job_id: str | None = None, column_name: str | None = None, history: bool = False
-    ) -> list[ErrorRecord]:
-        """Return the error records of the rows that fail now, newest first: the newest record of each.
-
-        A row fails now if it is NULL because a UDF failed on it, or if the last job of its column failed or still runs,
-        and met the failure.
-
-        Args:
-            job_id: all records of this job.
-            column_name: only records of this column.
-            history: all records of all jobs, also of rows that have a value now.
-
-        Raises:
-            InvalidInput: there is no such job of this table, or no such column and no record of one.
-        """
-        records = errors_of_columns(self.location.checkpoints, self.schema, job_id, column_name)
-        if not records and column_name is not None:
-            check_columns(self.name, self.schema.names, [column_name])
-        if not records and job_id is not None and job_id not in job_ids(self.location.checkpoints):
-            raise InvalidInput(
-                f"There is no job {job_id!r} of table {self.name!r}. db.jobs(table={self.name!r}) lists its newest."
-            )
-        if job_id is not None or history or not records:
-            return records
-        return failing_now(self.location.checkpoints, records, self._failed_ids)
-
-    def group_errors(
-        self, job_id: str | None = None, column_name: str | None = None, history: bool = False
-    ) -> list[ErrorGroup]:
-        """Group what :meth:`get_errors` returns by exception and message, with a count and an example.
-
-        Args:
-            job_id, column_name, history: as for :meth:`get_errors`.
-        """
-        return group_errors(self.get_errors(job_id, column_name, history))
-
-    def _failed_ids(self, column: str) -> set[int]:
-        """Return the row ids of the rows that are NULL because the UDF of a column failed."""
-        dataset = self.lance
-        if column not in dataset.schema.names:
-            return set()
-        return ids_of_rows(dataset, failed_rows_of_columns(dataset, self.location.checkpoints, [column]))
-
-    def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
-        """Return the row addresses of failed rows, ascending.
-
-        Args:
-            job_id: rows that failed in this job, at their addresses then; None: rows that are NULL now because the UDF
-                failed on them, at their current addresses.
-            column_name: only rows of this column.
-
-        Raises:
-            InvalidInput: ``job_id`` is not a job id, or the column is not a computed column.
-        """
-        if job_id is not None:
-            return sorted({record.row_address for record in self.get_errors(job_id, column_name)})
-        dataset = self.lance
-        if column_name is not None:
-            self.definition(column_name, dataset)
-            names = [column_name]
-        else:
-            names = [field.name for field in dataset.schema if definition_in(field) is not None]
-        found = failed_rows_of_columns(dataset, self.location.checkpoints, names)
-        return sorted(set(addresses_of_rows(found)))
-
     def _named(self, column: str) -> str:
         return f"column {column!r} of {self.uri}"
 
@@ -511,6 +438,71 @@ class Table(Summarized, Readable, LoadsColumns):
         plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self._named(request.column))
         return plan, Udfs(dict.fromkeys(plan.work.udfs, function)), watch
+
+    def load_columns(
+        self,
+        source: Any,
+        on: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        format: str | None = None,
+        on_missing: str = "keep",
+        on_duplicate: str = "error",
+        where: str | None = None,
+        adopt: bool = False,
+        runner: str = "auto",
+        **sizing: Unpack[SizingOptions],
+    ) -> BackfillResult:
+        """Load values by key from files, another table or rows in memory, and commit them.
+
+        Only fragments with a value that differs are written. Columns that the table lacks are added. A loaded column is
+        not a computed one: a backfill refuses it.
+
+        Args:
+            source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or a list of them; a Lance
+                table or view, or its path; or rows, as `add` takes them. Files on an object store are read with the
+                storage options of this table.
+            on: the key column, or several; the table and the source both have them. NULL matches nothing.
+            columns: the columns to load; by default all of the source but the keys.
+            format: ``parquet``, ``csv``, ``json`` or ``lance``; by default the extension of the files.
+            on_missing: ``keep`` or ``null`` the values of rows whose key the source lacks, or ``error``: load nothing.
+            on_duplicate: ``error``: load nothing if several rows of the source have one key; or the ``first`` or the
+                ``last`` of them counts.
+            where: SQL filter on the rows of the table; the other rows keep their values.
+            adopt: load values of a computed column; they count as computed by its function from its current inputs.
+            runner: ``inline``: DuckDB joins in this process, and spills to disk; ``spark``: a cluster joins; ``auto``:
+                Spark for files of more than 2 GiB.
+            sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
+
+        Returns:
+            The result: `rows_loaded` counts the rows whose values changed, `rows_missing` those whose key the source
+            lacks, and `rows_skipped` all others.
+
+        Raises:
+            InvalidInput: an argument is not valid, or a column, a type or a key does not fit; nothing was loaded.
+            JobFailed: the load failed; ``.result`` has the counts of what is visible.
+
+        Example:
+            ```python
+            table.load_columns("s3://deliveries/2026-11/*.parquet", on="id", columns=["caption", "embedding"])
+            ```
+        """
+        from airflow_geneva.bar import progress_bar
+        from airflow_geneva.engine.job.meter import Stopwatch
+        from airflow_geneva.engine.load.request import LoadRequest, plan_load
+        from airflow_geneva.engine.run.choice import check_runner
+        from airflow_geneva.engine.run.pipeline import run_new
+        from airflow_geneva.engine.run.prepare import Udfs
+
+        check_runner(runner)
+        request = LoadRequest(
+            source, on, columns, format, on_missing, on_duplicate, where, adopt, sizing=sizing
+        )  # fmt: skip
+        watch, location = Stopwatch(), self.location.patient()
+        with progress_bar(f"{location.name}.load"):
+            planned = plan_load(location, request)
+            if runner == "auto":
+                runner = "spark" if planned.delivery.source.size_bytes > _INLINE_BYTES else "inline"
+            return run_new(planned.plan, location, Udfs({}), runner, watch)
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True

@@ -18,7 +18,8 @@ from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.siblings import Output, group_of
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
-from airflow_geneva.engine.load.join import Delivery, check_duplicates, check_missing, read_keys
+from airflow_geneva.engine.load.delivery import Delivery, read_keys
+from airflow_geneva.engine.load.join import check_duplicates, check_missing
 from airflow_geneva.engine.load.source import open_source
 from airflow_geneva.engine.plan.model import LoadSpec, Plan, ReasonCount
 from airflow_geneva.engine.plan.request import check_sizing

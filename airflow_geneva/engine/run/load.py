@@ -16,7 +16,8 @@ from airflow_geneva.engine.checkpoint.records import RowRuns, encode_runs, merge
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.engine.load.join import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, join_inline, read_keys
+from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, read_keys
+from airflow_geneva.engine.load.join import join_inline
 from airflow_geneva.engine.load.source import find_source
 from airflow_geneva.engine.plan.model import LoadSpec
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
