@@ -96,7 +96,7 @@ def load_and_die(folder: str, fault: str) -> None:
         ("plan.saved:1", 0),
         ("staged.write:3", 2),
         ("staged.written:2", 1),
-        ("commit.before:2", 4),
+        ("commit.before:2", 2),
         ("commit.after:1", 2),
         ("finish.begin:1", 4),
     ],
