@@ -38,6 +38,7 @@ def get_provider_info() -> dict[str, Any]:
             "operators.commit",
             "operators.finish",
             "operators.plan",
+            "operators.plan_load",
             "operators.plan_refresh",
             "operators.promote",
             "operators.views",

@@ -22,7 +22,16 @@ from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_
 from airflow_geneva.spark.server import HOST, run_server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (work.define, work.plan, work.backfill, work.refresh, cli_jobs.jobs, cli_jobs.status, cli_jobs.errors):
+for command in (
+    work.define,
+    work.plan,
+    work.backfill,
+    work.load,
+    work.refresh,
+    cli_jobs.jobs,
+    cli_jobs.status,
+    cli_jobs.errors,
+):
     app.command(cls=Command)(command)
 app.add_typer(checkpoints_app, name="checkpoints")
 

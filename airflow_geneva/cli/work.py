@@ -167,6 +167,47 @@ def backfill(
     _print_result(result, as_json)
 
 
+def load(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DB TABLE SOURCE",
+            help="The database, the table, and the files or the table with the values.",
+            show_default=False,
+        ),
+    ] = None,
+    on: Annotated[
+        list[str] | None, typer.Option("--on", metavar="COLUMN", help="Key column; may be given several times.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="COLUMN", help="Column to load; once for each. Default: all but the keys."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="parquet, csv, json or lance; default: by extension.")
+    ] = None,
+    on_missing: Annotated[
+        str, typer.Option(metavar="keep|null|error", help="Of rows whose key the source lacks.")
+    ] = "keep",
+    on_duplicate: Annotated[
+        str, typer.Option(metavar="error|first|last", help="Of several rows of the source with one key.")
+    ] = "error",
+    where: _Where = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Count values of a computed column as computed by its function.")
+    ] = False,
+    runner: _Runner = "auto",
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load values that others computed, by key, without Airflow."""
+    db, (table, source) = open_database_argument(arguments, conn_id, "TABLE", "SOURCE")
+    result = db.open_table(table).load_columns(
+        source, on or (), column or None, format, on_missing, on_duplicate, where, adopt, runner
+    )
+    _print_result(result, as_json)
+
+
 def refresh(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="DB VIEW", help="The database and the view.", show_default=False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_geneva.operators.commit import CommitOperator
     from airflow_geneva.operators.finish import FinishOperator
     from airflow_geneva.operators.plan import PlanBackfillOperator
+    from airflow_geneva.operators.plan_load import PlanLoadOperator
     from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
     from airflow_geneva.operators.promote import PromoteColumnOperator
     from airflow_geneva.operators.views import CreateMaterializedViewOperator
@@ -27,6 +28,7 @@ __all__ = [
     "CreateMaterializedViewOperator",
     "FinishOperator",
     "PlanBackfillOperator",
+    "PlanLoadOperator",
     "PlanRefreshOperator",
     "PromoteColumnOperator",
     "SparkApplication",
@@ -44,6 +46,7 @@ _HOMES = {
     "CreateMaterializedViewOperator": "airflow_geneva.operators.views",
     "FinishOperator": "airflow_geneva.operators.finish",
     "PlanBackfillOperator": "airflow_geneva.operators.plan",
+    "PlanLoadOperator": "airflow_geneva.operators.plan_load",
     "PlanRefreshOperator": "airflow_geneva.operators.plan_refresh",
     "PromoteColumnOperator": "airflow_geneva.operators.promote",
     "SparkApplication": "airflow_geneva.operators.application",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from airflow_geneva.task_groups.groups import BackfillTaskGroup, RefreshTaskGroup
+from airflow_geneva.task_groups.groups import BackfillTaskGroup, LoadColumnsTaskGroup, RefreshTaskGroup
 
-__all__ = ["BackfillTaskGroup", "RefreshTaskGroup"]
+__all__ = ["BackfillTaskGroup", "LoadColumnsTaskGroup", "RefreshTaskGroup"]

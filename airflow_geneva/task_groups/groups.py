@@ -14,6 +14,7 @@ from airflow_geneva.operators.apply import ApplyOperator
 from airflow_geneva.operators.commit import CommitOperator
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan import PlanBackfillOperator, PlanOperator
+from airflow_geneva.operators.plan_load import PlanLoadOperator
 from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
 
 if TYPE_CHECKING:
@@ -266,6 +267,72 @@ class BackfillTaskGroup(_ShardGroup):
             "indexes": indexes,
         }
         super().__init__(group_id, PlanBackfillOperator, table, asked, **shared)
+
+
+class LoadColumnsTaskGroup(_ShardGroup):
+    """Load values that others computed, by key: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
+
+    On Spark a shuffle joins the table's keys with the source. Only fragments with a value that differs are written. A
+    killed task goes on with the fragments that are not staged yet. Text parameters are templated, and empty text means
+    None.
+
+    Args:
+        group_id: id of the group.
+        table: the table's name.
+        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table.
+        on: the key column, or several, also as text with commas.
+        columns: the columns to load; by default all of the source but the keys.
+        format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files.
+        on_missing: `keep` or `null` the values of rows whose key the source lacks, or `error`: load nothing.
+        on_duplicate: `error`: load nothing if several rows of the source have one key; or the `first` or the `last`
+            of them counts.
+        where: SQL filter on the rows of the table.
+        adopt: load values of a computed column, which count as computed by its function.
+        commit_granularity: fragments per Lance commit; by default as many as keep a load at about 100 commits.
+        ignore_checkpoints: do not use what earlier runs joined and did not commit.
+        indexes: `update` lets `finish` bring the indexes over the columns up to date.
+        shared: the arguments of :class:`GroupArguments`.
+
+    Example:
+        ```python
+        with DAG("deliveries", schedule="@daily", catchup=False):
+            LoadColumnsTaskGroup(table="docs", source="s3://deliveries/{{ ds }}/*.parquet", on="id")
+        ```
+    """
+
+    def __init__(
+        self,
+        group_id: str = "load",
+        *,
+        table: str,
+        source: str | Sequence[str],
+        on: str | Sequence[str],
+        columns: str | Sequence[str] | None = None,
+        format: str | None = None,
+        on_missing: str = "keep",
+        on_duplicate: str = "error",
+        where: str | None = None,
+        adopt: bool | str = False,
+        commit_granularity: int | str | None = None,
+        ignore_checkpoints: bool | str = False,
+        indexes: str | None = None,
+        **shared: Unpack[GroupArguments],
+    ) -> None:
+        asked = {
+            "table": table,
+            "source": source,
+            "on": on,
+            "columns": columns,
+            "format": format,
+            "on_missing": on_missing,
+            "on_duplicate": on_duplicate,
+            "where": where,
+            "adopt": adopt,
+            "commit_granularity": commit_granularity,
+            "ignore_checkpoints": ignore_checkpoints,
+            "indexes": indexes,
+        }
+        super().__init__(group_id, PlanLoadOperator, table, asked, **shared)
 
 
 class RefreshTaskGroup(_ShardGroup):

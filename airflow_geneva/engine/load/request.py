@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,9 @@ class LoadRequest:
     on_duplicate: str = "error"
     where: str | None = None
     adopt: bool = False
+    run_after: datetime | None = None
+    ignore_checkpoints: bool = False
+    indexes: str | None = None
     job_id: str | None = None
     sizing: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,7 +112,7 @@ def plan_load(location: TableLocation, request: LoadRequest) -> PlannedLoad:
     values = _check_values(location, dataset, named, found, request.adopt)
     delivery = Delivery(source, location.options, keys, values, request.on_duplicate)
     twice = check_duplicates(delivery, on)
-    where = freeze_where(request.where)
+    where = freeze_where(request.where, request.run_after)
     if request.on_missing == "error":
         ids = [fragment.fragment_id for fragment in dataset.get_fragments()]
         check_missing(delivery, on, partial(read_keys, dataset, on, ids, where))
@@ -207,6 +211,8 @@ def _plan(
         read_version=None,
         udf_version="load" if definition is None else definition.version,
         sizing=sizing,
+        ignore_checkpoints=request.ignore_checkpoints,
+        indexes=request.indexes,
         source=delivery.source.to_json(),
         delivery=md5(options)[:16],
         on=on,

@@ -19,9 +19,10 @@ from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult
 from airflow_geneva.engine.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
+from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.indexes import read_indexes
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, LoadSpec, RefreshSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -101,12 +102,16 @@ def with_indexes(
     """
     if not work.indexes and not result.commits:
         return result
-    field_id = work.field_id
     try:
-        if work.indexes:
+        ids: list[int | None] = [work.field_id]
+        if isinstance(work, LoadSpec):
+            newest = newest or location.open()
+            ids = [field_ids(newest, name)[0] for name in work.columns if name in newest.schema.names]
+        for field_id in ids if work.indexes else ():
             update_indexes(location, field_id)
             newest = None
-        left = max((index.unindexed_rows for index in read_indexes(newest or location.open(), field_id)), default=0)
+        newest = newest or location.open()
+        left = max((index.unindexed_rows for one in ids for index in read_indexes(newest, one)), default=0)
         return replace(result, unindexed_rows=left)
     except (CommitConflict, EngineError, InvalidInput, StorageError) as error:
         note = f"the indexes are not up to date: {error}"

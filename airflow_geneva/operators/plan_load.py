@@ -1,0 +1,108 @@
+"""Plan a load of values by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.operators._lance_task import optional_text, parse_bool, required_text
+from airflow_geneva.operators.plan import PlanOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from lance import LanceDataset
+
+    from airflow_geneva.engine.plan.model import Plan
+    from airflow_geneva.table import Table
+
+
+class PlanLoadOperator(PlanOperator):
+    """Plan a load of values that others computed, by key: check the source, and cut the table into shards.
+
+    Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. Columns
+    that the table lacks are added. The worker needs DuckDB, which looks for keys with several rows. A retried or
+    cleared task plans again, and uses what was joined meanwhile.
+
+    All fields but the task's own are templated; empty text means None. A list may be text with commas.
+
+    Args:
+        table: the table's name.
+        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; files on an
+            object store are read with the storage options of the connection.
+        on: the key column, or several.
+        columns: the columns to load; by default all of the source but the keys.
+        format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files.
+        on_missing: `keep` or `null` the values of rows whose key the source lacks, or `error`: load nothing.
+        on_duplicate: `error`: load nothing if several rows of the source have one key; or the `first` or the `last`
+            of them counts.
+        where: SQL filter on the rows of the table.
+        adopt: load values of a computed column, which count as computed by its function.
+        commit_granularity: fragments per Lance commit; by default as many as keep a load at about 100 commits.
+
+    Example:
+        ```python
+        plan = PlanLoadOperator(task_id="plan", table="docs", source="s3://deliveries/{{ ds }}/*.parquet", on="id")
+        ```
+    """
+
+    template_fields: Sequence[str] = (
+        *PlanOperator.template_fields,
+        *("table", "source", "on", "columns", "format", "on_missing", "on_duplicate", "where", "adopt"),
+    )
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        source: str | Sequence[str],
+        on: str | Sequence[str],
+        columns: str | Sequence[str] | None = None,
+        format: str | None = None,
+        on_missing: str = "keep",
+        on_duplicate: str = "error",
+        where: str | None = None,
+        adopt: bool | str = False,
+        commit_granularity: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.source = source
+        self.on = on
+        self.columns = columns
+        self.format = format
+        self.on_missing = on_missing
+        self.on_duplicate = on_duplicate
+        self.where = where
+        self.adopt = adopt
+        self.sizing["commit_granularity"] = commit_granularity
+
+    def _target(self) -> str:
+        return required_text("table", self.table)
+
+    def _plan(
+        self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
+    ) -> tuple[Plan, int | None]:
+        from airflow_geneva.engine.load.request import LoadRequest, plan_load
+
+        shared = {name: asked[name] for name in ("ignore_checkpoints", "indexes", "job_id", "sizing")}
+        request = LoadRequest(
+            source=required_text("source", self.source) if isinstance(self.source, str) else self.source,
+            on=_names(self.on) or (),
+            columns=_names(self.columns),
+            format=optional_text(self.format),
+            on_missing=optional_text(self.on_missing) or "keep",
+            on_duplicate=optional_text(self.on_duplicate) or "error",
+            where=optional_text(self.where),
+            adopt=parse_bool("adopt", self.adopt),
+            run_after=getattr(context["dag_run"], "run_after", None),
+            **shared,
+        )
+        plan = plan_load(table.location, request).plan
+        return plan, plan.work.version if plan.shards else None
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names from a list, or from one text with commas."""
+    listed = given.split(",") if isinstance(given, str) else list(given or ())
+    return tuple(name.strip() for name in listed if name.strip()) or None
