@@ -22,6 +22,13 @@ def test_the_notebook_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert left["table"].to_arrow().select(["words", "vowels"]).to_pylist()[0] == {"words": 1, "vowels": 1}
 
 
+def test_the_snippet_about_loading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(ROOT / "docs" / "snippets" / "load_values.py"))
+    assert left["table"].to_arrow().column("caption").to_pylist() == ["first", "second", "third"]
+    assert (left["result"].rows_loaded, left["result"].rows_missing) == (2, 1)
+
+
 def test_the_snippet_about_errors_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     left = runpy.run_path(str(ROOT / "docs" / "snippets" / "errors.py"))
