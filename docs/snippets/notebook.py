@@ -19,21 +19,3 @@ print(plan)
 r = table.backfill("n")
 print(r, table.to_arrow().column("n"))
 # --8<-- [end:backfill]
-# --8<-- [start:several]
-from typing import NamedTuple
-
-
-class Counted(NamedTuple):
-    words: int
-    vowels: int
-
-
-@udf
-def count(text: str) -> Counted:
-    return Counted(len(text.split()), sum(letter in "aeiou" for letter in text))
-
-
-table.add_columns({("words", "vowels"): count})
-table.backfill("words")
-print(table.to_arrow().select(["words", "vowels"]))
-# --8<-- [end:several]

@@ -19,7 +19,12 @@ def test_the_notebook_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     left = runpy.run_path(str(ROOT / "docs" / "snippets" / "notebook.py"))
     assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3]
     assert left["r"].rows_computed == 3
-    assert left["table"].to_arrow().select(["words", "vowels"]).to_pylist()[0] == {"words": 1, "vowels": 1}
+
+
+def test_the_snippet_about_several_columns_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(ROOT / "docs" / "snippets" / "several_columns.py"))
+    assert left["table"].to_arrow().select(["words", "vowels"]).to_pylist()[0] == {"words": 2, "vowels": 2}
 
 
 def test_the_snippet_about_loading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
