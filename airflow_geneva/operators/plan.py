@@ -113,6 +113,8 @@ class PlanOperator(LanceOperator, SkipMixin):
         task_size: int | str | None = None,
         task_shuffle_diversity: int | str | None = None,
         shard_size: int | str | None = None,
+        num_frags: int | str | None = None,
+        skip_frags: int | str | None = None,
         max_rows: int | str | None = None,
         max_seconds: float | str | None = None,
         max_cost: float | str | None = None,

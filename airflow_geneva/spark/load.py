@@ -11,7 +11,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, key_schema, read_keys
-from airflow_geneva.engine.plan.model import LoadSpec
+from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.run.column import ColumnTarget

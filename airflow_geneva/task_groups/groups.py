@@ -39,6 +39,8 @@ class Sizes(TypedDict, total=False):
     task_size: int | str | None
     task_shuffle_diversity: int | str | None
     shard_size: int | str | None
+    num_frags: int | str | None
+    skip_frags: int | str | None
     max_rows: int | str | None
     max_seconds: float | str | None
     max_cost: float | str | None

@@ -26,7 +26,7 @@ from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_err
 from airflow_geneva.engine.lance_io.fragments import columns_in, fields_present, fragment_files
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.table_versions import read_transaction
-from airflow_geneva.engine.plan.model import job_spec_from_json
+from airflow_geneva.engine.plan.saved_plan import job_spec_from_json
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation

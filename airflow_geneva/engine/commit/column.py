@@ -31,7 +31,8 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.plan.computed_rows import column_state
-from airflow_geneva.engine.plan.model import BackfillSpec, LoadSpec
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.engine.plan.saved_plan import SavedPlan

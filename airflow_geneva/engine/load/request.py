@@ -22,8 +22,9 @@ from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.load.delivery import Delivery, read_keys
 from airflow_geneva.engine.load.join import check_duplicates, check_missing
 from airflow_geneva.engine.load.source import open_source
-from airflow_geneva.engine.plan.model import LoadSpec, Plan, ReasonCount
-from airflow_geneva.engine.plan.request import check_sizing
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import Plan, ReasonCount
+from airflow_geneva.engine.plan.request import cap_fragments, check_sizing
 from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.location import TableLocation
@@ -88,6 +89,8 @@ def plan_load(location: TableLocation, request: LoadRequest) -> PlannedLoad:
                 f"{name}={getattr(request, name)!r} is unknown. Use one of {', '.join(map(repr, allowed))}."
             )
     sizing, on = check_sizing(request.sizing), _names(request.on, "on")
+    if given := [name for name in ("max_rows", "max_cost") if getattr(sizing, name) is not None]:
+        raise InvalidInput(f"{given[0]} limits calls of a function, and a load makes none. Use num_frags or where.")
     dataset = location.open()
     source = open_source(request.source, request.format, location.options)
     found = {one.name: one.type for one in source.schema(location.options)}
@@ -228,7 +231,7 @@ def _plan(
         if files.live_rows and (live := live_offsets(dataset, files))
     )
     rows = int(manifest.live_rows.sum())
-    return Plan(
+    plan = Plan(
         work=replace(work, rows=rows),
         shards=cut_shards(works, sizing.shard_size),
         rows_total=rows,
@@ -236,6 +239,7 @@ def _plan(
         notes=tuple(notes),
         opened=(dataset,),
     )
+    return cap_fragments(plan)
 
 
 def output_id(dataset: lance.LanceDataset, columns: Sequence[str], adopted: bool) -> int:

@@ -41,7 +41,10 @@ def explain(plan: Plan) -> str:
             lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
     lines += _deduplicated(work) if plan.shards else []
     if work.rows_beyond:
-        cap = f"max_rows={work.sizing.max_rows}" if work.most_rows == work.sizing.max_rows else "max_cost"
+        caps = [work.sizing.frags] if work.sizing.frags else []
+        if work.most_rows is not None:
+            caps.append(f"max_rows={work.most_rows}" if work.most_rows == work.sizing.max_rows else "max_cost")
+        cap = ", ".join(caps)
         lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
     for version, count in plan.rows_by_other_version:
         lines.append(f"  values of UDF version {version_label(version)}: {counted(count, 'row')}")

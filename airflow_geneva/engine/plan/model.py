@@ -176,9 +176,12 @@ class _JobSpec(ABC):
     @property
     def cap_note(self) -> str:
         """The note about the rows that the job leaves beyond its cap."""
-        sizing, most = self.sizing, self.most_rows or 0
-        rows = counted(most, "row")
-        cap = f"{rows} (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {rows}"
+        sizing, most = self.sizing, self.most_rows
+        if most is None:
+            cap = sizing.frags
+        else:
+            rows = counted(most, "row")
+            cap = f"{rows} (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {rows}"
         return f"stopped at its cap of {cap}: {counted(self.rows_beyond, 'more row')} left for the next run"
 
     @property
@@ -327,9 +330,12 @@ class BackfillSpec(_JobSpec):
     @property
     def heading(self) -> str:
         where = f" where {self.where}" if self.where else ""
-        by = f"{self.udf_name} (version {self.udf_version})"
         also = f" and {', '.join(self.siblings)}" if self.siblings else ""
-        return f"{self.title}{also} with {by}{where}, table version {self.version}"
+        return f"{self.title}{also} {self._made_by}{where}, table version {self.version}"
+
+    @property
+    def _made_by(self) -> str:
+        return f"with {self.udf_name} (version {self.udf_version})"
 
     @property
     def outbox(self) -> str:
@@ -345,67 +351,6 @@ class BackfillSpec(_JobSpec):
             "continue_from": list(self.continue_from),
             "where": self.where,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadSpec(BackfillSpec):
-    """The specification of a job that loads values by key.
-
-    Args:
-        source: the files or the table that have the values, as JSON text; no credentials.
-        delivery: hash of the source's state and of the options; checkpoints of equal deliveries are shared.
-        on: the key columns; they are inputs.
-        fact_inputs: the inputs of the UDF whose values the loaded ones count as; () if they count as no UDF's.
-        on_missing: ``keep`` or ``null``: what becomes of rows whose key the source lacks.
-        on_duplicate: ``error``, ``first`` or ``last``: the row of the source whose values count, if several have a key.
-    """
-
-    kind: ClassVar[str] = "load"
-
-    source: str
-    delivery: str
-    on: tuple[str, ...]
-    fact_inputs: tuple[str, ...] = ()
-    on_missing: str = "keep"
-    on_duplicate: str = "error"
-
-    @property
-    def udfs(self) -> dict[str, UdfDefinition]:
-        return {}
-
-    @property
-    def udf_name(self) -> str:
-        return "load"
-
-    @property
-    def keeps_facts(self) -> bool:
-        return bool(self.fact_inputs)
-
-    @property
-    def identity(self) -> WorkIdentity:
-        return WorkIdentity(self.udf_name, self.delivery, self.key_column, self._tag, self.table)
-
-    @cached_property
-    def reuse_rules(self) -> ReuseRules:
-        return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
-
-    def output_at(self, dataset: lance.LanceDataset) -> Output:
-        if not is_group(self.field_id):
-            return Output((self.column,))
-        return Output(self.columns, self.columns, self.field_id)
-
-    @property
-    def title(self) -> str:
-        return f"Load of {self.target}"
-
-    @property
-    def heading(self) -> str:
-        also = f" and {', '.join(self.siblings)}" if self.siblings else ""
-        where = f" where {self.where}" if self.where else ""
-        return f"{self.title}{also} by {', '.join(self.on)}{where}, table version {self.version}"
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "udf": self.udf_name, "udf_version": self.udf_version, "loads": self.source}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,17 +417,6 @@ class RefreshSpec(_JobSpec):
 
 
 JobSpec: TypeAlias = BackfillSpec | RefreshSpec
-_KINDS: dict[str, type[JobSpec]] = {spec.kind: spec for spec in (BackfillSpec, LoadSpec, RefreshSpec)}
-
-
-def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
-    """Parse a specification; KeyError or TypeError for any other document, or one of another package version."""
-    fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in document.items()}
-    kind = _KINDS[fields.pop("kind")]
-    fields["sizing"] = Sizing(**fields["sizing"])
-    fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
-    fields["codes"] = tuple(CodeArchive(**code) for code in fields["codes"])
-    return kind(**fields)
 
 
 @dataclass(frozen=True)

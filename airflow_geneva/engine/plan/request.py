@@ -56,6 +56,8 @@ class SizingOptions(TypedDict, total=False):
     commit_granularity: int | None
     task_memory_bytes: int
     price_per_slot_hour: float | None
+    num_frags: int | None
+    skip_frags: int | None
     max_rows: int | None
     max_seconds: float | None
     max_cost: float | None
@@ -243,7 +245,7 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
         if value is None and getattr(Sizing(), name) is None:
             continue
         kinds = (int, float) if name in NOT_WHOLE else (int,)
-        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else 0 if name in NOT_WHOLE else 1
+        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else 0 if name in (*NOT_WHOLE, "skip_frags") else 1
         number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
             raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")
@@ -255,11 +257,13 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
 
 
 def cap_rows(plan: Plan) -> Plan:
-    """Limit the rows of a plan on which the UDF runs by ``max_rows`` and ``max_cost``; checkpoints do not count.
+    """Limit a plan to ``num_frags`` after ``skip_frags``, and the rows on which the UDF runs by ``max_rows`` and
+    ``max_cost``; checkpoints do not count.
 
     Raises:
         InvalidInput: ``max_cost`` is given without a price, or it is less than the cost of one row.
     """
+    plan = cap_fragments(plan)
     work = plan.work
     priced = work.sizing.price_per_slot_hour or work.cost_per_row or work.reports_cost
     if work.sizing.max_cost is not None and not priced:
@@ -283,7 +287,24 @@ def cap_rows(plan: Plan) -> Plan:
         if len(works):
             kept.append(Shard(len(kept), works))
     left = sum(shard.rows for shard in plan.shards) - sum(shard.rows for shard in kept)
-    return replace(plan, shards=tuple(kept)).with_work(rows=work.rows - left, rows_beyond=left)
+    return replace(plan, shards=tuple(kept)).with_work(rows=work.rows - left, rows_beyond=work.rows_beyond + left)
+
+
+def cap_fragments(plan: Plan) -> Plan:
+    """Limit a plan to ``num_frags`` of its fragments, after the first ``skip_frags``."""
+    sizing = plan.work.sizing
+    skip, most = sizing.skip_frags or 0, sizing.num_frags
+    if not skip and most is None:
+        return plan
+    kept = list[Shard]()
+    for shard in plan.shards:
+        count = len(shard.fragments)
+        works = shard.fragments[skip : count if most is None else skip + most]
+        skip, most = max(skip - count, 0), None if most is None else most - len(works)
+        if len(works):
+            kept.append(Shard(len(kept), works))
+    left = sum(shard.rows for shard in plan.shards) - sum(shard.rows for shard in kept)
+    return replace(plan, shards=tuple(kept)).with_work(rows=plan.work.rows - left, rows_beyond=left)
 
 
 def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWork]:

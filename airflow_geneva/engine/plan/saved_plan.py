@@ -13,9 +13,12 @@ from airflow_geneva.engine.checkpoint.provenance import PriorFailures
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.job.folder import plan_name
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.model import JobSpec, Plan, job_spec_from_json
+from airflow_geneva.engine.lance_io.table_versions import PlannedTable
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
@@ -27,6 +30,19 @@ ALL_ROW_IDS = Ranges.of(0, (1 << 63) - 1)
 _FORMAT = 6
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
+
+
+_KINDS: dict[str, type[JobSpec]] = {spec.kind: spec for spec in (BackfillSpec, LoadSpec, RefreshSpec)}
+
+
+def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
+    """Parse a specification; KeyError or TypeError for any other document, or one of another package version."""
+    fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in document.items()}
+    kind = _KINDS[fields.pop("kind")]
+    fields["sizing"] = Sizing(**fields["sizing"])
+    fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
+    fields["codes"] = tuple(CodeArchive(**code) for code in fields["codes"])
+    return kind(**fields)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,8 @@ class Sizing:
         task_memory_bytes: bytes of rows that a task slot holds at a time; see `lance_io.task_memory`.
         price_per_slot_hour: of one task slot or thread, in any currency, for estimates and `max_cost`; in Airflow, by
             default `[geneva] price_per_slot_hour`.
+        num_frags: the number of due fragments of which the job takes rows; the others are left for the next run.
+        skip_frags: the number of due fragments before these, which are left, too.
         max_rows: the most rows on which the UDF runs; the others are left for the next run, and the job is PARTIAL.
         max_seconds: seconds of computing, added up over shards, after which the job stops in the same way.
         max_cost: cost of slots and rows after which the job stops in the same way.
@@ -46,9 +48,17 @@ class Sizing:
     commit_granularity: int | None = None
     task_memory_bytes: int = DEFAULT_TASK_MEMORY
     price_per_slot_hour: float | None = None
+    num_frags: int | None = None
+    skip_frags: int | None = None
     max_rows: int | None = None
     max_seconds: float | None = None
     max_cost: float | None = None
+
+    @property
+    def frags(self) -> str:
+        """The limits on fragments, for messages; "" if there are none."""
+        given = {"num_frags": self.num_frags, "skip_frags": self.skip_frags}
+        return ", ".join(f"{name}={number}" for name, number in given.items() if number)
 
     @property
     def watched(self) -> bool:

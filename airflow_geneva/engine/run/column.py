@@ -35,7 +35,8 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.model import BackfillSpec, LoadSpec
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works

@@ -22,7 +22,8 @@ from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.indexes import read_indexes
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
-from airflow_geneva.engine.plan.model import JobSpec, LoadSpec, RefreshSpec
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation

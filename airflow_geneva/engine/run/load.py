@@ -19,7 +19,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, read_keys
 from airflow_geneva.engine.load.join import join_inline
 from airflow_geneva.engine.load.source import find_source
-from airflow_geneva.engine.plan.model import LoadSpec
+from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
 from airflow_geneva.engine.plan.value_diff import same_values
 from airflow_geneva.engine.run.column import ColumnTarget

@@ -27,7 +27,8 @@ from airflow_geneva.engine.job.result import FAILED, BackfillResult, Checked, Sh
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
-from airflow_geneva.engine.plan.model import JobSpec, LoadSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent

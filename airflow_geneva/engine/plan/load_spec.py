@@ -1,0 +1,75 @@
+"""The specification of a load of values by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_geneva.engine.checkpoint.keys import WorkIdentity
+from airflow_geneva.engine.checkpoint.reuse import ReuseRules
+from airflow_geneva.engine.lance_io.siblings import Output, is_group
+from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.udf.settings import UdfDefinition
+
+if TYPE_CHECKING:
+    import lance
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec(BackfillSpec):
+    """The specification of a job that loads values by key.
+
+    Args:
+        source: the files or the table that have the values, as JSON text; no credentials.
+        delivery: hash of the source's state and of the options; checkpoints of equal deliveries are shared.
+        on: the key columns; they are inputs.
+        fact_inputs: the inputs of the UDF whose values the loaded ones count as; () if they count as no UDF's.
+        on_missing: ``keep`` or ``null``: what becomes of rows whose key the source lacks.
+        on_duplicate: ``error``, ``first`` or ``last``: the row of the source whose values count, if several have a key.
+    """
+
+    kind: ClassVar[str] = "load"
+
+    source: str
+    delivery: str
+    on: tuple[str, ...]
+    fact_inputs: tuple[str, ...] = ()
+    on_missing: str = "keep"
+    on_duplicate: str = "error"
+
+    @property
+    def udfs(self) -> dict[str, UdfDefinition]:
+        return {}
+
+    @property
+    def udf_name(self) -> str:
+        return "load"
+
+    @property
+    def keeps_facts(self) -> bool:
+        return bool(self.fact_inputs)
+
+    @property
+    def identity(self) -> WorkIdentity:
+        return WorkIdentity(self.udf_name, self.delivery, self.key_column, self._tag, self.table)
+
+    @cached_property
+    def reuse_rules(self) -> ReuseRules:
+        return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
+
+    def output_at(self, dataset: lance.LanceDataset) -> Output:
+        if not is_group(self.field_id):
+            return Output((self.column,))
+        return Output(self.columns, self.columns, self.field_id)
+
+    @property
+    def title(self) -> str:
+        return f"Load of {self.target}"
+
+    @property
+    def _made_by(self) -> str:
+        return f"by {', '.join(self.on)}"
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "udf": self.udf_name, "udf_version": self.udf_version, "loads": self.source}
