@@ -31,6 +31,7 @@ from airflow_geneva.pages.access import (
     table_of_asset,
 )
 from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph, read_database
+from airflow_geneva.pages.documents import answer, database_document, job_document, table_document
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
 from airflow_geneva.pages.rendering import HEADERS, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
@@ -200,6 +201,31 @@ def _runs_page(request: Request, viewer: CurrentUser, dag_id: str, run_id: str |
     return _live_page(request, "run.html", shares=JobDetails.shares, **values)
 
 
+# Programs read the same with `.json` behind the path. A table whose own name ends with it is read with it twice.
+@app.get("/databases/{conn_id}.json")
+@in_own_threads
+def send_database(request: Request, viewer: ViewerDep, conn_id: str, filters: FiltersDep) -> Response:
+    """Send a database's tables, views and newest jobs; what is still counted has the state `counting`."""
+    _, shown = _read_database(request, viewer, conn_id, filters)
+    return answer(database_document(conn_id, shown))
+
+
+@app.get("/databases/{conn_id}/tables/{table}.json")
+@in_own_threads
+def send_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> Response:
+    """Send a table or view with the rows that are due, as far as they are known within two seconds."""
+    opened, location = place
+    found = count_freshness(opened, location, _COUNT_SECONDS)
+    return answer(table_document(describe_table(location), found))
+
+
+@app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}.json")
+@in_own_threads
+def send_job(request: Request, viewer: ViewerDep, job: JobDep) -> Response:
+    """Send a job with its shards."""
+    return answer(job_document(_find(viewer, job).job))
+
+
 @app.get("/databases/{conn_id}")
 @app.get("/databases/{conn_id}/live")
 @in_own_threads
@@ -340,14 +366,13 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
 @app.exception_handler(HttpError)
 def show_http_error(request: Request, error: HttpError | RequestValidationError) -> Response:
     """Answer with an error page that does not repeat the request; 404 for a malformed URL."""
-    status = error.status_code if isinstance(error, HttpError) else 404
-    return page(request, "error.html", status, status=status, title=None, message=None)
+    return _error(request, error.status_code if isinstance(error, HttpError) else 404)
 
 
 @app.exception_handler(Exception)
 def show_failure(request: Request, error: Exception) -> Response:
     """Answer with an error page that says nothing of the failure; the server logs it."""
-    return page(request, "error.html", 500, status=500, title=None, message=None)
+    return _error(request, 500)
 
 
 @app.exception_handler(OSError)
@@ -364,4 +389,10 @@ def show_error(request: Request, error: GenevaError | OSError) -> Response:
     allowed = viewer is not None and conn_id is not None and viewer.may_read_connection(conn_id)
     title = "Damaged record" if isinstance(error, DamagedRecord) else None
     status = 503 if isinstance(error, OSError) else 404
-    return page(request, "error.html", status, status=status, title=title, message=text if allowed else None)
+    return _error(request, status, title, text if allowed else None)
+
+
+def _error(request: Request, status: int, title: str | None = None, message: str | None = None) -> Response:
+    if request.url.path.endswith(".json"):
+        return answer({"status": status, "error": message}, status)
+    return page(request, "error.html", status, status=status, title=title, message=message)

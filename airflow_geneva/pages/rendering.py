@@ -30,7 +30,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
 }
 _redact = redact()
-_NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
+NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
 
 
 def masked(value: Any) -> Any:
@@ -99,4 +99,4 @@ def page(request: Request, template: str, answer: int = 200, **values: Any) -> H
     text = environment().get_template(template).render(
         root=root, airflow=root.removesuffix(PAGES), version=static_version(), **values
     )  # fmt: skip
-    return HTMLResponse(text, answer, _NOT_KEPT)
+    return HTMLResponse(text, answer, NOT_KEPT)

@@ -61,7 +61,7 @@ def filled(route: APIRoute) -> str:
 def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert {type(route) for route in app.routes} == {APIRoute}
     paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
-    assert len(paths) == 20
+    assert len(paths) == 23
     client = TestClient(app)
     for path in paths:
         for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
@@ -297,6 +297,32 @@ def test_one_job(reader: Get, database: Database) -> None:
     assert "Commits" in text_of(page)
     assert "where <code>x &lt; 60</code>" in page
     assert reader(f"{of_job('docs', job.job_id)}/live").startswith('<div id="live">')
+
+
+def test_programs_read_what_pages_show(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    job = table.backfill("y", runner="inline", where="x < 60")
+    found = json.loads(reader(f"{of_job('docs', job.job_id)}.json"))
+    assert (found["version"], found["job"]["id"], found["job"]["rows_committed"]) == (1, job.job_id, 60)
+    for _ in range(50):
+        found = json.loads(reader("/databases/shelf/tables/docs.json"))
+        [column] = [one for one in found["columns"] if one["name"] == "y"]
+        if column["state"]:
+            break
+    assert (found["rows"], found["table_version"], found["is_view"]) == (table.count_rows(), table.version, False)
+    assert (column["state"], column["rows"]["pending"]) == ("stale", table.count_rows() - 60)
+    assert column["job"]["id"] == job.job_id
+    found = json.loads(reader("/databases/shelf.json"))
+    assert [one["name"] for one in found["tables"]] == ["docs"]
+    assert [one["id"] for one in found["jobs"]] == [job.job_id]
+
+
+def test_programs_get_no_more_than_pages_show(reader: Get, database: Database) -> None:
+    job = make_table(database).backfill("y", runner="inline")
+    for path in ("/databases/shelf.json", "/databases/shelf/tables/docs.json", f"{of_job('docs', job.job_id)}.json"):
+        said = reader(path, user="stranger", status=404)
+        assert json.loads(said) == {"version": 1, "status": 404, "error": None}
+    assert json.loads(reader("/databases/shelf/tables/none.json", status=404))["status"] == 404
 
 
 def test_more_jobs_than_a_page_holds(reader: Get, database: Database) -> None:
