@@ -52,16 +52,16 @@ class GroupArguments(Sizes, total=False):
         spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
         inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default
             `[geneva] inline_below_rows`, which is 0.
-        openai_conn_id: the Airflow connection of a model service: its password and host are `OPENAI_API_KEY` and
-            `OPENAI_BASE_URL` where functions run. By default the variables of the worker.
+        openai_conn_id: the Airflow connection of a model service: functions get its password and host as
+            `OPENAI_API_KEY` and `OPENAI_BASE_URL`. By default they get the worker's variables.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
         on_partial: `fail` fails `finish` if the job is PARTIAL, because rows are left for the next run; `warn` logs a
             warning. By default `[geneva] on_partial`, which is `warn`.
-        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`. A plan whose estimate is above one of
-            them, or unknown, waits in a task `approve` for a person; a smaller one passes it.
-        apply: a function from a shard to the task that computes it, by default an `ApplyOperator`. The task is not
-            mapped and has the id `apply`; see `spark_application` and `compute_shard`.
+        approve_above: limits by `rows`, `seconds`, `slot_seconds` or `cost`. If an estimate of a plan is above its
+            limit, or unknown, the plan waits in a task `approve` for an approval; other plans pass this task.
+        apply: a function that takes a shard and returns the task that computes it; by default an `ApplyOperator`. The
+            task must not be mapped and must have the id `apply`; see `spark_application` and `compute_shard`.
         prefix_group_id, parent_group, dag, default_args, tooltip, doc_md, ui_color, ui_fgcolor: as for `TaskGroup`.
         add_suffix_on_collision, group_display_name: as for `TaskGroup`.
     """
@@ -89,12 +89,12 @@ class GroupArguments(Sizes, total=False):
 
 
 class _ShardGroup(TaskGroup):
-    """The tasks of a group.
+    """Base of the two task groups: creates their tasks.
 
     Args:
         plan: class of the plan task.
         target: name of the table or view.
-        asked: arguments of the plan task besides the sizes.
+        asked: arguments of the plan task, without the sizes.
         source: the table that Airflow shows as the inlet of the view's asset.
 
     Raises:
@@ -111,7 +111,7 @@ class _ShardGroup(TaskGroup):
         **shared: Unpack[GroupArguments],
     ) -> None:
         given: dict[str, Any] = dict(shared)
-        # None is a size, also if `default_args` has another; a connection that is None comes from `default_args`.
+        # A size of None overrides `default_args`; a connection of None is taken from `default_args`.
         sizes = {name: given.pop(name, None) for name in Sizes.__annotations__}
         place = _not_none(given, "lance_conn_id", "database")
         applied = _not_none(given, "spark_conn_id", "inline_below_rows")
@@ -175,7 +175,8 @@ def _make_approve(planned: PlanOperator) -> BaseOperator:
 
 
 def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup | None) -> BaseOperator:
-    """Return the task that a function given as `apply` makes in the group of a shard; else `InvalidInput`."""
+    """Return the task that the `apply` function creates in the group of a shard; raise `InvalidInput` if it does
+    not."""
     try:
         returned = make_apply(shard)
     except NotImplementedError as error:  # Airflow's, for `expand`
@@ -190,7 +191,7 @@ def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup |
 
 
 def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Take arguments out that are not None."""
+    """Remove and return the arguments that are not None."""
     found = {name: given.pop(name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
