@@ -199,11 +199,11 @@ def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:
 class BackfillTaskGroup(_ShardGroup):
     """Compute the missing values of a column: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
-    Each shard can be retried, cleared and watched separately, and its rows are visible as soon as it is committed. With
-    nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
+    Each shard can be retried, cleared and monitored separately, and its rows are visible as soon as it is committed.
+    With nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
 
-    Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` is no filter unless one
-    is given; numbers may be text. Connections, `database`, `inline_below_rows` and `on_partial` may come from
+    Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` without a parameter
+    means no filter; numbers may be text. Connections, `database`, `inline_below_rows` and `on_partial` may come from
     `default_args`.
 
     Args:
@@ -213,16 +213,16 @@ class BackfillTaskGroup(_ShardGroup):
         udf: import path `"module:name"`; by default the column's own UDF.
         where: SQL filter on the rows.
         read_version: compute only rows that existed at this table version.
-        commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
+        commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
-        errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
-            keep their values, and later runs go on with the new code.
+        errors_only: compute only rows on which the UDF failed, no matter how often; if its code was repaired, all other
+            rows keep their values, and later runs use the new code.
         recompute_mixed: compute only rows whose value comes from another version.
-        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        ignore_checkpoints: do not use values that earlier runs computed and did not commit.
         max_failed: `finish` fails if more than this number of rows fail, or, with a decimal point, more than this
             fraction of the due rows; computed values are visible nevertheless. By default any number may fail.
-        indexes: `update` lets `finish` bring the indexes over the column up to date.
+        indexes: with `update`, `finish` updates the indexes of the column.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
@@ -272,7 +272,7 @@ class BackfillTaskGroup(_ShardGroup):
 class RefreshTaskGroup(_ShardGroup):
     """Update a view to its source: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
-    Each shard can be retried, cleared and watched separately; the view changes once, in `finish`, when all shards are
+    Each shard can be retried, cleared and monitored separately; the view changes once, in `finish`, when all shards are
     verified. With nothing to compute the shards are skipped, and `finish` only removes rows that are no longer in the
     query's result. With nothing to do it writes no version and sends no event; tasks downstream of the group run.
 
@@ -285,15 +285,15 @@ class RefreshTaskGroup(_ShardGroup):
         src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         source: name of the view's source table or view, which Airflow shows as the inlet of the view's asset, unless
             it or the connection is a template.
-        sources: other databases in which the view's source may lie: URIs, or Airflow connections of type `lance`; for a
-            view whose source is neither in its own database nor in that of the connection.
+        sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
+            the view's source is neither in the view's database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
             continues with the code that the view was computed with, until one of these is given.
-        ignore_checkpoints: do not use what earlier runs computed.
+        ignore_checkpoints: do not use values that earlier runs computed.
         max_failed: `finish` fails, and leaves the view unchanged, if more than this number of rows fail, or, with a
             decimal point, more than this fraction of the due rows. By default any number may fail.
-        indexes: `update` lets `finish` bring the indexes of the view up to date.
+        indexes: with `update`, `finish` updates the indexes of the view.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
