@@ -269,8 +269,8 @@ def _busy(found: Mapping[str, Any]) -> str:
     rows += [(side, *(shown(found["at"][place][side]) for place in where)) for side in found["at"]["disk"]]
     about = (
         f"{found['fragments']} fragments of {found['images']} images of 20 KB. An image takes 4 ms of CPU to decode "
-        "and 4 ms on the device, one call of 25 images at a time. *Busy* is the fraction of the time between the first "
-        "and the last call in which the device worked; on Spark each of two slots has a device. A bare loop over decoded "
+        "and 4 ms on the device, one call of 25 images at a time. *Busy* is the fraction of the time from the first to "
+        "the last call in which the device worked; on Spark each of two slots has a device. A bare loop over decoded "
         "rows in memory is the limit of one device."
     )
     return f"{about}\n\n{_table(head, rows)}"
