@@ -1,4 +1,4 @@
-"""A proxy in front of a server, which refuses connections for a while, or loses the answer to a request."""
+"""A proxy in front of a server; it can refuse connections for some time, or lose the answer to a request."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def make_dag(world: World, job: Job) -> Any:
 
 
 def connection_of(world: World) -> str:
-    """Every history has an asset of its own."""
+    """Every history has a separate asset."""
     return f"lance_{world.folder.parent.name}_{world.folder.name}".lower().replace("-", "_")
 
 
