@@ -1,6 +1,6 @@
-"""``python -m bench.batches``: rows per CPU second of backfills that embed texts as they come, and sorted by length.
+"""``python -m bench.batches``: rows per CPU second of backfills that embed texts in table order, and by length.
 
-With OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and RAYON_NUM_THREADS set to 1.
+Set OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and RAYON_NUM_THREADS to 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def compare(name: str, texts: list[str]) -> None:
-    """Embed texts both ways, by turns, and print the best of each; SystemExit if a vector differs."""
+    """Embed texts both ways in turn, and print the best result of each; SystemExit if a vector differs."""
     best: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="geneva-bench-") as folder:
         for repeat in range(_REPEATS):

@@ -1,4 +1,4 @@
-"""How busy a device is whose rows are decoded first: a bare loop, pylance alone, and ours without and with a stage."""
+"""How busy a device is if rows are decoded first: a bare loop, pylance alone, and ours without and with a stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _device = threading.Lock()
 
 
 def decode(image: bytes) -> np.ndarray:
-    """Take 4 ms of CPU, in a library that lets other threads run, as libraries for images do."""
+    """Use 4 ms of CPU in a library that releases the GIL, as image libraries do."""
     until = time.thread_time() + SECONDS
     while time.thread_time() < until:
         hashlib.pbkdf2_hmac("sha256", image[:64], b"", 200)
@@ -42,7 +42,7 @@ def decode(image: bytes) -> np.ndarray:
 
 
 def compute(pixels: pa.FixedSizeListArray) -> pa.Array:
-    """Wait as long as a device that takes 4 ms a row, and one call at a time; note from when to when."""
+    """Simulate a device that takes 4 ms per row and runs one call at a time; record start and end of each call."""
     with _device:
         began = time.time()
         time.sleep(SECONDS * len(pixels))
@@ -82,11 +82,10 @@ OURS = {
 
 
 def measure(folder: str, fragments: int, images: int, ms: int, runners: Sequence[str]) -> dict[str, Any]:
-    """Run each side on a disk and on a store that takes some milliseconds; return seconds and how busy the device was.
+    """Run each side on a disk and on a slow object store; return the seconds, and the fraction the device was busy.
 
     Args:
-        images: in a fragment.
-        ms: by which every request to the store is delayed.
+        images: number of images in a fragment. ms: delay of every request to the store.
     """
     os.environ[_CALLS] = str(Path(folder) / "calls")
     Path(folder, "server").mkdir(parents=True)
@@ -115,7 +114,7 @@ def _loop(rows: pa.Table) -> dict[str, float]:
 def _sides(
     near: Database, far: Database | None, rows: pa.Table, images: int, runners: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Run each side through `far`, on tables that are made through `near`."""
+    """Run each side through the delayed store `far`, on tables that are created through `near`."""
     table = near.create_table("images", rows, max_rows_per_file=images)
     expected = [image[0] for image in rows.column("image").to_pylist()]
     found: dict[str, dict[str, float]] = {}
@@ -139,7 +138,7 @@ def _sides(
 
 @contextmanager
 def _measured() -> Iterator[dict[str, float]]:
-    """Measure the seconds of a block, and how much of the time between first and last call the device works."""
+    """Measure the seconds of a block, and the fraction of the time from the first to the last call the device works."""
     found: dict[str, float] = {}
     calls = Path(os.environ[_CALLS])
     calls.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Calls that wait for a service, many at a time: beside a plain asyncio script that keeps nothing."""
+"""Concurrent calls that wait for a service, compared with a plain asyncio script that stores nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _waiting(in_flight: int) -> UDF:
 
 
 def measure(folder: str, counts: Sequence[int], runners: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the seconds that so many calls take in a script, inline, and in both slots of a warm Spark session."""
+    """Return the seconds of these numbers of calls in a script, inline, and in both slots of a warm Spark session."""
     made: dict[str, Callable[[Path, int], float]] = {"script": _script}
     for runner in runners:
         made[runner] = lambda where, count, runner=runner: _job(where, count, runner)  # type: ignore[misc]

@@ -27,7 +27,7 @@ class Case:
         udf: the UDF that computes the column.
         column: the input column.
         kind: ``fill`` an empty column, run ``again`` with nothing to do, or ``grow`` by a tenth and fill that.
-        peer: seconds of the peer, measured elsewhere; see ``docs/benchmarks.md``.
+        peer: seconds of geneva, measured on another machine; see ``docs/benchmarks.md``.
         repeats: number of measured pairs of runs.
     """
 

@@ -1,4 +1,4 @@
-"""How often the cost of a job lies in the interval that its plan stated: fifty jobs, of which some run on Spark."""
+"""How often the cost of a job is in the interval that its plan stated: fifty jobs, some of them on Spark."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ON_SPARK = "history, on a warm session"
 
 @dataclass(frozen=True)
 class Shape:
-    """A job and what ran before it.
+    """A job, and the earlier job that its estimate is based on.
 
     Args:
-        kind: ``scalar``, ``array``, or ``skewed``: a row in ten takes ten times as long.
+        kind: ``scalar``, ``array``, or ``skewed``: one row of ten takes ten times as long.
         per_row: mean seconds of a row.
         before, rows: rows of the earlier job, and of the measured one.
         fragments: fragments of the measured one.
-        sampled: estimate by a sample of 20 rows, and without an earlier job.
-        runner: of the earlier job: ``inline``; or ``spark``, which starts Spark for it. The measured job runs where its
-            plan expects it.
+        sampled: estimate from a sample of 20 rows, without an earlier job.
+        runner: runner of the earlier job: ``inline``; or ``spark``, which starts Spark for it. The measured job uses
+            the runner that its plan expects.
     """
 
     kind: str
@@ -79,10 +79,10 @@ class Shape:
 
 
 def shapes(count: int, quick: bool, seed: object = SEED) -> Iterator[Shape]:
-    """Draw jobs; half of the estimates are by history, half by a sample, and of each half a fifth is on Spark."""
+    """Draw jobs; half of the estimates use an earlier job, half a sample, and a fifth of each half is on Spark."""
     draw = random.Random(seed)  # reproducible, and no secret
     for at in range(count):
-        # Spark is chosen for what takes at least ten seconds in one process.
+        # Spark is chosen for jobs that take at least ten seconds in one process.
         runner, seconds, least = ("spark", 40, -0.4) if at % 5 == 4 and not quick else ("inline", 2.5, -0.7)
         per_row = 10 ** draw.uniform(-4.3, -2)
         most = min(20_000 if runner == "inline" else 400_000, int((0.05 if quick else seconds) / per_row)) + 20
@@ -100,7 +100,7 @@ def shapes(count: int, quick: bool, seed: object = SEED) -> Iterator[Shape]:
 
 
 def measure(folder: str, jobs: int, quick: bool = False, seed: object = SEED) -> list[dict[str, Any]]:
-    """Run the jobs; return for each what was stated, and what it took."""
+    """Run the jobs; return the estimated and the actual cost of each."""
     database = airflow_geneva.connect(Path(folder) / "db")
     found = [
         _on_warm_spark(database, f"s{at}", shape)
@@ -134,7 +134,7 @@ def measure(folder: str, jobs: int, quick: bool = False, seed: object = SEED) ->
 
 
 def _on_warm_spark(database: airflow_geneva.Database, name: str, shape: Shape) -> dict[str, Any]:
-    """Run a job after another one on a warm session; what a row takes is in the table."""
+    """Run a job after another one on a warm session; the table contains the seconds of each row."""
     per_row = max(shape.per_row, 0.001)
 
     def some(begin: int, rows: int) -> pa.Table:
@@ -163,7 +163,7 @@ def _on_warm_spark(database: airflow_geneva.Database, name: str, shape: Shape) -
 
 
 def _run(shape: Shape, uri: str, runner: str) -> tuple[float, float]:
-    """Run a job, on Spark in a process of its own; return its seconds and slot-seconds."""
+    """Run a job, in a separate process on Spark; return its seconds and slot-seconds."""
     if runner == "inline":
         return _backfill(shape, uri, runner)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -173,7 +173,7 @@ def _run(shape: Shape, uri: str, runner: str) -> tuple[float, float]:
 def _backfill(shape: Shape, uri: str, runner: str) -> tuple[float, float]:
     folder, _, name = uri.rpartition("/")
     table = airflow_geneva.connect(folder).open_table(name.removesuffix(".lance"))
-    # A function made again loads again.
+    # A newly created function loads again.
     function = shape.make("f" + table.name.removeprefix("t"))
     result = table.backfill("y", udf=function, runner=runner, concurrency=SLOTS)
     return sum(result.seconds.values()), _slot_seconds(table, result.job_id)
@@ -193,7 +193,7 @@ def _slot_seconds(table: airflow_geneva.Table, job_id: str) -> float:
 
 
 def _spend(seconds: float) -> None:
-    """Wait without the processor, or with it if the time is too short to sleep."""
+    """Sleep, or busy-wait if the time is too short to sleep."""
     if seconds >= 0.001:
         time.sleep(seconds)
         return

@@ -1,4 +1,4 @@
-"""Runs on an object store whose requests take long, beside pylance alone: their requests, their depth and seconds."""
+"""Runs on an object store with slow requests, compared with pylance alone: requests, their depth, and seconds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def measure(
     """Run the same jobs at each latency, once; return for each the seconds, requests and depth by run.
 
     Args:
-        latencies: milliseconds by which every request is delayed.
+        latencies: delays of every request in milliseconds.
         fragments: fragments of 1,000 rows.
         image_fragments: fragments of images.
         images: images in a fragment.
@@ -57,7 +57,7 @@ def measure(
     """
     Path(folder).mkdir(parents=True)
     with running_server(Path(folder)) as endpoint, SlowProxy(endpoint).running() as proxy:
-        # What is imported and set up once counts for none of the runs.
+        # Imports and one-time setup are not part of any run.
         _Store(proxy, 0).runs(2, 1, 1, 2)
         found = {ms: _Store(proxy, ms).runs(fragments, image_fragments, images, staged) for ms in latencies}
     return {
@@ -72,7 +72,7 @@ def measure(
 
 @dataclass
 class _Store:
-    """A database in a bucket of its own, which is filled without the proxy and measured through it."""
+    """A database in a separate bucket, which is filled without the proxy and measured through it."""
 
     proxy: SlowProxy
     latency_ms: int
@@ -117,7 +117,7 @@ class _Store:
             self.far.open_view("view").refresh(runner="inline")
 
     def _staged(self, fragments: int) -> None:
-        """Stage fragments of one row near the store, and let another process plan and commit them from afar."""
+        """Stage fragments of one row without the delay, and let another process plan and commit them with it."""
         table = self.near.create_table("staged", pa.table({"x": pa.array(range(fragments))}), max_rows_per_file=1)
         table.add_columns({"y": (udfs.double, ["x"])})
         plan = table.plan_backfill("y", udf=udfs.double, checkpoint_interval=0.0)
@@ -136,7 +136,8 @@ class _Store:
                     raise SystemExit(f"Case far: {name} found {rows} of {fragments} staged fragments.")
 
     def _images(self, fragments: int, images: int) -> float:
-        """Compute a column of images; return how much of the time the function ran, from its first call to its last."""
+        """Compute a column of images; return the fraction of the time from its first to its last call the function
+        ran."""
         pixels = np.random.default_rng(0)
         rows = pa.table({"image": pa.array([pixels.bytes(_IMAGE_BYTES) for _ in range(fragments * images)])})
         self.near.create_table("images", rows, max_rows_per_file=images).add_columns({"size": size_of_image})

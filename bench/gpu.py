@@ -1,4 +1,4 @@
-"""A small transformer and an image model on an accelerator, with their stages; or why nothing can be measured."""
+"""Measure a small transformer and an image model on an accelerator, with their stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IDS = pa.list_(pa.int32(), _TOKENS)
 
 
 def why_not() -> str:
-    """Return why nothing can be measured here; "" if an accelerator and its libraries are there."""
+    """Return why nothing can be measured here; "" if an accelerator and its libraries are available."""
     try:
         import torch  # type: ignore[import-not-found]
         import torchvision  # type: ignore[import-not-found]  # noqa: F401
@@ -46,7 +46,7 @@ def tokenize(text: str) -> np.ndarray:
 
 
 class _Network:
-    """A network with random weights, which take as long as learned ones."""
+    """A network with random weights, which is as fast as one with trained weights."""
 
     def __init__(self) -> None:
         import torch
@@ -104,7 +104,7 @@ def _text(random: np.random.Generator) -> str:
 
 
 def measure(folder: str, rows: int, workers: int) -> list[dict[str, Any]]:
-    """Compute a column with each network, without and with a stage, beside a bare loop over prepared rows."""
+    """Compute a column with each network, without and with a stage, compared with a bare loop over prepared rows."""
     random, found = np.random.default_rng(0), []
     cases: list[tuple[str, Any, Any, Any, pa.DataType, int]] = [
         ("images, ResNet-50", _image, decode, _Resnet, pa.list_(pa.float32(), 1_000), 64),
@@ -146,7 +146,7 @@ def measure(folder: str, rows: int, workers: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def _device_use() -> Iterator[dict[str, float]]:
-    """Ask NVML how much of the time a kernel ran, each tenth of a second."""
+    """Ask NVML every tenth of a second for the fraction of the time in which a kernel ran."""
     import torch
 
     found: dict[str, float] = {}

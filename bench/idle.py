@@ -1,4 +1,4 @@
-"""``python -m bench.idle``: how long slots are idle at the end of Spark jobs whose rows cost more at one end."""
+"""``python -m bench.idle``: how long slots are idle at the end of Spark jobs with slower rows at one end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector index that is kept up to date: its cost hour by hour, and its recall beside that of an index made again."""
+"""A vector index that is kept up to date: its cost per hour, and its recall compared with that of a new index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 def vectors_of(x: npt.NDArray[np.int64]) -> Vectors:
-    """Vectors around many centers, the same for the same number."""
+    """Vectors around many centers, the same for the same seed."""
     centers = np.random.default_rng(0).standard_normal((_CENTERS, _WIDTH))
     noise = np.sin(np.outer(x + 1.0, np.random.default_rng(1).uniform(1, 1_000, _WIDTH)))
     return (centers[x * 7_919 % _CENTERS] + 0.6 * noise).astype(np.float32)
@@ -71,7 +71,7 @@ def _rows(first: int, count: int) -> pa.Table:
 
 
 def _recall(dataset: lance.LanceDataset, searches: int) -> float:
-    """Return the part of the nearest vectors that the index finds, of searches near stored vectors."""
+    """Return the fraction of the nearest vectors that the index finds, for queries near stored vectors."""
     count = dataset.count_rows()
     stored = vectors_of(np.arange(count))
     wanted = vectors_of(np.linspace(0, count - 1, searches).astype(np.int64)) + np.float32(0.05)

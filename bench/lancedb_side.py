@@ -1,7 +1,7 @@
-"""LanceDB's side of the comparison; runs in an environment of its own, without this package.
+"""LanceDB's side of the comparison; runs in a separate environment, without this package.
 
-Started as ``python lancedb_side.py FOLDER ROWS FRAGMENTS``. It reads one step a line, and answers with its seconds; the
-change of the table that comes before a step is not measured.
+Started as ``python lancedb_side.py FOLDER ROWS FRAGMENTS``. It reads one step per line, and answers with its seconds;
+the change of the table that precedes a step is not measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Is a service's limit used and kept by many processes, some of which are killed?
+"""Do many processes, some of which are killed, use a service's limit fully without exceeding it?
 
-Each process computes a table of its own, by a function that calls a server on loopback; the server keeps the limit for
+Each process computes its own table with a function that calls a server on loopback; the server enforces the limit for
 all of them, and counts.
 """
 
@@ -51,7 +51,7 @@ class Embed:
 
 
 class Refused(Exception):
-    """What a client raises: the status and the headers are in the response."""
+    """An error as HTTP clients raise it: the status and the headers are in the response."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         super().__init__(f"status {response.status}")
@@ -66,7 +66,7 @@ def measure(
     per_minute: int = 6_000,
     latency: float = 0.05,
 ) -> dict[str, Any]:
-    """Compute the tables, and return what the server counted."""
+    """Compute the tables, and return the server's counts."""
     db = connect(folder)
     for number in range(processes):
         texts = [f"text {at} of {number}" for at in range(rows // processes)]
@@ -93,7 +93,7 @@ def measure(
 
 
 def _run(folder: str, processes: int, kills: int, server: OpenAIServer, requests: int, per_minute: int) -> int:
-    """Run a process for each table until all are done; return how many were killed on the way."""
+    """Run a process for each table until all are done; return how many were killed meanwhile."""
     environment = {**os.environ, _PORT: str(server.port), _PER_MINUTE: str(per_minute)}
 
     def start(number: int) -> subprocess.Popen[bytes]:
@@ -104,7 +104,7 @@ def _run(folder: str, processes: int, kills: int, server: OpenAIServer, requests
     drawn, killed = random.Random(1), 0
     while running:
         time.sleep(0.05)
-        # Between a fifth and four fifths of the work.
+        # Kill between 20 % and 80 % of the work.
         due = requests * (0.2 + 0.6 * killed / max(kills, 1))
         if killed < kills and server.counts(paid=False).requests >= due:
             number = drawn.choice(sorted(running))
@@ -121,7 +121,7 @@ def _run(folder: str, processes: int, kills: int, server: OpenAIServer, requests
 
 
 def _used(counts: Counts, per_minute: float) -> tuple[float, int]:
-    """Return which part of the limit was used, from ten seconds after the first request to nine tenths of them."""
+    """Return the used fraction of the limit, from ten seconds after the first request until 90 % of the requests."""
     by_second = {int(second): admitted for second, admitted in counts.admitted.items()}
     first, total, passed, last = min(by_second), sum(by_second.values()), 0, 0
     for second in sorted(by_second):

@@ -1,4 +1,4 @@
-"""How many calls do equal inputs save, and what does it cost to look for them?"""
+"""How many calls does `dedup` save for equal inputs, and what does the lookup cost?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALL_SECONDS = 0.001
 
 @udf(data_type=pa.int64(), version="1", deterministic=True, dedup=True)
 def length(text: str, calls: str) -> int:
-    """A call that is paid: it takes a while, and leaves a letter behind."""
+    """A call that costs money: it takes some time, and appends a letter to a file."""
     with open(calls, "a") as trace:
         trace.write(".")
     time.sleep(_CALL_SECONDS)
@@ -32,10 +32,10 @@ looked_up = udf(data_type=pa.int64(), version="1", name="looked_up", determinist
 
 
 def measure(folder: str, rows: int, alone: int, runners: list[str]) -> dict[str, Any]:
-    """Fill a column of texts of which four in ten are there already, then another one by the same function.
+    """Fill a column from texts of which four in ten are repeated, then another column with the same function.
 
     Args:
-        alone: rows of numbers of which none is there twice, by a function of a whole array.
+        alone: number of rows with distinct numbers, for a function of a whole array.
     """
     found: list[dict[str, Any]] = []
     for runner in runners:

@@ -1,4 +1,4 @@
-"""Open-source LanceDB, which computes columns and views of SQL expressions, beside us in turn."""
+"""Open-source LanceDB, which computes columns and views of SQL expressions, in turn with this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench import floor, udfs
 
 
 class LanceDB:
-    """A process in LanceDB's own environment, with a table of its own; a context manager.
+    """A process in LanceDB's environment, with its own table; a context manager.
 
     Args:
         python: the interpreter of that environment.
@@ -53,7 +53,7 @@ class LanceDB:
 
 
 def measure_column(folder: str, rows: int, fragments: int, repeats: int, python: str) -> dict[str, Any]:
-    """Fill a column, by us and by LanceDB in turn, first and after changes; each round has new tables.
+    """Fill a column with this package and with LanceDB in turn, first and after changes; each round has new tables.
 
     Args:
         rows, fragments: initial size of the tables.

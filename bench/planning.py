@@ -27,7 +27,7 @@ from bench.cases import TABLE, open_table
 from tests.support.plans import save_plan
 
 ROWS = 1_000_000
-"""Rows of a fragment, as its metadata say: no row is ever read."""
+"""Rows of a fragment according to its metadata: no row is ever read."""
 FIRST_ROWS = 10
 """Rows of the first fragment, which is real."""
 _LEDGERS = 20
@@ -71,7 +71,7 @@ def make_many(folder: str, fragments: int, computed: bool, columns: int = 3) -> 
 
 
 def measure(folder: str, computed: bool, repeats: int) -> dict[str, Any]:
-    """Measure planning on such a table, and pylance opening it and handing its fragments out, in both ways it has."""
+    """Measure planning on such a table, and pylance opening it and listing its fragments in both available ways."""
     table = open_table(Path(folder))
     sides: dict[str, Callable[[], Any]] = {
         "floor": lambda: lance.dataset(table.uri).__reduce__(),
@@ -97,7 +97,7 @@ def measure(folder: str, computed: bool, repeats: int) -> dict[str, Any]:
 
 
 def sizes(plan: Plan, table: airflow_geneva.Table) -> dict[str, Any]:
-    """Store a plan; return the seconds that this takes, and the sizes of what grows with the number of fragments."""
+    """Store a plan; return the seconds, and the sizes of the parts that grow with the number of fragments."""
     job = table.location.checkpoints.folder("jobs", plan.work.job_id)
     began = time.perf_counter()
     saved = save_plan(plan, job)
@@ -121,6 +121,6 @@ def _read_file_lists(uri: str) -> int:
 
 
 def _named(file: DataFile, number: int) -> DataFile:
-    """Name the data file as no other is named, so that each fragment has its own signature, as in a real table."""
+    """Give the data file a unique name, so that each fragment has its own signature, as in a real table."""
     version = file.file_major_version, file.file_minor_version
     return DataFile(f"{number:07}-{file.path}", file.fields, file.column_indices, *version, file.file_size_bytes)

@@ -1,4 +1,4 @@
-"""A plot of some lines as an SVG picture that can be read on a light and on a dark page."""
+"""A line plot as an SVG image that is readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DARK = ("#8c9eff", "#ef9a9a", "#a5d6a7", "#ffcc80", "#ce93d8")
 def plot_lines(
     title: str, across: str, up: str, lines: Mapping[str, Sequence[float]], places: Sequence[float] = ()
 ) -> str:
-    """Draw at most five lines of equally many positive values; ``across`` and ``up`` name the axes.
+    """Draw at most five lines with the same number of positive values; ``across`` and ``up`` label the axes.
 
-    Values stand at the given places from zero, which are written below the axis, or one after another.
+    Values are drawn at the given x positions, which label the axis, or at equal distances.
     """
     count = max(len(values) for values in lines.values())
     top = max(max(values) for values in lines.values())
@@ -43,7 +43,7 @@ def plot_lines(
         *(f'<text x="{x(at)}" y="{_HEIGHT - 20}" class="across">{place:g}</text>' for at, place in enumerate(places)),
         f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{escape(axes)}</text>',
     ]
-    # Names stand at the ends of their lines, at least a line of text apart.
+    # Names are placed at the ends of their lines, at least one line of text apart.
     below = float("-inf")
     for number, (name, values) in sorted(enumerate(lines.items()), key=lambda line: y(line[1][1][-1])):
         points = " ".join(f"{x(at)},{y(value)}" for at, value in enumerate(values))

@@ -152,8 +152,8 @@ def _planned(runs: Sequence[Mapping[str, Any]]) -> str:
         for run in runs
     ]
     about = (
-        f"Fragments of {planning.ROWS:,} rows. The baseline opens the table and has its fragments handed out: as the "
-        "bytes of the manifest, the cheapest way that pylance has, or as Python objects."
+        f"Fragments of {planning.ROWS:,} rows. The baseline opens the table and lists its fragments: as the bytes of "
+        "the manifest, the cheapest way that pylance has, or as Python objects."
     )
     return f"{about}\n\n{_table(head, rows)}"
 
@@ -251,7 +251,7 @@ def _far(found: Mapping[str, Any]) -> str:
     busy = ", ".join(f"{100 * at['busy']:.0f} % at {at['ms']} ms" for at in found["at"])
     about = (
         "An S3 server on this machine, behind a proxy that delays each request. *Depth* is the number of requests that "
-        f"had to wait for another one. {found['fragments']} fragments of {found['rows']:,} rows, `x * 2`, one process, "
+        f"had to wait for another. {found['fragments']} fragments of {found['rows']:,} rows, `x * 2`, one process, "
         "inline; pylance alone has eight threads. *Staged fragments*: "
         f"{found['staged']:,} of one row, which another process plans and commits. "
         f"Images: {found['image_fragments']} fragments of {found['images']} images of 20 KB, "
@@ -268,10 +268,10 @@ def _busy(found: Mapping[str, Any]) -> str:
     rows = [("a bare loop over decoded rows in memory", *[shown(limit)] * len(where))]
     rows += [(side, *(shown(found["at"][place][side]) for place in where)) for side in found["at"]["disk"]]
     about = (
-        f"{found['fragments']} fragments of {found['images']} images of 20 KB. Decoding takes 4 ms of CPU an image, "
-        "and the device 4 ms, one call of 25 images at a time. *Busy* is the part of the time between its first call "
-        "and its last in which it worked; on Spark two slots have a device each. A bare loop that finds its rows "
-        "decoded in memory is the limit, of one device."
+        f"{found['fragments']} fragments of {found['images']} images of 20 KB. An image takes 4 ms of CPU to decode "
+        "and 4 ms on the device, one call of 25 images at a time. *Busy* is the fraction of the time from the first to "
+        "the last call in which the device worked; on Spark each of two slots has a device. A bare loop over decoded "
+        "rows in memory is the limit of one device."
     )
     return f"{about}\n\n{_table(head, rows)}"
 
@@ -303,12 +303,12 @@ def _time_left(found: Mapping[str, Any]) -> str:
         how = f"{100 * error:+.0f} %" if run["known"] else ""
         rows.append((run["shape"], f"{run['took']:.1f}", said, f"{run['left']:.1f}", how))
     about = (
-        "What a job says that it still takes, when half of its time is over: 240 rows in 6 fragments, which wait "
-        f"{found['seconds']} s in all, two at a time on Spark, which is started for each shard. "
-        f"{near} of {len(rows) - early} are within 30 % of the truth."
+        "The remaining time that a job reports at half of its duration: 240 rows in 6 fragments, whose calls wait "
+        f"{found['seconds']} s in total; on Spark, two at a time, with a new session for each shard. "
+        f"{near} of {len(rows) - early} are within 30 % of the actual time."
     )
     if early:
-        about += f" The other {early} were still starting Spark, which then is all that a job without history knows."
+        about += f" The other {early} were still starting Spark; without an earlier job, no row was measured yet."
     return f"{about}\n\n{_table(head, rows)}"
 
 
@@ -318,9 +318,9 @@ def _limits(found: Mapping[str, Any]) -> str:
     rows = [tuple(map(str, (found["requests"], found["refused"], found["paid_again"], used, round(found["seconds"]))))]
     about = (
         f"{found['processes']} processes compute {found['rows']:,} rows of their tables, ten in a request, within "
-        f"`RateLimit(requests_per_minute={found['per_minute']:,})`. A server on loopback keeps that in any minute. "
-        f"Processes are killed {found['kills']} times, and started again. The limit's use is measured from ten seconds "
-        "after the first request to nine tenths of them."
+        f"`RateLimit(requests_per_minute={found['per_minute']:,})`. A server on loopback enforces it in any minute. "
+        f"Processes are killed {found['kills']} times, and started again. The use of the limit is measured from ten "
+        "seconds after the first request until 90 % of the requests are made."
     )
     return f"{about}\n\n{_table(head, rows)}"
 
@@ -331,7 +331,7 @@ def _async(found: Sequence[Mapping[str, Any]]) -> str:
     rows = [(f"{run['calls']:,}", *(f"{run[side]:.2f}" for side in shown)) for run in found]
     about = (
         "Calls of an async function of single rows, which wait 0.1 s each, 100 in flight: `max_in_flight=100` inline, "
-        "and 50 in each of two slots on Spark. The script keeps nothing; the others write and commit four data files."
+        "and 50 in each of two slots on Spark. The script stores nothing; the others write and commit four data files."
     )
     return f"{about}\n\n{_table(('calls', *shown.values()), rows)}"
 
@@ -345,9 +345,9 @@ def _paid_once(found: Mapping[str, Any]) -> str:
     plain, looked_up = (1e6 * found["seconds"][name] / found["alone"] for name in ("plain", "looked_up"))
     about = (
         f"{found['rows']:,} texts, of which {found['distinct']:,} are distinct, mixed over 20 fragments in 4 shards; "
-        "on Spark two tasks run at a time. A later job fills another column by the same function. To look for inputs "
-        f"that are not there costs {looked_up - plain:.1f} µs of CPU a row: {looked_up:.1f} against {plain:.1f} "
-        f"without `dedup`, {found['alone']:,} distinct numbers, inline."
+        "on Spark two tasks run at a time. A later job fills another column with the same function. Looking up inputs "
+        f"that are all new costs {looked_up - plain:.1f} µs of CPU per row: {looked_up:.1f} instead of {plain:.1f} "
+        f"without `dedup`, for {found['alone']:,} distinct numbers, inline."
     )
     return f"{about}\n\n{_table(head, rows)}"
 
@@ -377,16 +377,17 @@ def _services(found: Mapping[str, Any]) -> str:
         for name, run in found.items()
     ]
     about = (
-        "Passages of documents and, in a view of that view, their embeddings, against a server on loopback that keeps "
-        "600,000 tokens a minute, in every six seconds their tenth; an answer takes 0.25 s, a request has up to 64 "
+        "A view of passages of documents and, on it, a view of their embeddings. A server on loopback allows 600,000 "
+        "tokens per minute, and a tenth of them in any six seconds; an answer takes 0.25 s, a request has up to 64 "
         "texts, and 16 are in flight. The plain script is that of [Call a model](how-to/call-a-model.md#without-it). "
-        "Kills: within ten seconds' worth. What was in flight may be paid again, and a second's worth for each kill."
+        "Kills happen within the first ten seconds' quota. Each may cause calls in flight, and one second's quota, to "
+        "be paid again."
     )
     return f"{about}\n\n{_table(head, rows)}"
 
 
 def _groups(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the rows of the table of estimates that a job counts in."""
+    """Return the rows of the table of estimates in which a job counts."""
     if job["by"] == ON_SPARK:
         return (ON_SPARK,)
     return (job["by"], "both", "of these, on Spark" if job["runner"] == "spark" else "")
@@ -408,12 +409,13 @@ def _estimate(jobs: Sequence[Mapping[str, Any]]) -> str:
     least, most = (end(job["rows"] for job in drawn) for end in (min, max))
     spark = sum(job["runner"] == "spark" for job in drawn)
     about = (
-        f"{len(drawn)} backfills of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments, {spark} of them "
-        "on a local Spark with two slots, which is started for each, and the others inline; functions of a row, of an "
-        "array, and with rows that take ten times as long; some load for 0.3 s. How many cost what their plan stated: "
-        "half by one earlier job of another size, half by a sample of 20 rows. The margins were chosen by other jobs, "
-        f"of other seeds. {len(jobs) - len(drawn)} more on a Spark session that was up, of up to 2,000 rows at 1 to 10 "
-        "ms, after an earlier job there."
+        f"{len(drawn)} backfills of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments; {spark} of them "
+        "on local Spark with two slots, started for each job, and the others inline. Functions take a row or an array; "
+        "for some, a tenth of the rows takes ten times as long, and some load for 0.3 s. The table counts the jobs "
+        "whose cost was in the interval of their plan: half of the estimates are based on one earlier job of another "
+        "size, half on a sample of 20 rows. The margins were chosen with jobs of other seeds. "
+        f"{len(jobs) - len(drawn)} more jobs, of up to 2,000 rows at 1 to 10 ms, ran on an open Spark session after an "
+        "earlier job."
     )
     return f"{about}\n\n{_table(head, rows)}"
 

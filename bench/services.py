@@ -1,7 +1,7 @@
-"""How much of a service's quota is used, and what is paid for changes, kills and cut answers?
+"""How much of a service's quota is used, and how many texts are paid after changes, kills and truncated answers?
 
-Views of passages and of their embeddings are refreshed against a server on loopback, which keeps limits of requests and
-tokens, and counts. A plain asyncio script embeds the same texts.
+Views of passages and of their embeddings are refreshed against a server on loopback, which enforces limits of requests
+and tokens, and counts. A plain asyncio script embeds the same texts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = {"text": "passage.text", "embedding": (embed, ["text"])}
 
 
 def measure(folder: str, documents: int, kills: int, requests: int, runners: Sequence[str]) -> dict[str, Any]:
-    """Return what the server counted for each change, for the script, and for the example DAG's own function."""
+    """Return the server's counts for each change, for the script, and for the example DAG's own function."""
     found = dict[str, Any]()
     with _serving() as server:
         for runner in runners:
@@ -75,7 +75,7 @@ def text_of(document: int, edition: int = 0) -> str:
 
 
 def _make(folder: Path, documents: int) -> Database:
-    """Make documents and both views, as the example DAG does."""
+    """Create documents and both views, as the example DAG does."""
     database = connect(folder)
     ids = range(documents)
     rows = {"id": list(ids), "path": [f"{at}.md" for at in ids], "text": [text_of(at) for at in ids]}
@@ -109,7 +109,7 @@ def _first_load(folder: Path, server: OpenAIServer, documents: int, runner: str)
 
 
 def _example(folder: Path, requests: int, runner: str) -> dict[str, Any]:
-    """Load what the example DAG defines, with its function as it stands, by as many requests of its limit."""
+    """Load the tables of the example DAG with its unchanged function and its limit of requests."""
     limit = passage_udfs.embed.limit
     per_minute = (limit and limit.requests_per_minute) or 0.0
 
@@ -193,7 +193,7 @@ def _change(database: Database, server: OpenAIServer, change: Any, documents: in
 
 
 def _killed(folder: Path, server: OpenAIServer, documents: int, kills: int) -> dict[str, Any]:
-    """Kill the refresh again and again within what ten seconds pay for, and then let it end."""
+    """Kill the refresh repeatedly within the first ten seconds' quota, and then let it finish."""
     database = _make(folder, documents)
     server.reset()
     texts = _texts(database)
@@ -226,14 +226,15 @@ def _cut(folder: Path, server: OpenAIServer, documents: int, kills: int) -> dict
 
 
 def _counted(counts: Counts, due: int, new: int, loaded: bool = False) -> dict[str, Any]:
-    """Return what was due and paid, and of a load how much of the quota was used between the first and last tenth."""
+    """Return the due and the paid rows, and for a load the used fraction of the quota without first and last tenth."""
     found = {"due": due, "new": new, "paid": counts.rows, "requests": counts.requests, "refused": counts.refused}
     found["in_flight"] = counts.most_concurrent
     return {**found, **_used(counts.admitted_tokens, _PER_MINUTE)} if loaded else found
 
 
 def _used(admitted: Mapping[str, int], per_minute: float) -> dict[str, Any]:
-    """Return which part of a limit was used between the first and the last tenth of the seconds, and their number."""
+    """Return the used fraction of a limit without the first and last tenth of the seconds, and the number of
+    seconds."""
     by_second = {int(second): used for second, used in admitted.items()}
     seconds = range(min(by_second), max(by_second) + 1)
     inner = seconds[len(seconds) // 10 : -max(len(seconds) // 10, 1)] or seconds

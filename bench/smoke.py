@@ -1,4 +1,4 @@
-"""``make bench CASES=smoke``: the ratios of short cases to pylance alone, beside those of the last release."""
+"""``make bench CASES=smoke``: the ratios of short cases to pylance alone, compared with the last release."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 NAME = "smoke"
 CASES = ("a", "b", "d", "e")
 RUNNERS = ("inline",)
-# A ratio depends little on the machine; what is left is noise of a shared one.
+# A ratio depends little on the machine; the rest is noise of a shared machine.
 _ALLOWED = 1.5
 _RECORD = Path(__file__).with_name("smoke.json")
 
 
 def ratios(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return our median seconds by those of pylance alone, by case."""
+    """Return by case the ratio of our median seconds to those of pylance alone."""
     return {run["case"]: round(median(run["ours"]) / median(run["floor"]), 2) for run in runs}
 
 
 def record(version: str, runs: Sequence[Mapping[str, Any]], file: Path = _RECORD) -> None:
-    """Keep the ratios of a release."""
+    """Store the ratios of a release."""
     file.write_text(json.dumps({"version": version, "ratios": ratios(runs)}, indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Is the time that a running job says it still takes true? Runs of many shapes, looked at after half of their time."""
+"""Is the remaining time that a running job reports correct? Runs of many shapes, checked at half of their duration."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _UDFS = {"plain": waits, "loading": WaitsAfterLoading, "failing": waits_or_fails
 
 @dataclass(frozen=True)
 class Shape:
-    """How a job's rows and shards lie.
+    """The distribution of a job's cost over its rows and shards.
 
     Args:
-        skew: how the cost of a row goes over the table: ``even``, ``rising``, ``falling`` or ``heavy`` (few rows cost
-            most).
+        skew: how the cost of a row changes along the table: ``even``, ``rising``, ``falling`` or ``heavy`` (a few rows
+            have most of the cost).
         udf: ``plain``, ``loading`` (a model first) or ``failing`` (a fifth of the rows).
         runner: ``inline`` or ``spark``, which starts Spark for each shard.
         history: whether an earlier job ran the same code.
@@ -68,9 +68,9 @@ SHAPES = (
 
 
 def measure(folder: str, seconds: float, quick: bool) -> dict[str, Any]:
-    """Run each shape, with rows that take so many seconds in all; return what was said at half time, and the truth.
+    """Run each shape with rows that take `seconds` in total; return reported and actual time left at half time.
 
-    Rows wait and compute nothing, so the runs inline go on beside those on Spark.
+    Rows only wait, so inline runs and Spark runs can overlap.
     """
     shapes = SHAPES[:8:7] if quick else SHAPES  # one of each runner
 
@@ -123,7 +123,7 @@ def _run(table: Table, shape: Shape) -> None:
 
 
 def _watched(table: Table, run: Callable[[], None]) -> tuple[float, float, bool]:
-    """Run while looking at the job; return its seconds, what it said at half of them, and whether it said all."""
+    """Run and poll the job; return its seconds, its report at half of them, and whether the report was complete."""
     checkpoints = table.location.checkpoints
     before = set(job_ids(checkpoints))
     seen: list[tuple[float, float, bool]] = []

@@ -63,7 +63,7 @@ class Floor:
         return len({f.fragment_id for f in source.get_fragments()} - self.fragments)
 
     def compacted(self) -> int:
-        """After a compaction only: nothing to do but to note the new fragments."""
+        """After a compaction only: just record the new fragments."""
         source = lance.dataset(self.source)
         self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
         return 0

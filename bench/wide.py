@@ -55,7 +55,7 @@ def measure(folder: str, width: int, side: str) -> dict[str, Any]:
     with processes.TreePeak() as peak:
         began, cpu = time.perf_counter(), processes.cpu_seconds()
         if side == "floor":
-            # The baseline needs a batch size that fits; our side finds it out.
+            # The baseline needs a suitable batch size; our side determines it.
             rows = floor.fill_column(table.uri, "x", column, udfs.backwards, max(1, _BATCH_BYTES // width))
         else:
             rows = table.backfill(column, udf=udfs.backwards, runner=side).rows_computed

@@ -11,7 +11,7 @@ embed = embeddings(
     "text-embedding-3-small",
     1536,
     price_per_million_tokens=0.02,
-    cost=0.000005,  # money: of tokens, and about of a row
+    cost=0.000005,  # US dollars per million tokens, and an estimate per row
     limit=RateLimit("openai", requests_per_minute=500),
 )
 # --8<-- [end:example]

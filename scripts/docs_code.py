@@ -1,7 +1,7 @@
-"""Copy sections of tested files into the documentation's pages, so that these can be read where they lie.
+"""Copy sections of tested files into the documentation's pages, so that the pages are complete in the repository.
 
-A place is a line ``<!-- from PATH: SECTION, SECTION -->``, or without sections for a whole file, and everything up to
-``<!-- end -->``. A section of a file is what stands between ``--8<-- [start:SECTION]`` and ``--8<-- [end:SECTION]``.
+A copy starts with the line ``<!-- from PATH: SECTION, SECTION -->``, or without sections for an entire file, and ends
+with ``<!-- end -->``. A section of a file is the text between ``--8<-- [start:SECTION]`` and ``--8<-- [end:SECTION]``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARKER = re.compile(r"^.*--8<-- \[.*\n", re.MULTILINE)
 
 
 def fill(page: str) -> str:
-    """Return a page with the sections as they are now; KeyError if a file does not have a section."""
+    """Return a page with the current text of its sections; KeyError if a file lacks a section."""
     return _PLACE.sub(_filled, page)
 
 

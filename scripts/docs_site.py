@@ -67,10 +67,11 @@ def _describe(command: Any, name: str) -> Iterator[str]:
 
 
 class PlainDocstrings(griffe.Extension):
-    """Removes Sphinx roles from docstrings, and shows each parameter by itself, wherever it is written down.
+    """Removes Sphinx roles from docstrings, and lists each parameter separately, wherever it is documented.
 
-    What ends with `**shared: Unpack[Fields]` shows the fields, and a class whose `__init__` ends with `**kwargs` shows
-    those of its base class. What has no description of its own has that of the field of `Sizing`.
+    A signature that ends with `**shared: Unpack[Fields]` shows the fields, and a class whose `__init__` ends with
+    `**kwargs` shows the parameters of its base class. A parameter without a description gets that of the field of
+    `Sizing`.
     """
 
     def __init__(self) -> None:

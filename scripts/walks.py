@@ -1,6 +1,6 @@
 """Trace two jobs, and write into ``docs/architecture.md`` the calls that lead to the function and to Lance's commit.
 
-Run it after a change of the way: ``python scripts/walks.py``. A test compares the page with a fresh trace.
+Run it after a change of these calls: ``python scripts/walks.py``. A test compares the page with a fresh trace.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Walk = list[Stop]
 
 
 def trace(job: Callable[[Callable[[str], None]], None]) -> dict[str, Walk]:
-    """Return the calls from a job's method to each point that it passes first.
+    """Return the calls from a job's method to the first pass of each point.
 
     Args:
-        job: does the work; it is given a function that notes a point by its name.
+        job: runs the job; its argument is a function that records a point by its name.
     """
     walks: dict[str, Walk] = {}
     started: dict[int, Walk] = {}

@@ -118,8 +118,9 @@ def collect_garbage(
 ) -> None:
     """Remove checkpoints, staged files and old job records.
 
-    What an open job uses is kept, however old it is. Choose a --ttl that is longer than the longest time between
-    planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be cleared.
+    Files that an open job uses are kept, whatever their age. Choose a --ttl that is longer than the longest time
+    between planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be
+    cleared.
     """
     span = parse_ttl(ttl)
     # With --conn-id the database is not an argument, so one argument is the table.

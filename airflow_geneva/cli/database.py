@@ -81,7 +81,7 @@ def open_database_argument(
     """Open the database that a command names, and return the arguments after it.
 
     Credentials are never on the command line: for a path or URI they are a JSON object in the environment variable
-    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``; an Airflow connection brings its own.
+    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``; an Airflow connection contains its own.
 
     Args:
         arguments: the command's arguments, DB first; DB may be left out if there is a connection.
@@ -125,12 +125,12 @@ def print_json(document: Any) -> None:
 
 
 def without_controls(text: object) -> str:
-    """Escape control characters, which would steer a terminal: messages may come from UDFs and from their data."""
+    """Escape control characters, which a terminal would execute: messages may come from UDFs and from their data."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def plain(text: object) -> Text:
-    """Return a text that may come from others for a console: neither markup nor control characters count."""
+    """Return an untrusted text for a console, with markup and control characters escaped."""
     return Text(without_controls(text))
 
 

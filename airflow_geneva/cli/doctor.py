@@ -73,7 +73,7 @@ def run_checks(folder: Path) -> list[CheckResult]:
 
 
 def run_airflow_checks() -> list[CheckResult]:
-    """Check what Airflow's tasks need of its configuration; nothing if Airflow is not installed."""
+    """Check the configuration that Airflow's tasks need; return no checks if Airflow is not installed."""
     if version_of("apache-airflow-core") is None:
         return []
     from airflow_geneva.hooks import _checks

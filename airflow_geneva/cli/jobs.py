@@ -81,7 +81,7 @@ def status(
     states = _follow(db, job_id, watch)
     if as_json:
         for job in states:
-            # With --watch one document per line.
+            # With --watch print one JSON document per line.
             typer.echo(json.dumps(job.to_json(), indent=None if watch else 2))
         return
     console = open_console()
@@ -146,7 +146,7 @@ def _open(db: Database, name: str, sources: Sequence[str] | None) -> LanceTable:
 
 
 def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:
-    """Read a job, and with ``watch`` again until it has ended."""
+    """Read a job; with ``watch``, read it repeatedly until it has ended."""
     yield (job := db.job(job_id))
     while watch and job.open:
         time.sleep(_WATCH_SECONDS)
@@ -187,7 +187,7 @@ def _shard_row(shard: ShardStatus) -> list[RenderableType]:
 
 
 def _bar(done: int, failed: int, rows: int) -> Text:
-    """Draw rows that are done, that failed, and that are left; no row that failed is too few to be seen."""
+    """Draw a bar of the done, failed and remaining rows; even one failed row gets a visible part."""
     of = max(rows, done + failed, 1)
     red = -(-_BAR_WIDTH * failed // of)
     green = min(_BAR_WIDTH * done // of, _BAR_WIDTH - red) if rows else _BAR_WIDTH

@@ -1,4 +1,4 @@
-"""Decode images, and bring them to one size."""
+"""Decode images and resize them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHANNELS = {"RGB": 3, "RGBA": 4, "L": 1}
 
 
 class _Images:
-    """Decode an image, and bring it to a size."""
+    """Decode an image and resize it."""
 
     name = "images"
     revision = 2
@@ -62,7 +62,7 @@ class _Images:
         return written.getvalue()
 
     def in_mode(self, image: Any) -> Any:
-        if image.mode.startswith("I;16"):  # Pillow itself makes white of all but the darkest 256 levels
+        if image.mode.startswith("I;16"):  # Pillow's own conversion turns all but the darkest 256 levels white
             image = image.convert("I").point(lambda level: level * (1 / 257)).convert("L")
         elif image.mode in ("I", "F"):
             raise ValueError(
@@ -74,9 +74,9 @@ class _Images:
 def images(
     size: Sequence[int] = (224, 224), *, output: str = "tensor", mode: str = "RGB", fit: str = "pad", **settings: Any
 ) -> UDF:
-    """Make a UDF that decodes images with Pillow, and brings them to one size. It needs `airflow-geneva[images]`.
+    """Make a UDF that decodes images with Pillow and resizes them. It needs `airflow-geneva[images]`.
 
-    A damaged image, or one with more pixels than Pillow decodes, fails the row with a `ValueError`. Photos are turned
+    A damaged image, or one with more pixels than Pillow decodes, fails the row with a `ValueError`. Photos are rotated
     upright. The first frame of an animation is used. Transparent pixels keep their color in `"RGB"`.
 
     Args:
@@ -86,7 +86,7 @@ def images(
         mode: `"RGB"`, `"RGBA"`, or `"L"` for gray.
         fit: `"pad"` keeps the whole image and pads with black; `"fit"` fills the size and crops the rest;
             `"stretch"` changes its shape.
-        settings: for the decorator `udf`, such as `on_error`.
+        settings: arguments of the decorator `udf`, such as `on_error`.
     """
     if not isinstance(size, Sequence) or len(size) != 2:
         raise InvalidInput(f"size={size!r}: give width and height.")

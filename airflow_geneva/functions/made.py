@@ -1,4 +1,4 @@
-"""Make a UDF of a class and the parameters of a factory, with a version that follows both."""
+"""Make a UDF from a class and the parameters of a factory; its version depends on both."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from airflow_geneva.errors import InvalidInput
 def make(
     base: type, data_type: pa.DataType, given: Mapping[str, Any], settings: Mapping[str, Any], **unversioned: Any
 ) -> UDF:
-    """Make a UDF of a subclass whose attributes are the parameters; call it from a factory that a user calls.
+    """Make a UDF from a subclass of `base` that has the parameters as attributes; called by the public factories.
 
-    Its version covers the parameters but the `unversioned` ones, and the `revision` of the base, which goes up when its
-    values change. It does not cover the source: an upgrade of this package computes nothing again.
+    The UDF's version depends on the parameters in `given`, not on the `unversioned` ones, and on the `revision` of the
+    base class, which is increased when its values change. It does not depend on the source code, so an upgrade of this
+    package recomputes nothing.
     """
     name = str(getattr(base, "name", base.__name__))
     version = deps_version([name, vars(base)["revision"], str(data_type), dict(given)], name)
@@ -30,7 +31,7 @@ def make(
         base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **given, **unversioned}
     )
     made = udf(data_type=data_type, **chosen)(function)
-    # Other processes import it from where the user binds it.
+    # Other processes import the UDF from the user's module, where it is assigned to a name.
     return replace(made, module=_caller())
 
 
@@ -43,7 +44,7 @@ def _caller() -> str:
 
 
 def library(name: str, install: str) -> Any:
-    """Import a library; `InvalidInput` says how to install it, where the function runs."""
+    """Import a library; if it is missing, raise an `InvalidInput` with the command that installs it."""
     top = name.partition(".")[0]
     try:
         importlib.import_module(top)
@@ -68,7 +69,7 @@ def check_choice(setting: str, value: object, choices: Sequence[str]) -> None:
 
 
 def filled(vectors: Any, at: Sequence[int], rows: int, dimensions: int) -> pa.Array:
-    """Return vectors as a column: those of the rows `at`, in order, and NULL for all others."""
+    """Return vectors as a column: `vectors` at the rows `at`, in this order, and NULL in all other rows."""
     import numpy as np
 
     found = np.asarray(vectors, np.float32).reshape(len(at), -1) if len(at) else np.empty((0, dimensions), np.float32)

@@ -1,4 +1,4 @@
-"""Embeddings, chat and extraction over an endpoint that speaks OpenAI's API."""
+"""Embeddings, chat and extraction with a service that has OpenAI's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from airflow_geneva.services.limits.rate_limit import check_limit, report
 _PER = 1e6
 _MOST_KEPT = 4_096
 _BYTES_PER_TOKEN = 3.0
-"""Of UTF-8. Few languages and no code have fewer; English has four or five."""
+"""UTF-8 bytes that count as one token, a lower bound: English has four or five, few languages and no code have
+fewer."""
 
 
 class _Embeddings(Service):
@@ -62,7 +63,7 @@ class _Embeddings(Service):
         return filled([vectors[texts[row]] for row in at], at, len(texts), self.dimensions)
 
     async def vectors(self, texts: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Return the vectors of texts. If some stay missing, the next call with these texts has the others."""
+        """Return the vectors of texts. If some stay missing, the next call with these texts reuses the others."""
         found = {text: self._kept.pop(text) for text in texts if text in self._kept}
         missing = [text for text in texts if text not in found]
         again = False
@@ -81,7 +82,8 @@ class _Embeddings(Service):
         return found
 
     async def ask(self, texts: Sequence[str], found: dict[str, np.ndarray]) -> set[int]:
-        """Make a request; add the vectors of its answer, also if it is cut. Return the lengths of all vectors in it."""
+        """Make a request and add the vectors of its answer, even of a truncated one. Return the lengths of these
+        vectors."""
         more = {"dimensions": self.dimensions} if self.shorten else {}
         request = {"model": self.model, "input": texts, "encoding_format": "base64", **more}
         request["extra_body"] = dict(self.extra_body)
@@ -95,7 +97,7 @@ class _Embeddings(Service):
             finally:
                 vectors = list(read_vectors(body))
                 lengths = {len(vector) for _, vector in vectors}
-                # A service that numbers its vectors in another way does not say of which texts they are.
+                # If a service numbers its vectors differently, they cannot be assigned to their texts.
                 if len({at for at, _ in vectors} & set(range(len(texts)))) == len(vectors):
                     found |= {texts[at]: vector for at, vector in vectors if len(vector) == self.dimensions}
             tokens = tokens_used(body)
@@ -122,7 +124,7 @@ def text_of(model: str, choice: Any) -> str:
 
 @contextmanager
 def cut_answers(asked: str) -> Iterator[None]:
-    """Raise a `ConnectionError` for what an HTTP library raises when the body of an answer ends too early."""
+    """Convert the error of an HTTP library about a truncated answer to a `ConnectionError`."""
     try:
         yield
     except Exception as error:
@@ -130,7 +132,7 @@ def cut_answers(asked: str) -> Iterator[None]:
 
 
 def read_vectors(body: bytearray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the position and the vector of each whole item in an answer, which may be cut."""
+    """Yield the position and the vector of each complete item in an answer, which may be truncated."""
     text = body.decode(errors="replace")
     begin = re.search(r'"data"\s*:\s*\[', text)
     at, decoder = begin.end() if begin else len(text), json.JSONDecoder()
@@ -218,9 +220,9 @@ class _Extraction(_Chat):
 
 
 class _Batches(Service):
-    """Requests that a service answers within a day at a lower price: many of them are a file, which is a batch.
+    """Requests that a service answers within a day at a lower price; a batch is a file of many requests.
 
-    A handle also says how many rows the batch is of, because rows without a text have no request.
+    A handle also contains the number of rows of the batch, because rows without a text have no request.
     """
 
     url: str
@@ -292,7 +294,7 @@ class _Batches(Service):
         return [values.get(row) for row in range(handle["rows"])]
 
     def outcome(self, line: Mapping[str, Any]) -> Any:
-        """Return the value of a row, or an exception that policies can name."""
+        """Return the value of a row, or an exception that error policies can match."""
         response = line.get("response") or {}
         status, body = response.get("status_code", 0), response.get("body")
         if status == 200:
@@ -313,7 +315,7 @@ class _Batches(Service):
 
 
 class _BatchEmbeddings(_Batches):
-    """Embed texts by a batch API."""
+    """Embed texts with a batch API."""
 
     name = "embeddings"
     revision = 1
@@ -333,7 +335,7 @@ class _BatchEmbeddings(_Batches):
 
 
 class _BatchChat(_Batches):
-    """Ask a model about texts by a batch API."""
+    """Ask a model about texts with a batch API."""
 
     name = "chat"
     revision = 1
@@ -355,7 +357,7 @@ def messages(instructions: str, text: str) -> list[dict[str, str]]:
 
 
 def inputs_of(template: str | None) -> list[str]:
-    """Return the columns that a template names, each once; without one, the column with the text."""
+    """Return the distinct columns that a template names; without a template, the text column."""
     if template is None:
         return ["text"]
     try:
@@ -369,7 +371,7 @@ def inputs_of(template: str | None) -> list[str]:
 
 
 def fill(template: str | None, values: Sequence[Any]) -> str:
-    """Put values in the place of the columns of a template; "" if all are NULL or empty."""
+    """Replace the column names in a template by values; return "" if all values are NULL or empty."""
     names = inputs_of(template)
     if len(values) != len(names):
         raise InvalidInput(f"The template {template!r} takes the columns {names}, and got {len(values)} values.")
@@ -395,15 +397,15 @@ def embeddings(
     batch_size: int = 256,
     **settings: Any,
 ) -> UDF:
-    """Make a UDF that embeds texts over OpenAI's API. It needs `airflow-geneva[openai]` where it runs.
+    """Make a UDF that embeds texts with OpenAI's API. It needs `airflow-geneva[openai]` where it runs.
 
-    The key and the URL are `OPENAI_API_KEY` and `OPENAI_BASE_URL` where it runs, in Airflow those of the connection
-    `openai_conn_id`. NULL and empty texts have no embedding. Equal texts are paid once, also across jobs, unless
-    you give `dedup=False`.
+    The key and the URL come from `OPENAI_API_KEY` and `OPENAI_BASE_URL` where it runs; in Airflow, from the connection
+    `openai_conn_id`. NULL and empty texts have no embedding. Equal texts are requested once, also across jobs, unless
+    you set `dedup=False`.
 
     Args:
         model: the model's name.
-        dimensions: length of its vectors.
+        dimensions: length of the model's vectors.
         shorten: request vectors of that length from a model that can shorten them.
         input_type: kind of the texts, for a model that distinguishes documents from queries: for most services
             `"document"` or `"query"`. Make one function for each.
@@ -414,9 +416,9 @@ def embeddings(
         price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
         max_inputs, max_tokens: maximum number of texts, and of their tokens, per request. The defaults are OpenAI's.
             Three bytes count as one token. A `limit` of fewer tokens per minute applies too.
-        batch_size: rows that are read for a request; rows beyond the limits of a request go into further requests.
-        settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`. By default `timeout` is 60
-            seconds, and `on_error` tries again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
+        batch_size: rows per batch; a batch that exceeds the limits of a request is split into several requests.
+        settings: arguments of the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`. By default
+            `timeout` is 60 seconds, and `on_error` retries after a `ConnectionError`, `TimeoutError` or `RateLimited`.
     """
     check_whole("dimensions", dimensions)
     check_whole("max_inputs", max_inputs)
@@ -448,20 +450,21 @@ def chat(
     prices_per_million_tokens: tuple[float, float] = (0.0, 0.0),
     **settings: Any,
 ) -> UDF:
-    """Make a UDF that gives a text to a chat model, and returns its answer. It needs `airflow-geneva[openai]`.
+    """Make a UDF that sends a text to a chat model and returns its answer. It needs `airflow-geneva[openai]`.
 
-    Key and URL are found as by :func:`embeddings`. NULL and empty texts have no answer. An answer that was refused or
-    cut off fails the row with a `ValueError`.
+    Key and URL are found as in :func:`embeddings`. The value of NULL and empty texts is NULL. A refused or truncated
+    answer fails the row with a `ValueError`.
 
     Args:
         model: the model's name.
         instructions: the system message; the text of the row is the user's.
-        template: the user's message with the names of columns, as `"{title}: {text}"`; NULL is an empty text there. The
-            columns are the inputs, in this order. The template is a part of the version.
+        template: the user's message with the names of columns in braces, such as `"{title}: {text}"`; NULL becomes an
+            empty text. These columns are the inputs, in this order. The template is part of the version.
         options: more arguments of the request, such as `{"temperature": 0, "max_completion_tokens": 200}`.
-        extra_body, connection: as of :func:`embeddings`.
-        prices_per_million_tokens: of the prompt and of the answer, reported for each request, for `max_cost`.
-        settings: for the decorator `udf`, as of :func:`embeddings`; `timeout` is 300 seconds by default.
+        extra_body, connection: as in :func:`embeddings`.
+        prices_per_million_tokens: price of the prompt and price of the answer, reported for each request, for
+            `max_cost`.
+        settings: arguments of the decorator `udf`, as in :func:`embeddings`; `timeout` is 300 seconds by default.
     """
     given = {"model": model, "instructions": instructions, "options": dict(options or {}), **_extra(extra_body)}
     return _make_chat(_Chat, pa.string(), template, given, settings, prices_per_million_tokens, connection=connection)
@@ -482,17 +485,17 @@ def extraction(
     """Make a UDF that asks a chat model to extract typed fields from a text, as a struct.
 
     The request contains the schema as a JSON schema. An answer that does not match it fails the row with a `ValueError`
-    that names the mismatch. Key, URL and other settings are those of :func:`chat`.
+    that names the mismatch. Key, URL and other settings are as in :func:`chat`.
 
     Args:
-        model: the model's name; it must know `response_format`.
+        model: the model's name; it must support `response_format`.
         instructions: the system message; the text of the row is the user's.
-        schema: a `pa.struct` of texts, numbers, booleans, lists and structs. A field that is not nullable must be
-            answered. The metadata `description` of a field is given to the model.
-        template, extra_body, connection: as of :func:`chat`.
+        schema: a `pa.struct` of texts, numbers, booleans, lists and structs. The answer must contain every field that
+            is not nullable. The metadata `description` of a field is sent to the model.
+        template, extra_body, connection: as in :func:`chat`.
         options: more arguments of the request.
-        prices_per_million_tokens: of the prompt and of the answer.
-        settings: for the decorator `udf`, as of :func:`chat`.
+        prices_per_million_tokens: price of the prompt and price of the answer. settings: arguments of the decorator
+            `udf`, as in :func:`chat`.
     """
     if not isinstance(schema, pa.StructType):
         raise InvalidInput(f"schema={schema!r:.200}: give a pa.struct with a field for each thing to extract.")
@@ -519,15 +522,16 @@ def batch_embeddings(
     batch_size: int = 40_000,
     **settings: Any,
 ) -> UDF:
-    """Make a UDF that embeds texts by OpenAI's batch API, which answers within a day at half the price.
+    """Make a UDF that embeds texts with OpenAI's batch API, which answers within a day at half the price.
 
-    With the same parameters it is of the version of :func:`embeddings`: let it compute a table, and give the column to
-    the other with `alter_columns` for the rows that come later; nothing is computed again.
+    With the same parameters it has the same version as :func:`embeddings`. So it can compute a table first, and
+    `alter_columns` can then set :func:`embeddings` for later rows; nothing is recomputed.
 
     Args:
-        price_per_million_tokens: of the batch API, reported when a batch is fetched; for `max_cost`, give `cost=` too.
-        batch_size: most texts of a batch; OpenAI takes 50,000, and a file of 200 MB.
-        settings: for the decorator `udf`: `poll_interval`, by default 300 seconds, `cost`, `on_error`.
+        price_per_million_tokens: price of the batch API, reported when a batch is fetched; for `max_cost`, set `cost=`
+            too.
+        batch_size: maximum number of texts per batch; OpenAI accepts 50,000 in a file of up to 200 MB.
+        settings: arguments of the decorator `udf`: `poll_interval`, by default 300 seconds, `cost`, `on_error`.
     """
     check_whole("dimensions", dimensions)
     price = _price(price_per_million_tokens)
@@ -549,9 +553,9 @@ def batch_chat(
     batch_size: int = 40_000,
     **settings: Any,
 ) -> UDF:
-    """Make a UDF that asks a chat model by OpenAI's batch API, which answers within a day at half the price.
+    """Make a UDF that asks a chat model with OpenAI's batch API, which answers within a day at half the price.
 
-    The arguments are those of :func:`chat`, of whose version it is, and of :func:`batch_embeddings`.
+    It has the arguments of :func:`chat` and :func:`batch_embeddings`, and the same version as :func:`chat`.
     """
     given = {"model": model, "instructions": instructions, "options": dict(options or {}), **_extra(extra_body)}
     given |= {} if template is None else {"template": template}

@@ -19,7 +19,7 @@ _POINTS_PER_INCH = 72
 _MOST_PIXELS = 100_000_000
 """Maximum pixels of a rendered page, which take 400 MB. A4 at 600 dpi has 35 million."""
 _SPLIT = "\ufffe"
-"""What PDFium gives for a hyphen at the end of a line that splits a word."""
+"""The character that PDFium returns for a hyphen that splits a word at the end of a line."""
 
 _pdfium = threading.RLock()
 """Held while a thread calls PDFium, which is not thread-safe, not even for different documents."""
@@ -81,7 +81,7 @@ def pages(*, dpi: int | None = None, output: str = "png", **settings: Any) -> UD
     """Make a UDF that splits PDF documents into pages, for a view with a row each: `.explode("page")`.
 
     A page is a struct of `number`, counted from 1, and `text`. Words that a hyphen splits at the end of a line are
-    joined. A scanned page has an empty text: render it with `dpi`, and let a model read its image. NULL has no pages.
+    joined. A scanned page has an empty text: render it with `dpi`, and have a model read the image. NULL has no pages.
     It needs `airflow-geneva[pdf]`.
 
     A document that is damaged or needs a password fails its row with a `ValueError`. PDFium is not thread-safe, so each
@@ -90,7 +90,7 @@ def pages(*, dpi: int | None = None, output: str = "png", **settings: Any) -> UD
     Args:
         dpi: also render each page, at this resolution; the struct then has a field `image` as well.
         output: format of the images: `"png"`, `"jpeg"` or `"webp"`.
-        settings: for the decorator `udf`, such as `on_error`.
+        settings: arguments of the decorator `udf`, such as `on_error`.
     """
     if dpi is not None:
         check_whole("dpi", dpi)

@@ -1,4 +1,4 @@
-"""An Arrow struct as a JSON schema, and the check of an answer against it."""
+"""Convert an Arrow struct to a JSON schema, and check answers against it."""
 
 from __future__ import annotations
 

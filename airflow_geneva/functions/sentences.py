@@ -16,12 +16,12 @@ from airflow_geneva.functions.made import check_whole, filled, library, make
 WORDLLAMA = "wordllama"
 _OF_WORDLLAMA = (64, 128, 256)
 _MOST_PADDED = 8_192
-"""Bytes of a call of wordllama, padding included: larger ones leave a CPU's cache, and smaller ones cost more calls."""
+"""Bytes per call of wordllama, padding included: larger calls exceed a CPU's cache, smaller ones add overhead."""
 _UNSORTED = 32
 
 
 def bytes_of(text: pa.Array) -> pa.Array:
-    """Weigh texts: a model pads the texts of a call to the longest one."""
+    """Return the weight of each text for `batch_by`: a model pads the texts of a call to the longest one."""
     return pc.binary_length(text)
 
 
@@ -38,7 +38,7 @@ class _SentenceEmbeddings:
         if self.model == WORDLLAMA:
             wordllama = library("wordllama", "airflow-geneva[embeddings]")
             folder = Path(wordllama.__file__).parent
-            # Before 0.4, which needs numpy 2, it searches for the tokenizer in the user's cache only.
+            # wordllama before 0.4 (which needs numpy 2) searches for the tokenizer in the user's cache only.
             where = staticmethod(
                 lambda is_tokenizer_config=False: folder / "tokenizers" if is_tokenizer_config else folder
             )
@@ -60,7 +60,7 @@ class _SentenceEmbeddings:
             # wordllama pads each batch to its longest text, so unsorted texts are padded less in small batches.
             fits = len(text) * (pc.max(bytes_of(text)).as_py() or 0) <= _MOST_PADDED
             found = self.loaded.embed(given, batch_size=len(given) if fits else _UNSORTED)
-            if self.normalize:  # a text without words has the vector 0, of which wordllama would make NaN
+            if self.normalize:  # the vector of a text without words is 0, and wordllama would normalize it to NaN
                 lengths = np.linalg.norm(found, axis=1, keepdims=True)
                 found = found / np.where(lengths > 0, lengths, 1)
         else:
@@ -75,12 +75,12 @@ def sentence_embeddings(
 
     Args:
         model: `"wordllama"`, which runs on any CPU and has its weights in its package (`airflow-geneva[embeddings]`);
-            or the name or folder of a model that `sentence-transformers` loads, which you install yourself. Pin what
-            you load: new weights under an old name are no new version of the function.
-        dimensions: length of the vectors: of wordllama 64, 128 or 256. Others are cut to it.
-        normalize: give vectors of length 1; that of an empty text stays 0.
-        settings: for the decorator `udf`, such as `batch_limit`, `num_gpus` and `memory`. Texts of similar length are
-            called together, by their bytes (`batch_by`); wordllama gets at most 8,192 in a call, padding included.
+            or the name or folder of a model for `sentence-transformers`, which you install yourself. Pin the model: new
+            weights under the same name do not change the function's version.
+        dimensions: length of the vectors; 64, 128 or 256 for wordllama. Vectors of other models are truncated to it.
+        normalize: return vectors of length 1; the vector of an empty text stays 0.
+        settings: arguments of the decorator `udf`, such as `batch_limit`, `num_gpus` and `memory`. A call gets texts of
+            similar length in bytes (`batch_by`); wordllama gets at most 8,192 bytes per call, padding included.
     """
     check_whole("dimensions", dimensions)
     if model == WORDLLAMA and dimensions not in _OF_WORDLLAMA:

@@ -1,4 +1,4 @@
-"""A service that speaks OpenAI's API: its key and URL, a client for each event loop, and errors that say what to do."""
+"""A service that has OpenAI's API: its key and URL, a client for each event loop, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFUSALS: Mapping[int, tuple[type[Exception], str]] = {
 
 
 def settings_now(connection: str | None = None) -> tuple[str, str]:
-    """Return the key and the URL that hold now, of a connection or else of all; refuse those that cannot work."""
+    """Return the current key and URL, of a connection or the default ones; raise `InvalidInput` if they cannot work."""
     name, place = service_variables(connection)
     key, url = os.environ.get(name, ""), os.environ.get(place, "")
     if not key and connection:
@@ -57,7 +57,7 @@ def settings_now(connection: str | None = None) -> tuple[str, str]:
 
 
 def _refusal(kind: type[Exception], message: str, status: int) -> Exception:
-    """Return an error with the status by which error policies and advice classify it."""
+    """Return an error with the HTTP status by which error policies and advice classify it."""
     error: Any = kind(message)
     error.status_code = status
     return error  # type: ignore[no-any-return]
@@ -73,10 +73,10 @@ class _Client:
 
 
 class Service:
-    """A client of the endpoint, one for each event loop: its connections belong to that.
+    """Base of the UDFs that call the service; has one client per event loop, because connections belong to a loop.
 
-    It does not try again: `limit` hears of a 429, and `on_error` of the rest. Nor does it end a request before the
-    `timeout` of the function does.
+    The client does not retry: `limit` handles a 429, and `on_error` all other errors. Its timeout is that of the
+    function.
     """
 
     model: str
@@ -92,14 +92,15 @@ class Service:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
-        """Yield the client for one call; the last call of a client that another one replaced closes it.
+        """Yield the client for one call; a replaced client is closed when its last call ends.
 
-        A client that is left to the garbage collector loses its sockets before its connections leave the event loop:
-        they then take new connections out of it that got the same file descriptors, whose calls never end.
+        If the garbage collector removes a client instead, its sockets close before its connections are removed from the
+        event loop. The removal may then hit new connections that have the same file descriptors, and their calls never
+        end.
         """
         loop, settings = asyncio.get_running_loop(), settings_now(self.connection)
         before = self._clients.get(loop)
-        if before is None or before.settings != settings:  # a user may correct them
+        if before is None or before.settings != settings:  # a user may have corrected them
             key, url = settings
             api = self.openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=self.timeout)
             self._clients[loop] = _Client(settings, api)
@@ -118,7 +119,8 @@ class Service:
     async def asking(self) -> AsyncIterator[Any]:
         """Yield the client, and raise errors that policies can match; each names the service and the request.
 
-        `ConnectionError` is transient, `RateLimited` is a 429, `ValueError` concerns the input, others the settings.
+        `ConnectionError` is transient, `RateLimited` is a 429, `ValueError` concerns the input, others concern the
+        settings.
         """
         async with self.client() as client:
             with self.explained(client):

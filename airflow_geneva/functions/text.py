@@ -23,7 +23,7 @@ _QUOTES = 4
 
 
 class _Borders:
-    """Positions at which a text may be cut: one piece ends at one position, and the next begins at another."""
+    """Positions at which a text may be cut: where a piece ends, and where the next one begins."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
@@ -31,7 +31,7 @@ class _Borders:
 
     @staticmethod
     def of(text: str) -> tuple[_Borders, _Borders]:
-        """Find the borders of sentences, paragraphs included, and those of words, of which they are some."""
+        """Return the borders of sentences and paragraphs, and the borders of words, which include them."""
         sentences, words = _Borders(), _Borders()
         for found in _GAPS.finditer(text):
             gap = found[0]
@@ -43,7 +43,7 @@ class _Borders:
         return sentences, words
 
     def last(self, after: int, until: int) -> tuple[int, int] | None:
-        """Return the last border whose piece ends after one position, and not after the other."""
+        """Return the last border whose piece ends after the first position, and not after the second."""
         at = bisect_right(self.ends, until) - 1
         return (self.ends[at], self.starts[at]) if at >= 0 and self.ends[at] > after else None
 
@@ -93,15 +93,15 @@ def text_chunks(size: int = 1000, overlap: int = 0, *, borders: str = "sentence"
 
     A chunk is a struct of `text`, and its `start` and `end` in the document, in characters: `text` is
     `document[start:end]`, without white space at its ends. All other characters are in a chunk. A text of white space
-    has no chunks, and NULL has none.
+    and NULL have no chunks.
 
     Args:
-        size: most characters of a chunk.
-        overlap: most characters that a chunk repeats of the one before. It repeats whole sentences, or whole words if
-            none is so short.
-        borders: `"sentence"`: cut after a sentence or paragraph, in a longer sentence after a word; `"word"`: after
-            any word. A longer word is cut anywhere.
-        settings: for the decorator `udf`, such as `name`.
+        size: maximum number of characters of a chunk.
+        overlap: maximum number of characters repeated from the previous chunk. Whole sentences are repeated, or whole
+            words if no sentence fits.
+        borders: `"sentence"`: cut after a sentence or paragraph, and after a word in a sentence longer than `size`;
+            `"word"`: cut after any word. A word longer than `size` is cut anywhere.
+        settings: arguments of the decorator `udf`, such as `name`.
     """
     check_whole("size", size)
     check_whole("overlap", overlap, 0)

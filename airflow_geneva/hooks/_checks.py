@@ -25,7 +25,7 @@ _LANCE = '{"conn_type": "lance", "host": "/path/to/database"}'
 _SPARK = '{"conn_type": "spark", "host": "local[2]"}'
 
 Finding = tuple[str, str | None]
-"""What was found, and the command or the step that corrects it; None if nothing has to be done."""
+"""The finding, and the command or step that corrects it; None if no action is needed."""
 
 
 def check_lance_connection(conn_id: str = "lance_default") -> Finding:
@@ -89,7 +89,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _correct(conn_id: str, connection: str) -> str:
-    """Return how to define a connection, or where to correct the stored one, which a variable would only hide."""
+    """Return how to define a connection, or where to correct the stored one; a variable would only hide it."""
     variable = f"AIRFLOW_CONN_{conn_id.upper()}"
     if variable not in os.environ and _exists(conn_id):
         return f"correct {conn_id} where it is stored, in Airflow's UI or the secrets backend, as {connection}"

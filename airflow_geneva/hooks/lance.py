@@ -91,7 +91,7 @@ class LanceHook(BaseHook):
     async def aread(self) -> LanceHook:
         """Read the connection in a trigger, so that :meth:`get_database` can be called in a thread later.
 
-        Before Airflow 3.3 a thread of the triggerer must not call Airflow, and masking a secret does.
+        Before Airflow 3.3 a thread of the triggerer must not call Airflow, and masking a secret does call it.
         """
         try:
             self._connection = await self.aget_connection(self.lance_conn_id)
@@ -162,7 +162,7 @@ class LanceHook(BaseHook):
 
 
 def missing_connection(conn_id: str, remedy: str) -> InvalidInput:
-    """Describe a connection that Airflow does not find; one in the environment is there, and cannot be parsed."""
+    """Describe a connection that Airflow does not find; one in the environment exists, but cannot be parsed."""
     what = "cannot be read" if f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ else "does not exist"
     return InvalidInput(f"Airflow connection {conn_id!r} {what}. {remedy}")
 

@@ -19,9 +19,9 @@ def openai_connection(openai_conn_id: str | None, named: Iterable[str] = ()) -> 
     """Set `OPENAI_API_KEY` and `OPENAI_BASE_URL` in the block, from the password and the host of a connection.
 
     Args:
-        openai_conn_id: the connection, as OpenAI's own provider has them; None: the environment stays as it is.
-        named: connections that functions name themselves, as `embeddings(connection="voyage")`; each sets variables of
-            its own, such as `OPENAI_API_KEY_VOYAGE`.
+        openai_conn_id: the connection, in the form of Airflow's OpenAI provider; None: the environment is unchanged.
+        named: connections that functions name themselves, such as `embeddings(connection="voyage")`; each sets separate
+            variables, such as `OPENAI_API_KEY_VOYAGE`.
 
     Raises:
         InvalidInput: there is no such connection.

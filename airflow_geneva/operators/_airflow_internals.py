@@ -1,4 +1,4 @@
-"""Everything of Airflow and its Spark provider that is private, or that not all supported versions have.
+"""All uses of private names of Airflow and its Spark provider, and of names that some supported versions lack.
 
 Names are imported when they are used, so a removed name breaks only the feature that needs it.
 `tests/airflow/test_airflow_internals.py` tests the required behavior of each.
@@ -41,7 +41,7 @@ def _needed() -> Iterator[None]:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Look connections up as `airflow connections get` does: in Airflow's database, too.
+    """Look up connections in Airflow's database too, as `airflow connections get` does.
 
     A process that is neither a task nor one of Airflow's own searches only the environment and the secrets backend.
     """
@@ -72,7 +72,7 @@ def batching_schedule(assets: BaseAsset | Collection[BaseAsset]) -> Any:
 
 
 def default_retry_policy() -> Any:
-    """Retry a commit conflict soon, and fail at once what a retry cannot fix; None before Airflow 3.3."""
+    """Retry soon after a commit conflict, and fail immediately if a retry cannot help; None before Airflow 3.3."""
     try:
         from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
     except ImportError:
@@ -102,7 +102,7 @@ def asset_events(asset: Asset, most: int | None, since: datetime | None = None) 
 
 
 def state_store(trigger: Any) -> Any:
-    """Return what stores the state of a trigger's asset; None before Airflow 3.3, and for a trigger of a task."""
+    """Return the store for the state of a trigger's asset; None before Airflow 3.3, and for a trigger of a task."""
     return getattr(trigger, "asset_state_store", None)
 
 
@@ -148,7 +148,7 @@ def redirect(hook: SparkSubmitHook, master: str, environment: Mapping[str, str])
 
 
 def adopt_application(hook: SparkSubmitHook | None, external_id: Any) -> None:
-    """Let a kill also end a YARN application that an earlier try submitted: the hook ends only those it knows."""
+    """Let a kill also end a YARN application of an earlier attempt: the hook ends only those that it submitted."""
     if hook is not None and hook._is_yarn_cluster_mode:
         hook._yarn_application_id = external_id
 
@@ -164,7 +164,7 @@ def submit_log(hook: SparkSubmitHook | None) -> Sequence[str]:
 
 
 def own_settings(operator: SparkSubmitOperator) -> dict[str, Any]:
-    """Return the Spark settings that an operator has arguments for, None where it was given none."""
+    """Return the Spark settings for which an operator has arguments; None for arguments that are not set."""
     return {
         "spark.cores.max": operator._total_executor_cores,
         "spark.executor.cores": operator._executor_cores,
@@ -186,7 +186,7 @@ def has_asset_pages() -> bool:
 
 
 def redact() -> Callable[[str], Any]:
-    """Return a function that masks the secrets in a text that Airflow knows, those of the server and those of hooks."""
+    """Return a function that masks in a text all secrets known to Airflow, of the server and of hooks."""
     with _needed():
         from airflow._shared.secrets_masker import redact as redact_of_server
         from airflow.sdk._shared.secrets_masker import redact as redact_of_hooks
@@ -244,7 +244,7 @@ def stored_connections(conn_type: str) -> set[str]:
 
 
 def dags_of_assets(scheme: str) -> Iterator[tuple[str, str]]:
-    """Find the DAGs that write, read or wait for an asset, and those that sent an event: pairs of URI and DAG."""
+    """Return pairs of asset URI and DAG: DAGs that write, read or wait for the asset, or that sent an event for it."""
     with _needed():
         from airflow.models.asset import (
             AssetEvent,
@@ -295,7 +295,7 @@ def dags_that_write(beginning: str) -> Sequence[tuple[str, str, bool]]:
 
 
 def xcoms(dag_id: str, key: str, run_id: str | None = None, most: int | None = None) -> Sequence[Any]:
-    """Return run, task, map index and value of the XComs with a key, of a DAG run or of the newest runs of a DAG."""
+    """Return run, task, map index and value of all XComs with a key, of one DAG run or of a DAG's newest runs."""
     with _needed():
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session

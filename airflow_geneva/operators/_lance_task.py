@@ -51,7 +51,7 @@ def optional_text(value: Any) -> str | None:
 
 
 def is_last_try(ti: Any) -> bool:
-    """Whether Airflow does not run a task again if this try fails; without a task instance, the caller says so."""
+    """Whether this is the last attempt of a task; without a task instance, the value that the caller gives."""
     return ti is not None and int(ti.try_number) > int(getattr(ti, "max_tries", ti.try_number))
 
 
@@ -74,7 +74,7 @@ def optional_float(name: str, value: Any) -> float | None:
 
 
 def optional_rows(name: str, value: Any) -> int | float | None:
-    """Return a number of rows, or of a text with a decimal point a part of them; None for empty text."""
+    """Return a number of rows, or a fraction of them for text with a decimal point; None for empty text."""
     of = optional_float if set(optional_text(value) or "") & set(".e") else optional_int
     return of(name, value)
 
@@ -185,7 +185,7 @@ def _price(text: str) -> float | None:
 
 
 SHARD_TITLE = "{{ ti.task.shard.get('title', '') if ti.task.shard is mapping else '' }}"
-"""Names a mapped task by its shard; Airflow's UI shows it in place of the map index."""
+"""Names a mapped task by its shard; Airflow's UI shows this name instead of the map index."""
 
 
 def with_retry_policy(given: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class LanceOperator(BaseOperator):
     Args:
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
-        retry_policy: Airflow 3.3 and later; None: retry a commit conflict soon, and fail at once on a wrong request.
+        retry_policy: Airflow 3.3 and later; None: retry soon after a commit conflict, and never after a wrong request.
     """
 
     template_fields: Sequence[str] = ("lance_conn_id", "database")
@@ -226,7 +226,7 @@ class LanceOperator(BaseOperator):
 
 @contextmanager
 def cause_first(log: Any) -> Iterator[None]:
-    """Log an error of a UDF as a whole, and raise its first line: Airflow prints its own frames before an error."""
+    """Log an error of a UDF in full, and raise only its first line: Airflow prints its own frames before an error."""
     try:
         yield
     except UdfError as error:
@@ -255,7 +255,7 @@ def open_database(lance_conn_id: str, database: str | None) -> Database:
 
 
 def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDataset]:
-    """Open a table or view, and return it with its newest version. Raises as `Database.open_table`."""
+    """Open a table or view, and return it with its newest version. Raises the errors of `Database.open_table`."""
     from airflow_geneva.engine.views.definition import is_view
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
@@ -264,7 +264,7 @@ def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDatase
     try:
         newest = location.open()
     except InvalidInput:
-        database.open_table(name)  # which says more
+        database.open_table(name)  # raises a more detailed error
         raise
     return View(location) if is_view(newest.schema.metadata) else Table(location), newest
 
@@ -278,8 +278,8 @@ def open_patiently(lance_conn_id: str, database: str | None) -> Database:
 def stop_task() -> None:
     """End the task at its current statement.
 
-    Airflow signals a task to stop and then lets it run on for seconds, in which it could still commit. All writes are
-    atomic, so it is safe to stop at any statement. A task that timed out is ending already.
+    After Airflow's signal to stop, a task may run for seconds, in which it could still commit. All writes are atomic,
+    so it is safe to stop at any statement. A task that timed out is already ending.
     """
     if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
         raise SystemExit("Airflow stopped the task. Nothing is half-written; the next try continues from here.")

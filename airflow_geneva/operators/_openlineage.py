@@ -124,7 +124,7 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
     quality: dict[str, Any] = {}
     if result.checked:
         assertion = data_quality_assertions_dataset.Assertion
-        # The facet is of inputs in the client's classes; its schema is that of any dataset.
+        # The client's classes allow this facet for inputs only; its schema allows it for any dataset.
         quality["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
             assertions=[assertion(one.expectation, one.passed, column=one.column) for one in result.checked]
         )

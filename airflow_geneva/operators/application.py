@@ -1,4 +1,4 @@
-"""A shard for any operator: the Spark application that computes it, and the same on a session that is there."""
+"""Compute a shard with any operator: as a Spark application, or on an existing session."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def spark_application(
 ) -> SparkApplication:
     """Return the Spark application that computes a shard, for the operator that `apply` of a task group returns.
 
-    Its program and archives are stored beside the plan, by the task that uses them. The application reaches the table
-    with an identity of its own: a Lance connection that holds credentials is refused. The operator must wait for the
-    end of the application, which writes the result that `commit` reads.
+    Its program and archives are stored beside the plan, by the task that uses them. The application accesses the table
+    with its own identity: a Lance connection that contains credentials is refused. The operator must wait for the end
+    of the application, which writes the result that `commit` reads.
 
     Args:
         shard: the argument of the function that is given as `apply`.
         master: the Spark master as in a Spark connection, `local[2]`, `spark://host:7077`, `yarn` or
-            `k8s://https://host`; it determines the Spark settings for the resources of the UDFs. For a service that
-            starts containers itself, use `yarn`.
+            `k8s://https://host`; it determines the Spark settings for the resources of the UDFs. For a managed service
+            that starts its own containers, use `yarn`.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
         spark_uri: the URI of the database for Spark's own file systems, if it differs, such as `s3a://lake/db`.
@@ -92,7 +92,7 @@ def spark_application(
 
 @dataclass(frozen=True)
 class _Parts:
-    """Makes the parts of an application, each by the method of its name, in the task that submits it."""
+    """Creates the parts of an application in the task that submits it; the method of a part has the part's name."""
 
     master: SparkMaster
     lance_conn_id: str
@@ -101,7 +101,7 @@ class _Parts:
     more_conf: Mapping[str, str]
 
     def make(self, name: str, shard: Any, context: Any) -> Any:
-        """Return a part for the shard of a running task."""
+        """Return one part of the application, for the shard of a running task."""
         reference = check_shard(shard)
         with failing_at_once(InvalidInput):
             job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
@@ -138,7 +138,7 @@ class _Parts:
     def _store(self, job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
         folder, place = job.folder.storage, job.location.database_uri
         for name, data in files.items():
-            if not folder.exists(name):  # its contents are in its name
+            if not folder.exists(name):  # the name contains the hash of the content
                 folder.write_bytes(name, data)
         return [(self.spark_uri or place).rstrip("/") + folder.path(name).removeprefix(place) for name in files]
 
@@ -146,9 +146,9 @@ class _Parts:
 def compute_shard(
     session: Any, shard: Any, *, lance_conn_id: str = "lance_default", database: str | None = None
 ) -> dict[str, Any]:
-    """Compute a shard on a Spark session, classic or Connect, for a task that has one, such as `@task.pyspark`.
+    """Compute a shard on an existing Spark session, classic or Connect, such as that of `@task.pyspark`.
 
-    This package, the planned code of the UDFs and the storage options of the Lance connection travel in the session.
+    The session sends this package, the planned code of the UDFs and the storage options of the Lance connection.
 
     Args:
         session: the SparkSession.
@@ -157,10 +157,10 @@ def compute_shard(
         database: another URI to use with that connection's storage options.
 
     Returns:
-        dict: how many rows ran, and how fast.
+        dict: number of computed rows, and their speed.
 
     Raises:
-        InvalidInput: a UDF asks for a GPU or for memory, and the session is one of a Spark Connect server.
+        InvalidInput: a UDF requests a GPU or memory, and the session is a Spark Connect session.
     """
     reference = check_shard(shard)
     job = load_job(open_patiently(lance_conn_id, database), reference)
@@ -188,10 +188,10 @@ def shard_arguments(job: PlannedJob, index: int, more: list[str]) -> list[str]:
 
 
 def identity_arguments(lance_conn_id: str, job: PlannedJob, instead: str) -> list[str]:
-    """Return the storage options as arguments for an application that has an identity of its own.
+    """Return the storage options as arguments for an application that has its own identity.
 
     Raises:
-        AirflowFailException: one of them is a secret, which a command line would show.
+        AirflowFailException: one of them is a secret, which the command line would reveal.
     """
     options = dict(job.location.options)
     if secret_values(options):

@@ -83,11 +83,11 @@ class ApplyOperator(SparkSubmitOperator):
         shard: one entry of the plan task's output.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
-        spark_conn_id: the Airflow connection of the Spark master, or of type `spark_connect` that of a running server,
-            which then needs no JVM here and no spark-submit.
+        spark_conn_id: the Airflow connection of the Spark master, or of type `spark_connect` for a running server; then
+            the worker needs neither a JVM nor spark-submit.
         inline_below_rows: a shard with fewer rows to run is computed in the task itself; by default
             `[geneva] inline_below_rows`, which is 0.
-        openai_conn_id: the Airflow connection of a model service, whose key and URL the functions get.
+        openai_conn_id: the Airflow connection of a model service; the functions get its key and URL.
         retry_policy: Airflow 3.3 and later; None: a wrong request is not retried.
         kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments override the settings from the UDF's
             resources and the plan's `concurrency`. `env_vars` is templated, but not stored with the rendered fields.
@@ -174,13 +174,13 @@ class ApplyOperator(SparkSubmitOperator):
         return done
 
     def execute_again(self, context: Context, event: Any = None) -> dict[str, Any]:
-        """Ask the service of a batch API again, and go on when it has answered."""
+        """Poll the service of a batch API again, and continue when it has answered."""
         return self.execute(context)
 
     def _compute_here(
         self, job: PlannedJob, shard: Shard, configured: Configuration, again: bool
     ) -> str | None:  # fmt: skip
-        """Compute the shard in this process, and return in words how; None if Spark computes it."""
+        """Compute the shard in this process and return a description of it; None if Spark is to compute it."""
         if not shard.to_apply or (again and job.is_staged(shard)):
             if not again:
                 job.write_applied(shard, (), 0.0)
@@ -192,23 +192,23 @@ class ApplyOperator(SparkSubmitOperator):
             from airflow_geneva.engine.run.prepare import Udfs
 
             udfs = Udfs.planned(job.work)
-            # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
+            # Spark gets the planned code. If this process has another code version, compute on Spark.
             if udfs.have_planned_version():
                 job.apply(shard, udfs)
                 return "in this task"
         return None
 
     def _compute_on_spark(self, job: PlannedJob, shard: Shard, context: Context, again: bool) -> str:
-        """Compute the shard, which an earlier try may have done, on Spark; return in words how."""
+        """Compute the shard on Spark, unless an earlier attempt did, and return a description of it."""
         work = job.work
         spark_conn_id = required_text("spark_conn_id", self.spark_conn_id)
         if self._connection(spark_conn_id).conn_type == SparkConnectHook.conn_type:
             self._apply_on_server(job, shard, spark_conn_id, context["ti"].try_number)
             return "on Spark Connect"
-        # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
-        # old one that ended well for the current one.
+        # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would mistake
+        # an old application that succeeded for the current one.
         scope_reconnection(self, _of_this_wake(job, shard, job.saved.fingerprint))
-        if again:  # it ended well, and its staged files were removed
+        if again:  # it succeeded, and its staged files were removed
             self.durable = False
         self._scratch = Scratch.make(work.job_id, shard.index)
         try:
@@ -261,7 +261,7 @@ class ApplyOperator(SparkSubmitOperator):
             starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
             if not starts:
                 raise
-            # The log has all of it, just above; the driver has recorded it.
+            # The full error is in the log above, and the driver has recorded it.
             reason = lines[starts[-1]].removeprefix(_ERROR_LINE)
             raise AirflowException(f"Computing shard {shard.index} of {job.work.target} failed: {reason}") from None
 
@@ -318,7 +318,7 @@ class ApplyOperator(SparkSubmitOperator):
 
     def on_kill(self) -> None:
         if self._session is not None:
-            with suppress(Exception):  # the next try ends the work that continues on the server
+            with suppress(Exception):  # the next attempt ends the work that continues on the server
                 self._session.interruptAll()
         if has_driver(self._hook):
             super().on_kill()
@@ -329,12 +329,12 @@ class ApplyOperator(SparkSubmitOperator):
 
 
 def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:
-    """Return the result of the last try that computed the shard; None if no try has."""
+    """Return the result of the last attempt that computed the shard; None if there is none."""
     return job.folder.read_shard(job.saved.fingerprint, shard.index).get(APPLIED)
 
 
 def _of_this_wake(job: PlannedJob, shard: Shard, name: str) -> str:
-    """Return a name that is another one after each deferral: what ran on Spark before it has ended well."""
+    """Return an application name that changes with each deferral, because the application before it has succeeded."""
     wakes = job.waiting(shard).wakes
     return f"{name}_{wakes}" if wakes else name
 

@@ -15,10 +15,10 @@ from airflow_geneva.operators.plan import REJECTED, SUMMARY
 
 
 class ApproveOperator(ApprovalOperator):
-    """Hand the plan's shards on: at once if the plan is not above `approve_above`, else after an approval.
+    """Return the plan's shards: immediately if the plan is not above `approve_above`, otherwise after an approval.
 
-    It shows the plan and its estimate under *Required Actions*. After a rejection it hands on no shard, so none is
-    computed, and `FinishOperator` records that.
+    It shows the plan and its estimate under *Required Actions*. After a rejection it returns no shards, so none is
+    computed, and `FinishOperator` records the rejection.
 
     Args:
         plan_task_id: id of the plan task, including its groups.
@@ -42,7 +42,7 @@ class ApproveOperator(ApprovalOperator):
             return self._shards(context)
         self.subject = asked["subject"]
         self.body = asked["body"]
-        super().execute(context)  # leaves the task, which goes on below
+        super().execute(context)  # defers the task, which continues below
         return []
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class CleanupCheckpointsOperator(LanceOperator):
-    """Remove the files beside a database's tables that are not needed any more.
+    """Remove files of earlier jobs that a database's tables no longer need.
 
     These are checkpoints, unreferenced staged data files, plans and records of ended jobs, half-written files, ledgers
-    that a newer fold includes, and view snapshots that no version of the view references. Files that an open job uses
-    and files younger than `ttl` are kept. After a kill, run the task again.
+    that were merged into a newer one, and view snapshots that no version of the view references. Files that an open job
+    uses and files younger than `ttl` are kept. After a kill, run the task again.
 
     Returns the number of files and bytes removed (with `dry_run`, that would be removed), in total and by kind.
 

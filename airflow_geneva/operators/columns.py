@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class AddColumnsOperator(LanceOperator):
-    """Define computed columns, unless they are already defined like this.
+    """Define computed columns; columns that already have this definition are unchanged.
 
-    A new column is added; a column with another UDF or UDF version is altered; a column with the same definition is
-    unchanged. No value is computed: a backfill does that.
+    A new column is added, and a column with another UDF or UDF version is altered. No values are computed; a backfill
+    does that.
 
     Args:
         table: the table's name.
         columns: by name, the import path `"module:name"` of its UDF, or the path and the input columns for its
-            parameters; or that as JSON text, which a template renders.
+            parameters. JSON text is accepted, for templates.
 
     Example:
         ```python
@@ -59,7 +59,7 @@ class AddColumnsOperator(LanceOperator):
                     _define(table, specs, present, added, altered)
                     break
                 except (OSError, InvalidInput) as error:
-                    # Another writer committed meanwhile, or another run defines the same columns.
+                    # Another writer committed meanwhile, or another run defined the same columns.
                     conflict = is_conflict(error) if isinstance(error, OSError) else table.schema.names != present
                     if not conflict:
                         raise

@@ -38,7 +38,8 @@ class CommitOperator(LanceOperator):
 
     Args:
         shard: one entry of the plan task's output.
-        needs_result: fail if no application has written a result of this shard, for an `apply` task that does not look.
+        needs_result: fail if no application has written a result of this shard; for an `apply` task that does not check
+            this itself.
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "shard")

@@ -47,9 +47,9 @@ _LEFT_OF_VIEW = "The view is unchanged, with {} due; the next run reuses what th
 class FinishOperator(LanceOperator):
     """Record how a backfill or refresh ended, and send one asset event if something changed.
 
-    It runs even if earlier tasks failed, and works from the table and the files beside it: the plan that the plan task
-    names now, the results of its shards, and the table's commits. If the plan or a shard is missing, it records what
-    there is and then fails. If nothing changed and nothing is to be announced, it succeeds without an event.
+    It runs even if earlier tasks failed. It reads the current plan of the plan task, the results of the plan's shards,
+    and the table's commits. If the plan or a shard is missing, it records the available results and then fails. If
+    nothing changed and no earlier commit is unannounced, it succeeds without an event.
 
     It swaps a view in one commit when all shards are verified. If another refresh replaced the view's rows meanwhile,
     it logs a warning and leaves the view to the next run.

@@ -1,4 +1,4 @@
-"""Plan a backfill: find out what is left to compute in a column."""
+"""Plan a backfill: determine which rows of a column are due."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ SUMMARY = "summary"
 
 
 class PlanOperator(LanceOperator, SkipMixin):
-    """Base of the two plan operators: the sizes, and the handling of a plan.
+    """Base of the two plan operators: arguments for sizes, and what is done with a plan.
 
     Args:
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value; of a view also
-            `old_code`, which goes on with the code that the view was computed with.
-        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value; for a view also
+            `old_code`, which continues with the code that the view was computed with.
+        ignore_checkpoints: do not use values that earlier runs computed and did not commit.
         max_failed: fail the run if more than this number of rows fail, or, with a decimal point, more than this
             fraction of the due rows; by default any number may fail.
-        indexes: `update` lets `finish` bring the indexes over what changed up to date.
-        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; with an estimate above one of them, or an
-            unknown one, the task computes nothing, and the summary says what an `ApproveOperator` asks.
-        openai_conn_id: the Airflow connection of a model service, whose key and URL a small job gets that is computed
-            here.
+        indexes: with `update`, `finish` updates the indexes of the changed columns.
+        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; if an estimate is above its limit, or
+            unknown, the task computes nothing, and the summary contains the question of an `ApproveOperator`.
+        openai_conn_id: the Airflow connection of a model service, with the key and URL for a small job that this task
+            computes.
     """
 
     template_fields: Sequence[str] = (
@@ -120,7 +120,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         max_cost: float | str | None = None,
         **kwargs: Any,
     ) -> None:
-        given = locals()  # the sizes, as a DAG author gave them: their names are the fields of Sizing
+        given = locals()  # includes the given sizes, under the names of the fields of Sizing
         super().__init__(**kwargs)
         self.on_code_change = on_code_change
         self.ignore_checkpoints = ignore_checkpoints
@@ -136,7 +136,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         table, newest = open_newest(self.open_database(), self._target())
         job_id = _job_id_of(context, table.location.checkpoints)
         job = JobFolder.of(table.location.checkpoints, job_id)
-        # The id of a first try is new, so no other process writes the documents of the job.
+        # The job id of a first attempt is new, so no other process writes the documents of the job.
         with job.written_by_this_process(others_go_on=True) if context["ti"].try_number == 1 else nullcontext():
             return self._plan_and_compute(context, configured, table, newest, job, began)
 
@@ -169,7 +169,8 @@ class PlanOperator(LanceOperator, SkipMixin):
         with failing_at_once(CodeChanged), udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
         carried = carried_counts(job, planned_before)
-        # Rows that failed in earlier tries count against the limits of `Skip`, so the rows of these tries do, too.
+        # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these
+        # attempts.
         rows = max(plan.work.rows, int(planned_before.get(LIMIT_ROWS, 0)))
         plan = plan.with_work(rows=rows)
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
@@ -245,7 +246,7 @@ class PlanOperator(LanceOperator, SkipMixin):
 
     @abstractmethod
     def _target(self) -> str:
-        """Return the name of what is planned: a table or a view."""
+        """Return the name of the table or view that is planned."""
 
     @abstractmethod
     def _plan(
@@ -255,7 +256,7 @@ class PlanOperator(LanceOperator, SkipMixin):
 
         Args:
             newest: the table's or view's newest version.
-            asked: the fields that the requests of both operators have.
+            asked: the fields that the requests of both operators share.
         """
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
@@ -283,12 +284,12 @@ class PlanOperator(LanceOperator, SkipMixin):
 
 
 class PlanBackfillOperator(PlanOperator):
-    """Plan a backfill: which rows of a column are due, and why, cut into shards.
+    """Plan a backfill: determine the due rows of a column, with reasons, and divide them into shards.
 
     Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
     is due, the list is empty, so no task is expanded. A small job is computed and committed here, and the list is empty
-    too: see `[geneva] inline_below_seconds`. A retried or cleared task plans again, and uses what was computed
-    meanwhile.
+    too: see `[geneva] inline_below_seconds`. A retried or cleared task plans again, and reuses rows that were computed
+        meanwhile.
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 
@@ -299,10 +300,10 @@ class PlanBackfillOperator(PlanOperator):
         where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
-        errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
-            keep their values, and later runs go on with the new code.
+        errors_only: compute only rows on which the UDF failed, no matter how often; if its code was repaired, all other
+            rows keep their values, and later runs use the new code.
         recompute_mixed: compute only rows whose value comes from another version.
-        commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
+        commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
 
     Example:
         ```python
@@ -389,7 +390,7 @@ def check_limits(given: Any) -> dict[str, Any]:
 
 def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
     """Return the text that a person reviews before the plan is computed."""
-    # Airflow shows Markdown, and puts the lines of a block of code together.
+    # Airflow renders Markdown, and joins the lines of a code block.
     text = f"{plan}\n  Estimate: {expected.summary()}".replace("`", "'")
     lines = [f"- `{line.strip()}`" for line in text.splitlines()]
     return {
@@ -399,7 +400,7 @@ def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
 
 
 def _job_id_of(context: Context, checkpoints: Storage) -> str:
-    """Return the job id: the same for all tries of a task, so that they are one job, and sorted by start time.
+    """Return the job id: the same for all attempts of a task, so that they are one job, and sorted by start time.
 
     The dates of the run do not give the start time: `airflow backfill create` makes runs for past days.
     """
@@ -416,7 +417,7 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
 
 
 def _about_run(context: Context) -> tuple[str, dict[str, Any]]:
-    """Return a text that identifies one try of a plan task, and what a job's record says about its run."""
+    """Return a text that identifies one attempt of a plan task, and the description of its run for the job's record."""
     ti = context["ti"]
     run = f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}"
     return run, {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}}

@@ -1,4 +1,4 @@
-"""Plan a refresh: find out which rows a view lacks."""
+"""Plan a refresh: determine which rows a view lacks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class PlanRefreshOperator(PlanOperator):
-    """Plan a refresh: which source rows a view lacks, and which of its rows must be removed, cut into shards.
+    """Plan a refresh: determine the source rows that a view lacks and the view's rows to remove, and make shards.
 
     Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
     must be computed, the list is empty, so no task is expanded; `FinishOperator` still removes rows that are no longer
     in the query's result. A small job is computed here, and the list is empty too: see `[geneva]
-    inline_below_seconds`. A retried or cleared task plans again, and uses what was computed meanwhile.
+    inline_below_seconds`. A retried or cleared task plans again, and reuses rows that were computed meanwhile.
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 
@@ -34,8 +34,8 @@ class PlanRefreshOperator(PlanOperator):
         view: the view's name.
         src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         max_rows_per_fragment: rows of each new fragment of the view.
-        sources: other databases in which the view's source may lie: URIs, or Airflow connections of type `lance`; for a
-            view whose source is neither in its own database nor in that of the connection.
+        sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
+            the view's source is neither in the view's database nor in that of the connection.
 
     Example:
         ```python
@@ -99,10 +99,10 @@ class PlanRefreshOperator(PlanOperator):
         )
         source = locate_source(view.location, definition, view.sources)
         try:
-            # Also without shards there is something to announce: rows may be removed from the view.
+            # Even without shards there may be a commit to announce, because rows may be removed from the view.
             return plan(view.location, definition, source, request, newest), int(newest.version)
         except InvalidInput:
-            view.source()  # which says more if it is the source that cannot be opened
+            view.source()  # raises a more detailed error if the source cannot be opened
             raise
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
@@ -115,5 +115,5 @@ class PlanRefreshOperator(PlanOperator):
 
 
 def _uri_of(given: str) -> str:
-    """Return a URI that was given, or that of a connection."""
+    """Return the given URI, or the URI of the given connection."""
     return given if "/" in given else LanceHook(given).uri

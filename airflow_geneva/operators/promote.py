@@ -1,4 +1,4 @@
-"""Give a candidate column the name of a live one, after a person has approved it, if that is asked for."""
+"""Give a candidate column the name of a live one, on request after an approval."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
     """Give a candidate column the name of a live one, which keeps its values under another name.
 
     It calls `Table.promote_column`, which writes one version of the table, and sends one event of the table's asset.
-    When the task is retried after a kill, it finds that the promotion is made. A candidate that is not ready fails the
-    task; a job that computes one of the columns is a conflict, after which the task is retried.
+    When the task is retried after a kill, it detects a finished promotion. A candidate that is not ready fails the task
+    without retries; a running job of one of the columns fails it as a conflict, and the task is retried.
 
-    With `approve` a person decides under *Required Actions*, and sees both columns compared and what the promotion
-    makes due. After a rejection nothing changes, and the tasks after it are skipped.
+    With `approve` a person decides under *Required Actions*, which shows a comparison of both columns and the rows that
+    the promotion makes due. After a rejection nothing changes, and downstream tasks are skipped.
 
     Args:
         table: the table's name.
         column: the candidate, such as `embedding_v2`.
         to: the name of the live column, such as `embedding`.
         keep_as: the live column's new name, such as `embedding_v1`.
-        require_complete: refuse it while rows of the candidate are due.
-        require_index: refuse it unless the candidate's indexes cover as many rows as those of the live column.
+        require_complete: refuse the promotion while rows of the candidate are due.
+        require_index: refuse the promotion unless the candidate's indexes cover at least as many rows as those of the
+            live column.
         approve: whether a person decides.
-        neighbors, queries, sample: of the comparison that the person sees, see `Table.compare`.
+        neighbors, queries, sample: arguments of the comparison, as in `Table.compare`.
         kwargs: with `approve`, also those of Airflow's `ApprovalOperator`, such as `assigned_users`,
             `response_timeout` and `fail_on_reject`.
 
@@ -103,12 +104,12 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         plan.check()
         sample = optional_int("sample", self.sample) or 1_000
         found = table.compare(asked.to, asked.column, sample, self.neighbors, parse_json("queries", self.queries))
-        # A user who may answer may lack the right to see values of rows.
+        # A user who may answer the question is not necessarily allowed to see values of rows.
         about = f"{found.without_values()}\n{plan.without_values()}"
         self.log.info("Asking for an approval.\n%s", about)
         self.subject = f"Promote {asked.column} to {asked.to} in table {table.name}?"
         self.body = f"```\n{about}\n```"
-        super().execute(context)  # leaves the task, which goes on below
+        super().execute(context)  # defers the task, which continues below
         return {}
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         with conflict_retries(Configuration.read().version_conflict_max_retries):
             done = promote(table.location, asked)
         self.log.info("%s", done)
-        # `column` is None, because no job announces its commits by this event.
+        # `column` is None, because this event announces no commits of a job.
         event: dict[str, Any] = {
             "producer": PRODUCER,
             "table": table.name,

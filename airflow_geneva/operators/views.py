@@ -39,9 +39,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         table: name of its source table or view.
         where: SQL filter, or None.
         select: names of columns; or columns by name: a column's name or an SQL expression as text, or
-            `{"udf": "module:name", "inputs": [...]}`, in which the inputs are optional. None: all columns. Or that as
-            JSON text, which a template renders.
-        add_columns: more columns by name, as for `select`, or that as JSON text.
+            `{"udf": "module:name", "inputs": [...]}`, where `inputs` is optional. None: all columns. JSON text is
+            accepted, for templates.
+        add_columns: more columns by name, as for `select`, or as JSON text.
         explode: a list column whose elements become rows; None: none.
         shuffle_seed: shuffle the rows by this seed; None: no shuffle.
         limit: maximum number of rows, or None.
@@ -49,8 +49,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         recreate: drop a view with another definition.
         max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
         source_database: URI of the source's database, opened with the same connection; None: the view's database.
-        expect: conditions on values, by column, from `airflow_geneva.expect`; values that fail them do not become
-            visible. A change of it changes an existing view. None keeps the view's conditions.
+        expect: conditions on values, by column, from `airflow_geneva.expect`; values that violate them do not become
+            visible. If they differ from those of an existing view, the view's conditions are changed. None keeps the
+            view's conditions.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""The objects that the user of a request may see, and the databases that Airflow knows.
+"""The objects that the user of a request may see, and the databases that Airflow's connections name.
 
 A user who may read a DAG's task instances may see the jobs of that DAG. A user may see a table, and its jobs that no
 DAG started, if the user may read the Airflow connection of its database, or the task instances of a DAG that names the
@@ -40,7 +40,7 @@ _KEPT_SECONDS = 5.0
 
 
 class CurrentUser:
-    """The user of one request, as Airflow's auth manager knows it; keeps the manager's answers."""
+    """The user of one request; caches the answers of Airflow's auth manager about this user."""
 
     def __init__(self, user: Any) -> None:
         self.may_read_dag = cache(partial(may_read_dag, user))
@@ -68,7 +68,7 @@ class CurrentUser:
 
 
 def dags_by_table() -> Mapping[tuple[str, str], set[str]]:
-    """Return the DAGs that write, read, wait for or changed a table's asset, by connection and table; for seconds."""
+    """Return, by connection and table, the DAGs that write, read, wait for or changed its asset; cached for seconds."""
     return _find_dags(int(time.monotonic() / _KEPT_SECONDS))
 
 
@@ -92,7 +92,7 @@ def table_of_asset(uri: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=32)
 def _find_writers(conn_id: str, moment: int) -> Sequence[tuple[str, str, bool]]:
-    """Return the tables that DAGs write, with the DAG and whether it is paused; kept for seconds, as open pages ask."""
+    """Return the tables that DAGs write, with the DAG and whether it is paused; cached for seconds, for open pages."""
     beginning = f"{_SCHEME}{conn_id}/"
     return [(uri.removeprefix(beginning), dag_id, paused) for uri, dag_id, paused in dags_that_write(beginning)]
 
@@ -117,7 +117,7 @@ def _find_databases(moment: int) -> Mapping[str, set[str]]:
     """Return the connections that name a database, by its URI without credentials; `moment` is the cache key."""
     found: dict[str, set[str]] = {}
     for conn_id in _known_connections():
-        with suppress(Exception):  # one that cannot be read names no database
+        with suppress(Exception):  # an unreadable connection names no database
             hook = LanceHook(conn_id)
             if hook.is_lance:
                 found.setdefault(without_credentials(hook.uri), set()).add(conn_id)
@@ -134,12 +134,12 @@ class KnownDatabase:
 
 
 def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
-    """List the databases of which a viewer may see something, sorted; no database is read."""
+    """Return a sorted list of the databases of which a viewer may see a part; no database is read."""
     stored, named = stored_connections(LanceHook.conn_type), {conn_id for conn_id, _ in dags_by_table()}
     return [
         _describe(conn_id, viewer)
         for conn_id in sorted(_known_connections())
-        # A connection in the environment may have any type; one that a DAG names is a database.
+        # A connection in the environment may have any type; one that a DAG's asset names is a database.
         if viewer.may_see_database(conn_id) and (conn_id in stored | named or _is_lance(conn_id))
     ]
 
@@ -147,7 +147,7 @@ def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
 def _is_lance(conn_id: str) -> bool:
     try:
         return LanceHook(conn_id).is_lance
-    except Exception:  # its type is unknown if it cannot be read
+    except Exception:  # the type of an unreadable connection is unknown
         return False
 
 
@@ -215,7 +215,7 @@ class VisibleDatabase:
         return (uri,) if any(self.viewer.may_see_table(conn_id, table) for conn_id in sorted(named)) else ()
 
     def maintainers(self) -> dict[str, list[Maintainer]]:
-        """Return the DAGs that write tables and views, as far as the viewer may read them, by table or view."""
+        """Return, by table or view, the DAGs that write it and that the viewer may read."""
         found: dict[str, list[Maintainer]] = {}
         for table, dag_id, paused in _find_writers(self.conn_id, int(time.monotonic() / _KEPT_SECONDS)):
             if self.viewer.may_read_dag(dag_id):

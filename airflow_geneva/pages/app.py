@@ -1,4 +1,4 @@
-"""The pages: routes, which authenticate the user and answer 404 for what the user may not see, and templates."""
+"""Routes and templates of the pages. Routes authenticate the user, and answer 404 for objects the user may not see."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class JobPlace:
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """A task instance, all jobs of its DAG run, and the job that it works for, if there is one."""
+    """A task instance, all jobs of its DAG run, and the job to which the task belongs, if any."""
 
     dag_id: str
     run_id: str
@@ -259,7 +259,7 @@ def _read_database(
 
 @app.get("/asset")
 def show_asset(uri: str) -> Response:
-    """Lead from an asset to the page of its table, which checks what the viewer may see."""
+    """Redirect from an asset to the page of its table, which checks the viewer's permissions."""
     conn_id, table = (quote(part, safe="") for part in table_of_asset(uri))
     if not (conn_id and table):
         raise HTTPException(404)
@@ -280,7 +280,7 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 @app.get("/databases/{conn_id}/tables/{table}/standing")
 @in_own_threads
 def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
-    """Send the freshness of a table's columns and of its views, as far as it is known within two seconds."""
+    """Send the freshness of a table's columns and views that can be counted within two seconds."""
     opened, location = place
     found = count_freshness(opened, location, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
@@ -292,7 +292,7 @@ def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: Tab
 def show_comparison(
     request: Request, viewer: ViewerDep, conn_id: str, place: TableDep, first: str, second: str
 ) -> HTMLResponse:
-    """Compare two columns on a sample of rows; what rows hold is not shown."""
+    """Compare two columns on a sample of rows, without showing values."""
     opened, location = place
     try:
         found = compare(opened, location.name, first, second, _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS)
@@ -329,7 +329,7 @@ def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int)
 
 
 def _dags_of(viewer: ViewerDep, conn_id: str, job: Job) -> list[Maintainer]:
-    """Return the DAG that started a job, or all that write its view; those of a table may be for other columns."""
+    """Return the DAG that started a job, or all DAGs that write its view; a table's DAGs may write other columns."""
     found = VisibleDatabase.open(conn_id, viewer).maintainers().get(job.table, [])
     return [dag for dag in found if job.view or (job.airflow is not None and dag.dag_id == job.airflow.dag_id)]
 
@@ -345,7 +345,7 @@ def _live_page(request: Request, template: str, **values: Any) -> HTMLResponse:
 
 
 def _pause(began: float, running: bool) -> float:
-    """Return the seconds until the next update; more if reading is slow, as of a thousand shards on an object store."""
+    """Return the seconds until the next update; more if reading is slow, such as 1,000 shards on an object store."""
     return max(_POLL_SECONDS if running else _IDLE_SECONDS, 10 * (time.monotonic() - began))
 
 
@@ -353,7 +353,7 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
     try:
         shown = find_job(place.location, place.job_id)
     except DamagedRecord:
-        # Without the record the DAG is not known, so check the table.
+        # Without a record the job's DAG is unknown, so check the permission for the table.
         if place.conn_id is None or not viewer.may_see_table(place.conn_id, place.location.name):
             raise HTTPException(404) from None
         raise
@@ -371,7 +371,7 @@ def show_http_error(request: Request, error: HttpError | RequestValidationError)
 
 @app.exception_handler(Exception)
 def show_failure(request: Request, error: Exception) -> Response:
-    """Answer with an error page that says nothing of the failure; the server logs it."""
+    """Answer with an error page without details; the server logs the failure."""
     return _error(request, 500)
 
 

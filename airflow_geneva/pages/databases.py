@@ -1,4 +1,4 @@
-"""Read a database as a whole for the pages: the state of its tables and views, and its dependency graph."""
+"""Read an entire database for the pages: the state of its tables and views, and its dependency graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
 
 @dataclass(frozen=True)
 class TableCard:
-    """A table or view of a database's page.
+    """A table or view on a database's page.
 
     `computed` is its computed columns, or the view itself, each with its freshness. `source` is the table of this
     database that a view reads, and `elsewhere` the definition of a view that reads another database. `jobs` are the
@@ -80,9 +80,9 @@ class TableCard:
 def read_cards(
     opened: VisibleDatabase, names: Sequence[str], jobs: Sequence[Job], seconds: float
 ) -> list[TableCard]:  # fmt: skip
-    """Count what is pending in tables and views within a time limit; those that are not counted yet say so.
+    """Count pending rows of tables and views within a time limit; cards without a count yet are marked.
 
-    A count is kept for a minute, or until a newer one of `jobs`, newest first, starts or ends.
+    A count is cached for a minute, or until a newer one of `jobs`, newest first, starts or ends.
     """
     until = time.monotonic() + seconds
     newest: dict[str, dict[str, Job]] = {}
@@ -98,7 +98,7 @@ def read_cards(
         try:
             found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name, own), until)
             if found is not None and (sources := opened.sources_of(found.elsewhere)):
-                # Only for users who may see the source: all others share the refused count.
+                # Only for users who may see the source: all others share a result that says that access is refused.
                 count = partial(_read, opened.database, name, own, sources)
                 found = _CARDS.get(opened.database.uri, (*key, sources), count, until)
         except BaseException as error:
@@ -130,7 +130,7 @@ def _read(database: Database, name: str, jobs: Mapping[str, Job], sources: tuple
 
 @dataclass(frozen=True)
 class Filters:
-    """A user's filters on a database: parts of names, a state of tables, a state of jobs, and jobs before one."""
+    """A user's filters on a database: part of a name, a state of tables, a state of jobs, and only jobs before one."""
 
     table: str = ""
     fresh: str = ""
@@ -145,7 +145,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class DatabaseDetails:
-    """The data of a database's page: cards are filtered, and `states` counts all of them."""
+    """The data of a database's page: the filtered cards, and in `states` the counts of all cards."""
 
     cards: tuple[TableCard, ...]
     states: Mapping[str, int]
@@ -172,7 +172,7 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
 
 
 def draw_graph(cards: Sequence[TableCard]) -> Graph:
-    """Lay out the dependency graph: tables, then columns, then views; below them tables without dependents."""
+    """Lay out the dependency graph: tables, then columns, then views; tables without dependents are at the bottom."""
     edges = sorted(set(_edges({card.name: card for card in cards})))
     return lay_out([node for card in cards for node in _nodes(card)], edges)
 

@@ -42,9 +42,9 @@ class Graph:
 
 
 def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
-    """Place every node right of those it comes from, near the middle of its neighbors; those without any below.
+    """Place each node right of its predecessors and near the mean of its neighbors; nodes without edges come last.
 
-    Of very many nodes the first ones are drawn, and `left_out` counts the others.
+    Only the first nodes of a very large graph are drawn, and `left_out` counts the others.
     """
     drawn = nodes[:MOST_NODES]
     known = {node.key for node in drawn}
@@ -58,7 +58,7 @@ def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
 def _place(
     keys: tuple[Key, ...], edges: tuple[tuple[Key, Key], ...]
 ) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...], int, int]:
-    """Return the places of nodes, the paths of edges, and the size; kept, as pages ask again while states change."""
+    """Return the positions of nodes, the paths of edges, and the size; cached, because open pages request it again."""
     linked = {key for edge in edges for key in edge}
     layers = _order(_layers([key for key in keys if key in linked], edges), edges)
     tallest = max(map(len, layers), default=0)
@@ -82,7 +82,7 @@ def _place(
 
 
 def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[Key]]:
-    """Put each node one layer after the last of those it comes from; an edge that closes a circle does not count."""
+    """Put each node one layer after the last of its predecessors; edges that close a cycle are ignored."""
     depth, waits_for = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0)
     after: dict[Key, list[Key]] = {}
     for a, b in edges:
@@ -91,7 +91,7 @@ def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[
     ready = deque(key for key in keys if not waits_for[key])
     done = set(ready)
     for opened in [*ready, *keys]:
-        # What remains are cycles and the nodes after them: open each cycle at its first node.
+        # Only cycles and the nodes after them remain: open each cycle at its first node.
         if opened not in done:
             ready.append(opened)
             done.add(opened)
@@ -111,7 +111,7 @@ def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[
 
 
 def _order(layers: list[list[Key]], edges: Sequence[tuple[Key, Key]]) -> list[list[Key]]:
-    """Order the nodes of each layer by the mean place of their neighbors, so that few edges cross."""
+    """Order the nodes of each layer by the mean position of their neighbors, so that few edges cross."""
     neighbors: dict[Key, list[Key]] = {}
     for a, b in edges:
         neighbors.setdefault(a, []).append(b)

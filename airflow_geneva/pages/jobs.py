@@ -100,7 +100,7 @@ class SpeedChart:
 
 
 def chart_speed(shards: Sequence[ShardStatus]) -> SpeedChart | None:
-    """Add up the speeds of shards, which may run at the same time; None if too little is known."""
+    """Add up the speeds of shards, which may run at the same time; None if there are too few samples."""
     known = [np.array(shard.samples).T for shard in shards if len(shard.samples) > 1]
     if not known:
         return None
@@ -127,7 +127,7 @@ class JobDetails:
 
     @staticmethod
     def parts(item: Job | ShardStatus) -> tuple[tuple[str, int], ...]:
-        """Return the number of due rows by the last state that they reached, with those to do, or left."""
+        """Return the number of due rows by the last state that they reached, including rows to do or left."""
         rows = item.rows_pending if isinstance(item, Job) else item.rows
         reached = (0, item.rows_committed, item.rows_ready, item.rows_checkpointed)
         steps = (*reached, max(reached) + item.rows_failed, rows)
@@ -137,12 +137,12 @@ class JobDetails:
 
     @staticmethod
     def shares(item: Job | ShardStatus) -> tuple[tuple[str, float], ...]:
-        """Return the percentage of rows by the last state that they reached, or failed, without empty parts."""
+        """Return the percentage of rows by the last state that they reached, including failed rows; no empty parts."""
         rows = item.rows_pending if isinstance(item, Job) else item.rows
         if isinstance(item, Job) and not rows:
             return (("committed", 100.0),) if item.state == DONE else ()
         parts = [(name, 100.0 * count / max(rows, 1)) for name, count in JobDetails.parts(item) if name != "left"]
-        # One row that failed is too few to be seen: the parts before it give way.
+        # The part of a single failed row would be invisible, so the parts before it are made smaller.
         red = max(parts[-1][1], _LEAST_RED) if parts[-1][1] else 0.0
         room = min(1.0, (100.0 - red) / max(sum(part for _, part in parts[:-1]), 1e-9))
         parts = [*((name, part * room) for name, part in parts[:-1]), ("failed", red)]
@@ -162,7 +162,7 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
 
 @dataclass(frozen=True)
 class ErrorsPage:
-    """A page of a job's failed rows, of the records that were `read`, and the most frequent causes."""
+    """One page of a job's failed rows, the number of records that were `read`, and the most frequent causes."""
 
     records: tuple[ErrorRecord, ...]
     page: int

@@ -34,14 +34,14 @@ NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
 
 
 def masked(value: Any) -> Any:
-    """Mask the secrets that Airflow knows in text; return other values unchanged."""
+    """Mask secrets known to Airflow in text; return other values unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return mask_secrets(str(_redact(value)))
 
 
 def cut(text: str, most: int) -> str:
-    """Truncate text; mask it first, because the masker does not find a part of a secret."""
+    """Truncate text; mask it first, because the masker does not recognize a part of a secret."""
     whole = str(masked(text))
     return whole if len(whole) <= most else f"{whole[:most]}..."
 
@@ -94,7 +94,7 @@ def environment() -> Environment:
 
 
 def page(request: Request, template: str, answer: int = 200, **values: Any) -> HTMLResponse:
-    """Render a template; all of its values are escaped and go through Airflow's secrets masker."""
+    """Render a template; all of its values are escaped and masked by Airflow's secrets masker."""
     root = str(request.scope.get("root_path", "")).rstrip("/")
     text = environment().get_template(template).render(
         root=root, airflow=root.removesuffix(PAGES), version=static_version(), **values

@@ -73,14 +73,14 @@ def jobs_of_dag(dag_id: str) -> list[JobOfRun]:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A job that a task planned, as far as the viewer may see it and its record can be read."""
+    """A job that a task planned, with the parts that the viewer may see and that could be read."""
 
     planned: JobOfRun
     job: Job | None
 
 
 def read_jobs_of(planned: Sequence[JobOfRun], viewer: CurrentUser) -> list[FoundJob]:
-    """Read the records of jobs; what an XCom says is not trusted, so each record is checked for the viewer."""
+    """Read the records of jobs; XComs are not trusted, so the viewer's permission is checked for each record."""
 
     def read(one: JobOfRun) -> FoundJob:
         try:
@@ -98,7 +98,7 @@ def read_jobs_of(planned: Sequence[JobOfRun], viewer: CurrentUser) -> list[Found
 
 
 def job_of_task(jobs: Sequence[JobOfRun], task_id: str, map_index: int) -> JobOfRun | None:
-    """Return the job that a task works for: its own plan's, else that of the innermost task group around it.
+    """Return the job of a task: the job that it planned, or else that of the innermost task group around it.
 
     None if there is no such job, or more than one.
     """

@@ -42,7 +42,7 @@ _MOST_ASKED = 8
 _KEPT_SECONDS, _KNOWN_SECONDS = 5.0, 600.0
 _MOST_KNOWN = 1024
 _KNOWN: dict[tuple[object, ...], Freshness] = {}
-"""Counts by what identifies the versions that were read, and the newest job: they stay until one of them changes."""
+"""Cached counts; the key contains the versions that were read and the newest job, so a change of one ends its use."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
 _SAMPLED = 200
 """Rows that a comparison of two columns reads."""
@@ -104,10 +104,10 @@ _COUNTS = CountCache()
 class ColumnRow:
     """A column or view as a row of a table's page.
 
-    `what` describes what computes it: None for plain data. `standing` is None while it is counted, and for plain data.
-    `error` says why it is unknown. `job` is the newest one that the viewer may see. `inputs` are the columns that it is
-    computed from. `since` is the time from which on it has been stale: None while it is searched, 0 if it is unknown.
-    `sources` are other databases in which the viewer may see the view's source.
+    `what` describes its UDF or query; None for plain data. `standing` is its freshness; None while it is counted, and
+    for plain data. `error` says why the freshness is unknown. `job` is the newest job that the viewer may see. `inputs`
+    are the columns from which it is computed. `since` is the time since which it has been stale: None while it is
+    searched, 0 if unknown. `sources` are other databases in which the viewer may see the view's source.
     """
 
     name: str
@@ -134,7 +134,8 @@ class ColumnRow:
 class TableDetails:
     """The data of a table's or view's page, without the system columns of a view.
 
-    `definition` is the query of a view of this package, `own` the view itself, and `error` says what is wrong with it.
+    `definition` is the query of a view of this package, `own` the row of the view itself, and `error` what is wrong
+    with it.
     """
 
     name: str
@@ -235,7 +236,7 @@ def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: f
     computed = [replace(item, job=newest.get(item.name), sources=sources) for item in described.computed]
     shown = [_with_count(location, described.version, item, until, described.dataset) for item in computed]
     views = _views_of(opened, location, described.version, until)
-    if opened.place is None:  # an error may name the place
+    if opened.place is None:  # an error may contain the URI
         shown, views = _without_errors(shown), views and _without_errors(views)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
     return FreshnessView(tuple(shown), tuple(views or ()), not whole)
@@ -248,7 +249,7 @@ def _without_errors(items: list[ColumnRow]) -> list[ColumnRow]:
 def _with_count(
     location: TableLocation, version: int, item: ColumnRow, until: float, opened: lance.LanceDataset | None = None
 ) -> ColumnRow:  # fmt: skip
-    """Count what is pending of a column or view and, if it is stale, since when."""
+    """Count the pending rows of a column or view and, if it is stale, find out since when."""
     if item.error:
         return item
     name = (location.name, version, item.name, item.sources)
@@ -286,7 +287,7 @@ def freshness(
 def _counted_once(
     item: ColumnRow, read: Sequence[lance.LanceDataset], count: Callable[[], Freshness]
 ) -> Freshness:  # fmt: skip
-    """Count, unless that was done for these versions and the newest job, and is less than ten minutes old."""
+    """Return the count for these versions and the newest job; one that is less than ten minutes old is reused."""
     job = item.job and (item.job.id, item.job.state, item.job.ended)
     versions = tuple((one.uri, int(one.version), written_at(one)) for one in read)
     key = versions, item.name, job, int(time.monotonic() / _KNOWN_SECONDS)
@@ -359,13 +360,13 @@ def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str,
 
 
 def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds: float) -> str | None:
-    """Compare two columns of a table on a sample of rows, without what rows hold; None if it takes longer.
+    """Compare two columns of a table on a sample of rows, without showing values; None after `seconds`.
 
     Raises:
         InvalidInput: there is no such table or column, or the columns cannot be compared.
     """
     table, until = opened.database.open_table(name), time.monotonic() + seconds
-    check_columns(name, table.schema.names, [first, second])  # anything else would be the import path of code
+    check_columns(name, table.schema.names, [first, second])  # any other text would be used as an import path
 
     def count() -> str:
         return table.compare(first, second, sample=_SAMPLED).without_values()

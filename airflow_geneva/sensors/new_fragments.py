@@ -1,4 +1,4 @@
-"""Sensor that waits for rows that a view or a column has not seen."""
+"""Sensor that waits for rows that a view or a column does not include yet."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 class NewFragmentsSensor(BaseSensorOperator):
-    """Wait until a table has rows that a view or a column has not seen, or that were added after a version.
+    """Wait until a table has rows that a view or a column does not include yet, or that were added after a version.
 
     Compaction writes new fragments but no new rows, so the sensor ignores it. The sensor waits if the table does not
-    exist yet or cannot be reached; a view or column that does not exist yet has seen nothing. In a table that was
+    exist yet or cannot be reached; for a view or column that does not exist yet all rows are new. In a table that was
     dropped and created again all rows are new, even if its version is lower. Rows that a restore brings back are new,
-    and rows that it removes are deleted. Rows that a backfill's `where` left out are unseen by the column. If the store
-    denies access, or the connection does not exist, the sensor fails at once.
+    and rows that it removes are deleted. Rows that a backfill's `where` excluded are new to the column. If the store
+    denies access, or the connection does not exist, the sensor fails immediately.
 
     Each poke reads the state from the table and the commit times of its versions, so it misses nothing between two
     pokes, and all modes give the same result. The clocks of writers should agree with Airflow's. While the table, and
     the view, have no new version, a poke lists their versions and reads nothing else; in `mode="reschedule"`, where
     each poke is a new process, it opens the table.
 
-    Returns the table, its `version`, `from_version` (None if nothing was seen before), the number of `fragments` with
-    such rows, the first hundred `fragment_ids`, and `new_rows`, `changed_rows` and `deleted_rows`.
+    Returns the table, its `version`, `from_version` (None if all rows are new), the number of `fragments` with such
+    rows, the first hundred `fragment_ids`, and `new_rows`, `changed_rows` and `deleted_rows`.
 
     Args:
         table: the table's name.
         since: `"view:long_docs"`, a view of the table; `"column:n"`, a computed column of it; or a version of it.
-        changed_rows: for a view or a version, also count rows that were updated or deleted. For a column, rows whose
-            inputs were updated always count.
+        changed_rows: for a view or a version, also count updated and deleted rows. For a column, rows whose inputs were
+            updated always count.
         min_new_rows: wait for at least this many rows that count.
         min_new_fragments: wait for at least this many fragments with such rows.
         quiet_period: wait until the table has had no new version for this long, in seconds or as a timedelta.

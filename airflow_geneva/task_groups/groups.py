@@ -55,16 +55,16 @@ class GroupArguments(Sizes, total=False):
         spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
         inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default
             `[geneva] inline_below_rows`, which is 0.
-        openai_conn_id: the Airflow connection of a model service: its password and host are `OPENAI_API_KEY` and
-            `OPENAI_BASE_URL` where functions run. By default the variables of the worker.
+        openai_conn_id: the Airflow connection of a model service: functions get its password and host as
+            `OPENAI_API_KEY` and `OPENAI_BASE_URL`. By default they get the worker's variables.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
         on_partial: `fail` fails `finish` if the job is PARTIAL, because rows are left for the next run; `warn` logs a
             warning. By default `[geneva] on_partial`, which is `warn`.
-        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`. A plan whose estimate is above one of
-            them, or unknown, waits in a task `approve` for a person; a smaller one passes it.
-        apply: a function from a shard to the task that computes it, by default an `ApplyOperator`. The task is not
-            mapped and has the id `apply`; see `spark_application` and `compute_shard`.
+        approve_above: limits by `rows`, `seconds`, `slot_seconds` or `cost`. If an estimate of a plan is above its
+            limit, or unknown, the plan waits in a task `approve` for an approval; other plans pass this task.
+        apply: a function that takes a shard and returns the task that computes it; by default an `ApplyOperator`. The
+            task must not be mapped and must have the id `apply`; see `spark_application` and `compute_shard`.
         prefix_group_id, parent_group, dag, default_args, tooltip, doc_md, ui_color, ui_fgcolor: as for `TaskGroup`.
         add_suffix_on_collision, group_display_name: as for `TaskGroup`.
     """
@@ -92,12 +92,12 @@ class GroupArguments(Sizes, total=False):
 
 
 class _ShardGroup(TaskGroup):
-    """The tasks of a group.
+    """Base of the two task groups: creates their tasks.
 
     Args:
         plan: class of the plan task.
         target: name of the table or view.
-        asked: arguments of the plan task besides the sizes.
+        asked: arguments of the plan task, without the sizes.
         source: the table that Airflow shows as the inlet of the view's asset.
 
     Raises:
@@ -114,7 +114,7 @@ class _ShardGroup(TaskGroup):
         **shared: Unpack[GroupArguments],
     ) -> None:
         given: dict[str, Any] = dict(shared)
-        # None is a size, also if `default_args` has another; a connection that is None comes from `default_args`.
+        # A size of None overrides `default_args`; a connection of None is taken from `default_args`.
         sizes = {name: given.pop(name, None) for name in Sizes.__annotations__}
         place = _not_none(given, "lance_conn_id", "database")
         applied = _not_none(given, "spark_conn_id", "inline_below_rows")
@@ -178,7 +178,8 @@ def _make_approve(planned: PlanOperator) -> BaseOperator:
 
 
 def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup | None) -> BaseOperator:
-    """Return the task that a function given as `apply` makes in the group of a shard; else `InvalidInput`."""
+    """Return the task that the `apply` function creates in the group of a shard; raise `InvalidInput` if it does
+    not."""
     try:
         returned = make_apply(shard)
     except NotImplementedError as error:  # Airflow's, for `expand`
@@ -193,7 +194,7 @@ def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup |
 
 
 def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Take arguments out that are not None."""
+    """Remove and return the arguments that are not None."""
     found = {name: given.pop(name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -201,11 +202,11 @@ def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:
 class BackfillTaskGroup(_ShardGroup):
     """Compute the missing values of a column: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
-    Each shard can be retried, cleared and watched separately, and its rows are visible as soon as it is committed. With
-    nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
+    Each shard can be retried, cleared and monitored separately, and its rows are visible as soon as it is committed.
+    With nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
 
-    Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` is no filter unless one
-    is given; numbers may be text. Connections, `database`, `inline_below_rows` and `on_partial` may come from
+    Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` without a parameter
+    means no filter; numbers may be text. Connections, `database`, `inline_below_rows` and `on_partial` may come from
     `default_args`.
 
     Args:
@@ -215,16 +216,16 @@ class BackfillTaskGroup(_ShardGroup):
         udf: import path `"module:name"`; by default the column's own UDF.
         where: SQL filter on the rows.
         read_version: compute only rows that existed at this table version.
-        commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
+        commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
-        errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
-            keep their values, and later runs go on with the new code.
+        errors_only: compute only rows on which the UDF failed, no matter how often; if its code was repaired, all other
+            rows keep their values, and later runs use the new code.
         recompute_mixed: compute only rows whose value comes from another version.
-        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        ignore_checkpoints: do not use values that earlier runs computed and did not commit.
         max_failed: `finish` fails if more than this number of rows fail, or, with a decimal point, more than this
             fraction of the due rows; computed values are visible nevertheless. By default any number may fail.
-        indexes: `update` lets `finish` bring the indexes over the column up to date.
+        indexes: with `update`, `finish` updates the indexes of the column.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
@@ -340,7 +341,7 @@ class LoadColumnsTaskGroup(_ShardGroup):
 class RefreshTaskGroup(_ShardGroup):
     """Update a view to its source: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
-    Each shard can be retried, cleared and watched separately; the view changes once, in `finish`, when all shards are
+    Each shard can be retried, cleared and monitored separately; the view changes once, in `finish`, when all shards are
     verified. With nothing to compute the shards are skipped, and `finish` only removes rows that are no longer in the
     query's result. With nothing to do it writes no version and sends no event; tasks downstream of the group run.
 
@@ -353,15 +354,15 @@ class RefreshTaskGroup(_ShardGroup):
         src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         source: name of the view's source table or view, which Airflow shows as the inlet of the view's asset, unless
             it or the connection is a template.
-        sources: other databases in which the view's source may lie: URIs, or Airflow connections of type `lance`; for a
-            view whose source is neither in its own database nor in that of the connection.
+        sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
+            the view's source is neither in the view's database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
             continues with the code that the view was computed with, until one of these is given.
-        ignore_checkpoints: do not use what earlier runs computed.
+        ignore_checkpoints: do not use values that earlier runs computed.
         max_failed: `finish` fails, and leaves the view unchanged, if more than this number of rows fail, or, with a
             decimal point, more than this fraction of the due rows. By default any number may fail.
-        indexes: `update` lets `finish` bring the indexes of the view up to date.
+        indexes: with `update`, `finish` updates the indexes of the view.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Trigger that waits for rows that a view, a column or the trigger itself has not seen."""
+"""Trigger that waits for rows that are new to a view, to a column or to the trigger itself."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ _THREADS = StoreThreads("geneva-look")
 
 
 class NewFragmentsTrigger(BaseEventTrigger):
-    """Send an event when a table has unseen rows: repeatedly for an `AssetWatcher`, or once for a sensor.
+    """Send an event when a table has new rows: repeatedly for an `AssetWatcher`, or once for a sensor.
 
     `assets.watched_lance_asset` returns an asset with its watcher; `NewFragmentsSensor` defers to this trigger.
 
     Every `poll_interval` it lists the table's versions, in a thread, and opens the table only if there is a new one. It
     waits if the table does not exist; in a table that was dropped and created again all rows are new. While the store
-    cannot be reached the pauses grow, up to ten minutes. A watcher never stops; a sensor gets an error if waiting does
-    not help, because the store denies access or the connection does not exist.
+    cannot be reached, the pauses grow up to ten minutes. A watcher never stops; a sensor gets an error if waiting
+    cannot help, because the store denies access or the connection does not exist.
 
-    Events are hints: after a restart of the triggerer the last one may be sent again. Airflow 3.3 and later store the
-    last seen version with the asset; before, all rows are new to the first poll after a restart.
+    Events are hints: after a restart of the triggerer the last event may be sent again. Airflow 3.3 and later store the
+    version of the last poll with the asset; in earlier versions, all rows are new to the first poll after a restart.
 
     Args:
         table: the table's name.
         lance_conn_id: the Airflow connection of the database; the triggerer reads it.
         database: another URI to use with that connection's storage options.
-        since: `"view:<name>"`, `"column:<name>"`, or a version; None for the version that the trigger saw last.
+        since: `"view:<name>"`, `"column:<name>"`, or a version; None: the version of the trigger's last poll.
         changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait: as for `NewFragmentsSensor`, in seconds.
         poll_interval: seconds between two polls of the table's version.
         asset: name of the watched asset. Without it, two assets with equal triggers share one trigger, which then
-            cannot store what it saw.
+            cannot store its version.
         once: end after one event, for a deferred task.
 
     Raises:
@@ -166,7 +166,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         return after.step(hook.get_database(self.database), _now()), after
 
     async def _load_state(self) -> NewestVersions | None:
-        """Return what was seen last, if Airflow stores it."""
+        """Return the state of the last poll, if Airflow stores it."""
         from airflow_geneva.engine.watch.watcher import NewestVersions
 
         store = state_store(self)

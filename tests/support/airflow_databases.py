@@ -1,4 +1,4 @@
-"""Databases for Airflow: made once in a test run and then copied."""
+"""Databases for Airflow: created once per test run and then copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.scratch import SCRATCH
 
 
 def database_named(name: str) -> Path:
-    """Where a database of this process lies."""
+    """Return the path of a database of this process."""
     return SCRATCH / f"{name}.db"
 
 
@@ -24,10 +24,10 @@ def connection_to(database: Path) -> str:
 
 
 def migrate(shared: Path) -> Path:
-    """Make a database that nobody uses but to copy it.
+    """Create a database that is only used as a template for copies.
 
     Args:
-        shared: a folder of this test run; the first of its processes makes the database for all.
+        shared: a folder of this test run; the first of its processes creates the database for all.
     """
     made = shared / "new_airflow.db"
     with (shared / "new_airflow.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""Arrow types and arrays of every family that Lance has a form for, made from a seed."""
+"""Random Arrow types and arrays of every family that Lance can store, from a seed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def make_type(dice: Random, family: str, depth: int = 3) -> pa.DataType:
 
 
 def make_array(dice: Random, data_type: pa.DataType, rows: int, nullable: bool = True) -> pa.Array:
-    """Values with NULLs on every level that may be NULL; often a slice, sometimes put together from two."""
+    """Return values with NULLs on every nullable level; often a slice, sometimes concatenated from two arrays."""
     before, after = (dice.choice([0, 1, 3, 9]) for _ in "ab")
     stored = storage_type(data_type)
     values = [make_value(dice, data_type, nullable) for _ in range(before + rows + after)]
@@ -95,7 +95,7 @@ def make_array(dice: Random, data_type: pa.DataType, rows: int, nullable: bool =
 
 
 def make_value(dice: Random, kind: pa.DataType, nullable: bool = True) -> Any:
-    """A value as the storage of its type holds it."""
+    """Return a value in the form of the storage of its type."""
     if pt.is_null(kind) or (nullable and dice.random() < 0.25):
         return None
     if isinstance(kind, pa.BaseExtensionType):
@@ -138,14 +138,14 @@ def make_leaf(dice: Random, kind: pa.DataType) -> Any:
     if pt.is_interval(kind):
         return pa.MonthDayNano([dice.randint(0, 9), dice.randint(0, 9), dice.randint(0, 9)])
     if pt.is_temporal(kind):
-        # A scalar UDF is given Python's times, which have no nanoseconds.
+        # A scalar UDF gets Python's times, which have no nanoseconds.
         scale = 86_400_000 if pt.is_date64(kind) else 1_000 if "[ns" in str(kind) else 1
         return scale * dice.randint(0, 80_000)
     return make_few(dice, kind)
 
 
 def make_few(dice: Random, kind: pa.DataType) -> Any:
-    """A text or bytes, empty, short or long; of a dictionary, one of few."""
+    """Return text or bytes, empty, short or long; for a dictionary, one of a few values."""
     if pt.is_integer(kind):
         return dice.randint(0, 3)
     text = dice.choice(["", "ü", "b" * 40, dice.choice(string.ascii_letters)])
@@ -153,7 +153,7 @@ def make_few(dice: Random, kind: pa.DataType) -> Any:
 
 
 def families_of(kind: pa.DataType) -> set[str]:
-    """Every family that a type and the types inside of it belong to."""
+    """Return the families of a type and of the types nested in it."""
     found = {name for name, fits in _FITS.items() if fits(kind)}
     assert len(found) == 1, (kind, found)
     if pt.is_map(kind):

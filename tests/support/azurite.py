@@ -1,4 +1,4 @@
-"""Azurite, a server of Azure's blobs, in the place of the S3 server: `make test STORE=azurite`."""
+"""Azurite, a server of Azure Blob Storage, instead of the S3 server: `make test STORE=azurite`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["bucket", "db", "endpoint", "options"]
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an account at a server of its own process on a free port."""
-    # It refuses clients that are newer than itself, unless told otherwise.
+    """Start a server in a separate process on a free port; yield the address of an account."""
+    # By default it refuses clients that are newer than itself.
     command = [
         "azurite-blob",
         "--blobPort",
@@ -49,7 +49,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Container:
-    """A container, looked at without the engine; what `Bucket` is of S3."""
+    """A container, accessed without the engine; the counterpart of `Bucket` for S3."""
 
     def __init__(self, endpoint: str) -> None:
         authority = endpoint.removeprefix("http://").partition("/")[0]

@@ -1,4 +1,4 @@
-"""Jobs that broke off, and files that grow old."""
+"""Interrupted jobs, and files that are made to look old."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = 86_400.0
 
 
 def age(table: Table, days: float = 30) -> None:
-    """Make every file of ours look as if it was written long ago; what the jobs themselves say stays."""
+    """Make every file of this package look as if it was written long ago; times inside of documents are unchanged."""
     then = time.time() - days * DAY
     for folder in ("_checkpoints", "data"):
         for base, _, files in os.walk(Path(table.uri, folder)):

@@ -1,4 +1,4 @@
-"""What tests of the pages share: who asks for a page as whom, and what every page has to be like."""
+"""Shared by tests of the pages: requests as a given user, and checks that every page must pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Get = Callable[..., Any]
 
 
 def browsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
-    """Asks for a page as somebody, and gives the answer; every page that comes back is looked through."""
+    """Requests a page as a given user and returns the answer; every returned page is checked."""
     monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights.Rights")
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     monkeypatch.setattr(Rights, "dags", {})
@@ -50,7 +50,7 @@ def browsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
 
 
 def assert_harmless(answer: Any) -> None:
-    """No script or style inside of a page, nothing from elsewhere, no secret, and headers that say so."""
+    """Check that a page has no inline script or style, no foreign resources and no secret, and has security headers."""
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'self'" in policy
@@ -61,7 +61,7 @@ def assert_harmless(answer: Any) -> None:
         assert answer.headers["cache-control"] == "no-store"
         tags = " ".join(re.findall(r"<[^>]*>", answer.text))
         assert not re.search(r"<script(?! src=\"/geneva/static/)|<style|\sstyle=|\son[a-z]+=|javascript:", tags)
-        # Of other sites there are links to Spark's UI only, which open outside of Airflow's frame.
+        # The only links to other sites are those to Spark's UI, which open outside of Airflow's frame.
         own = re.sub(r'href="http://[^"]*" target="_blank" rel="noopener noreferrer"', "", answer.text)
         assert not re.search(r"(?:src|href|data-live)=\"(?!/)", own)
 
@@ -89,7 +89,7 @@ def of_job(table: str, job_id: str) -> str:
 
 
 def cells(html: str) -> list[list[str]]:
-    """The texts of a page's tables, row by row."""
+    """Return the texts of a page's tables, row by row."""
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
     return [[text_of(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)] for row in rows]
 

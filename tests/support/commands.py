@@ -8,7 +8,7 @@ from airflow_geneva.cli.app import app
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    """What a command prints; its errors when it is to fail."""
+    """Return the output of a command, or its errors if it is expected to fail."""
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)

@@ -1,4 +1,4 @@
-"""UDFs that leave a durable trace of every row they see, across threads, processes and kills."""
+"""UDFs that record every row on which they are called in a file, across threads, processes and kills."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CALL = np.int64(1 << 62)
 
 @dataclass(frozen=True)
 class Trace:
-    """The file in which counting UDFs leave the value of their first input, row by row."""
+    """The file to which counting UDFs append the value of their first input, row by row."""
 
     path: Path
 
     def rows(self) -> list[int | None]:
-        """First inputs of all rows seen, in the order of the file."""
+        """First inputs of all recorded rows, in the order of the file."""
         seen = self._values()
         return [None if value == NULL else int(value) for value in seen[seen != _CALL]]
 
@@ -47,19 +47,19 @@ class Trace:
         return len(self.rows())
 
     def _values(self) -> np.ndarray:
-        # A killed process can leave half a number at the end of its last write, never between two writes.
+        # A killed process can leave a partial number at the end of its last write, never between two writes.
         data = self.path.read_bytes() if self.path.exists() else b""
         return np.frombuffer(data[: len(data) // 8 * 8], np.int64)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Asks the call that reaches a number of rows to wait until the test has done something, or to die."""
+    """Makes the call that reaches a number of rows wait for an action of the test, or die."""
 
     trace: Path
 
     def ask(self, rows: int, kill: bool) -> None:
-        """Ask for one stop, once so many more rows have run."""
+        """Request one stop, after the given number of further rows."""
         size = self.trace.stat().st_size if self.trace.exists() else 0
         self._file("new").write_text(f"{size + 8 * rows} {int(kill)}")
         self._file("new").rename(self._file("asked"))
@@ -77,7 +77,7 @@ class Stop:
             size, kill = map(int, self._file("asked").read_text().split())
             if self.trace.stat().st_size < size:
                 return
-            self._file("asked").rename(self._file("reached"))  # of several processes, one can
+            self._file("asked").rename(self._file("reached"))  # succeeds in only one of several processes
         except FileNotFoundError:
             return
         if kill:
@@ -93,7 +93,7 @@ def leave_trace(values: Iterable[int | None] | pa.Array, suffix: str = "") -> No
     """Append the inputs of one call to the trace; one write, so that calls of several processes do not mix.
 
     Args:
-        suffix: of the file, for UDFs with a trace of their own.
+        suffix: suffix of the file name, for UDFs with a separate trace.
     """
     path = os.environ.get(TRACE)
     if path is None:
@@ -111,25 +111,25 @@ def leave_trace(values: Iterable[int | None] | pa.Array, suffix: str = "") -> No
 
 
 def tripled(x: int | None) -> int:
-    """What :data:`triple` computes; never NULL, so that a row nobody computed shows."""
+    """Return the value that :data:`triple` computes; never NULL, so that a missing row is noticed."""
     return -1 if x is None else 3 * x + 1
 
 
 def doubled(x: int | None) -> int:
-    """What :data:`double` computes."""
+    """Return the value that :data:`double` computes."""
     return -2 if x is None else 2 * x
 
 
 @udf(data_type=pa.int64())
 def triple(x: pa.Int64Array) -> pa.Int64Array:
-    """One array a call."""
+    """One array per call."""
     leave_trace(x)
     return pa.array([tripled(value) for value in x.to_pylist()], pa.int64())
 
 
 @udf(data_type=pa.int64())
 def triple_row(x: int | None) -> int:
-    """One row a call."""
+    """One row per call."""
     leave_trace([x])
     return tripled(x)
 
@@ -149,5 +149,5 @@ def label(x: pa.Int64Array) -> pa.StringArray:
 
 
 def labelled(x: int | None) -> str:
-    """What :data:`label` computes."""
+    """Return the value that :data:`label` computes."""
     return f"{'long ' * (x % 7 if x else 0)}{x}"

@@ -1,4 +1,4 @@
-"""DAGs, connections and views around the desk of a DAG author."""
+"""A test's database with its Airflow connections, DAGs and views (`Desk`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = 10
 
 
 def make_dag(desk: Desk, **settings: Any) -> DAG:
-    """A DAG with one group over the desk's table, a shard a fragment, and a task behind it."""
+    """Return a DAG with one task group for the table, one shard per fragment, and a task downstream of the group."""
     arguments = {name: settings.pop(name) for name in ("params", "default_args") if name in settings}
     with DAG(f"dag_{desk.table.name}", schedule=None, **arguments) as dag:
 

@@ -42,7 +42,7 @@ __all__ = ["DagBag", "DagSerialization", "Driver", "TaskExpansion", "events", "r
 BUNDLE = "dags-folder"
 
 if not hasattr(supervisor.in_process_api_server, "cache_info"):
-    # Before Airflow 3.3 every task makes an execution API of its own, which takes seconds; and nothing holds it while
+    # Before Airflow 3.3 every task creates its own execution API, which takes seconds; and nothing references it while
     # the task runs, so the garbage collector closes it.
     supervisor.in_process_api_server = functools.cache(supervisor.in_process_api_server)
 
@@ -89,10 +89,10 @@ class Driver:
         return cls(dag, scheduled, run_id)
 
     def go(self, kill: str | None = None) -> Driver:
-        """Run until nothing can be run any more.
+        """Run until no task can run any more.
 
         Args:
-            kill: a task that dies before it does anything.
+            kill: a task whose process dies at its start.
         """
         with create_session() as session:
             run = session.scalar(select(DagRun).where(DagRun.run_id == self.run_id, DagRun.dag_id == self.dag.dag_id))
@@ -104,7 +104,8 @@ class Driver:
                 session.expire_all()
                 ready, _ = run.update_state(session=session)
                 for ti in ready:
-                    # From Airflow 3.4 on, a retry and a cleared task are task instances of their own, counted already.
+                    # From Airflow 3.4 on, a retry and a cleared task are new task instances, with their try numbers
+                    # already set.
                     ti.try_number = max(ti.try_number, 1) if TaskExpansion is TaskInstance else ti.try_number + 1
                     ti.state = TaskInstanceState.SCHEDULED
                 session.commit()
@@ -114,11 +115,11 @@ class Driver:
                     session.commit()
                 retries = [ti for ti in run.get_task_instances(session=session) if ti.state == "up_for_retry"]
                 for ti in retries:
-                    # A retry's delay is not waited for.
+                    # Do not wait for the delay of a retry.
                     ti.end_date = timezone.datetime(2000, 1, 1)
                     session.merge(ti)
                 session.commit()
-                # A round in which tasks are only skipped, or fail with what is before them, has nothing to run.
+                # If tasks were only skipped, or failed because of upstream tasks, this round has nothing to run.
                 if not (ready or waiting or retries) and "awaiting_input" in self.states().values():
                     break
                 idle = 0 if ready or waiting or retries else idle + 1
@@ -137,7 +138,7 @@ class Driver:
         return str(self.errors[task_id, map_index])
 
     def title(self, task_id: str, map_index: int) -> str | None:
-        """What the UI shows in place of the map index."""
+        """Return the name that the UI shows instead of the map index."""
         with create_session() as session:
             return self._task(session, task_id, map_index).rendered_map_index  # type: ignore[no-any-return]
 
@@ -146,7 +147,7 @@ class Driver:
             return int(self._task(session, task_id, map_index).try_number)
 
     def answer(self, task_id: str, option: str) -> Driver:
-        """Answer a task that waits for a person, as the API does."""
+        """Respond to a task that waits for an approval, as the API does."""
         from airflow.models.hitl import HITLDetail
         from airflow.models.trigger import handle_event_submit
         from airflow.triggers.base import TriggerEvent
@@ -199,7 +200,7 @@ class Driver:
             )
 
     def states(self) -> dict[str, Any]:
-        """By task id the state, or for mapped tasks the list of them."""
+        """Return by task id the state, or the list of states of a mapped task."""
         with create_session() as session:
             tis = session.scalars(
                 select(TaskInstance)
@@ -236,7 +237,7 @@ class Driver:
 
 
 def events(asset_name: str) -> list[dict[str, Any]]:
-    """What was sent to an asset, oldest first."""
+    """Return the events of an asset, oldest first."""
     with create_session() as session:
         found = session.scalars(select(AssetEvent).order_by(AssetEvent.id)).all()
         return [dict(event.extra) for event in found if event.asset.name == asset_name]

@@ -1,6 +1,6 @@
-"""Processes that are there at once: one that has imported everything forks them, because importing takes a second.
+"""Start processes quickly: a server with all imports done forks them, because importing takes a second.
 
-lance may be imported before a fork as long as nothing of it has run; it is first used in the children.
+lance may be imported before a fork as long as no function of it was called; it is first used in the children.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRELOAD = (
 
 
 class Forge:
-    """Runs functions of modules in fresh processes, several at a time, and tells how each ended."""
+    """Runs functions of modules in fresh processes, several at a time, and reports how each ended."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "tests.support.forge"]
@@ -39,13 +39,13 @@ class Forge:
         atexit.register(self.close)
 
     def start(self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> int:
-        """Start ``module:function(**arguments)`` in a process of its own; returns its id."""
+        """Start ``module:function(**arguments)`` in a new process; return its id."""
         order = {"function": function, "arguments": dict(arguments), "environment": dict(environment)}
         self._tell(order)
         return int(self._answer()["started"])
 
     def wait(self, pid: int) -> int:
-        """The exit code of a process, negative when a signal ended it."""
+        """Return the exit code of a process, negative if a signal ended it."""
         self._tell({"wait": pid})
         return int(self._answer()["ended"])
 
@@ -53,7 +53,7 @@ class Forge:
         return self.wait(self.start(function, arguments, environment))
 
     def close(self) -> None:
-        """End it; children that nobody waited for end by themselves."""
+        """End the server; children that no caller waits for end by themselves."""
         if self._zygote.poll() is None and self._zygote.stdin is not None:
             self._zygote.stdin.close()
             self._zygote.wait()
@@ -71,13 +71,13 @@ class Forge:
 
 @functools.cache
 def forge() -> Forge:
-    """The one of this test run."""
+    """Return the server of this test run."""
     return Forge()
 
 
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    # What children print goes where errors go, and not among the answers.
+    # The output of children goes to standard error, so that it does not mix with the answers.
     os.dup2(2, 1)
     for name in _PRELOAD:
         importlib.import_module(name)

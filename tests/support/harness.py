@@ -1,4 +1,4 @@
-"""One history of a table lived twice, once with kills and once without, and everything that must come out the same."""
+"""Run one history of a table twice, with and without kills, and compare everything that must be equal."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ A_YEAR = timedelta(days=365).total_seconds()
 
 @dataclass(frozen=True)
 class Job:
-    """What is run and killed.
+    """The job that is run and killed.
 
     Args:
-        kind: ``plain``, ``where``, ``skip`` (some rows fail, and calls have a limit), ``async`` (the same, of calls in
-            flight), ``batch`` (they do, at a service that gets all rows before it answers), ``dedup`` (values of equal
-            inputs are kept), ``continue`` (the values of older code are taken over), ``indexed`` (an index over the
-            column is updated), ``nested`` (the input is a field of a struct) or ``siblings`` (each call fills two
-            columns).
-        as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
+        kind: ``plain``, ``where``, ``skip`` (some rows fail, and calls have a limit), ``async`` (the same with
+            concurrent calls), ``batch`` (the same with a batch API, which gets all rows before it answers), ``dedup``
+            (values of equal inputs are cached), ``continue`` (values of older code are reused), ``indexed`` (an index
+            on the column is updated), ``nested`` (the input is a field of a struct) or ``siblings`` (each call fills
+            two columns).
+        as_tasks: run four tasks, each of which is retried when it dies; else one call, which is repeated.
     """
 
     kind: str
@@ -90,7 +90,7 @@ class Job:
         return {**SIZES, **extra.get(self.kind, {})}
 
     def values(self, x: int | None) -> set[int | None]:
-        """What the job may make of an input."""
+        """Return the possible values of the job for an input."""
         if self.kind == "continue":
             return {value_of(x, "1"), value_of(x, "2")}
         return {value_of(x, picky=self.fails)}
@@ -101,14 +101,14 @@ class Job:
 
 @dataclass
 class World:
-    """A table, the trace of the UDF calls on it, and what tells two worlds of one history apart.
+    """One run of a history: a table, the trace of the UDF calls, and the differences allowed to the other run.
 
     Args:
-        folder: everything of it.
-        marks: versions that a restore may go back to.
-        spare: rows that may run again because something took their checkpoints away.
+        folder: folder of all its files.
+        marks: versions that a restore may restore.
+        spare: number of rows that may run again because a change removed their checkpoints.
         reshaped: whether the struct that the function reads got other fields, so that every row may be due.
-        more: environment of its processes; it may name another trace.
+        more: additional environment variables of its processes; may set another trace.
     """
 
     folder: Path
@@ -157,20 +157,20 @@ class World:
         return [nested.name for nested in schema.field("s").type] if "s" in schema.names else []
 
     def with_struct(self, rows: list[dict[str, int]]) -> pa.Table:
-        """Rows as they are written, with the struct of those inputs."""
+        """Return the rows to write, with the struct around their inputs."""
         schema = pa.schema([("id", pa.int64()), ("x", pa.int64())])
         if fields := self.fields:
             schema = schema.append(self.table.schema.field("s"))
         return pa.Table.from_pylist([row | {"s": struct_of(fields, row["x"])} for row in rows], schema=schema)
 
     def new_rows(self, count: int) -> list[dict[str, int]]:
-        """Rows that never were, with inputs that never were."""
+        """Return new rows whose ids and inputs were never used before."""
         first = self.next_id
         self.next_id += count
         return [{"id": row, "x": row} for row in range(first, first + count)]
 
     def inputs(self, rows: list[int]) -> list[int]:
-        """New inputs for rows that change."""
+        """Return new inputs for rows to change."""
         return [1_000 * (self.steps + 1) + row for row in rows]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -179,7 +179,7 @@ class World:
 
 
 def database_in(folder: Path) -> Database:
-    """The database of a world, which lies in its folder, or on the object store that a file of the folder names."""
+    """Open the database of a run, in its folder or on the object store that a file in the folder names."""
     store = folder / STORE
     if not store.exists():
         return connect(folder / "db")
@@ -197,7 +197,7 @@ def struct_of(fields: Iterable[str], x: int) -> dict[str, int]:
 
 
 def rows_of(source: Any, columns: list[str], **options: Any) -> list[dict[str, Any]]:
-    """Rows of a version or a fragment; ``x`` is what the function reads, a field of a struct where there is one."""
+    """Return the rows of a version or fragment; ``x`` is the input of the function, possibly from a struct."""
     nested = "s" in source.schema.names
     names = [{"x": "s"}.get(name, name) if nested else name for name in columns]
     rows: list[dict[str, Any]] = source.to_table(columns=names, **options).to_pylist()
@@ -214,7 +214,7 @@ def listed(rows: list[int]) -> str:
 
 
 def do_nothing(world: World, dice: random.Random) -> None:
-    """A run that is simply started again."""
+    """Change nothing, so that the run is simply started again."""
 
 
 def delete(world: World, dice: random.Random) -> None:
@@ -235,14 +235,14 @@ def update(world: World, dice: random.Random) -> None:
 
 
 def touch(world: World, dice: random.Random) -> None:
-    """Rows that move and keep their values; uncommitted checkpoints of theirs are lost with their place."""
+    """Move rows without changing their values; their uncommitted checkpoints no longer match."""
     rows = pick(world, dice)
     world.table.lance.update({"w": "w"}, where=listed(rows))
     world.spare += len(rows)
 
 
 def upsert(world: World, dice: random.Random) -> None:
-    """Some rows change and move, some are new."""
+    """Change and move some rows, and add new ones."""
     rows = pick(world, dice, most=5)
     changed = [{"id": row, "x": x} for row, x in zip(rows, world.inputs(rows), strict=True)]
     data = world.with_struct([*changed, *world.new_rows(3)])
@@ -253,7 +253,7 @@ def upsert(world: World, dice: random.Random) -> None:
 
 
 def upsert_in_place(world: World, dice: random.Random) -> None:
-    """Some rows get other inputs where they are: all checkpoints of their fragments are about other files then."""
+    """Change the inputs of some rows in place, after which no checkpoint of their fragments matches the files."""
     rows = pick(world, dice, most=3)
     data = world.with_struct([{"id": row, "x": x} for row, x in zip(rows, world.inputs(rows), strict=True)])
     world.table.lance.merge_insert("id").when_matched_update_all().execute(data)
@@ -283,14 +283,14 @@ def clean_versions(world: World, dice: random.Random) -> None:
 
 
 def collect_garbage(world: World, dice: random.Random) -> None:
-    """What a killed run computed of fragments that were compacted since may go, once a second has passed."""
+    """Run a cleanup after a second; it may remove results of a killed run for fragments that were compacted since."""
     garbage = find_garbage(world.table.location, "1s")
     world.spare += ROWS * any(garbage.file_group(kind).count for kind in (CHECKPOINTS, STAGED))
     collect(world.table.location, garbage)
 
 
 def collect_garbage_next_year(world: World, dice: random.Random) -> None:
-    """Killed jobs count as dead by then, and what they computed goes."""
+    """Run a cleanup at a time when killed jobs count as dead, which removes their results."""
     garbage = find_garbage(world.table.location, "1s", now=time.time() + A_YEAR)
     collect(world.table.location, garbage)
     world.spare += ROWS
@@ -304,7 +304,7 @@ def die_collecting_garbage(world: World, dice: random.Random) -> None:
 
 
 def forget_history(world: World, dice: random.Random) -> None:
-    """Lance removes all versions but the newest, and every data file they do not name, staged ones included."""
+    """Let Lance remove all versions but the newest, and all data files that it does not name, including staged ones."""
     world.table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     world.marks[:] = [world.table.version]
     world.checked = world.table.version
@@ -318,21 +318,21 @@ CHANGES: list[Change] = [
     forget_history,
 ]  # fmt: skip
 HARMLESS: list[Change] = [do_nothing, append, fill_another_column, clean_versions, collect_garbage]
-"""Those after which a plan that was made before them still fits as a whole."""
+"""The changes after which every fragment of an earlier plan still matches."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """When a process dies.
+    """The moment at which a process dies.
 
     Args:
-        point: as ``AIRFLOW_GENEVA_FAULT`` takes it, or ``after:<seconds>``.
+        point: a value of ``AIRFLOW_GENEVA_FAULT``, or ``after:<seconds>``.
     """
 
     point: str
 
     def arm(self) -> None:
-        """Make this process die there."""
+        """Make this process die at that moment."""
         kind, _, when = self.point.partition(":")
         if kind != "after":
             faults._ARMED = self.point
@@ -343,13 +343,13 @@ class Fault:
 
 
 def run_and_die(folder: str, kind: str, run: str | None, fault: str) -> None:
-    """Carry a job out in this process, which may not live to see the end; called in a forked one.
+    """Run a job in this process, which may die meanwhile; called in a forked process.
 
     Args:
-        run: names a run of tasks; None for one call.
+        run: name of a run of tasks; None for one call.
     """
     table = database_in(Path(folder)).open_table("docs")
-    # The values of two of its shards are too many.
+    # Its cache is too small for the values of two shards.
     value_cache.MOST_BYTES = 500
     Fault(fault).arm()
     if run is None:
@@ -359,26 +359,27 @@ def run_and_die(folder: str, kind: str, run: str | None, fault: str) -> None:
 
 
 def break_off(folder: str) -> None:
-    """A run of older code that dies before its third commit. By its cap it has computed the same rows in each world."""
+    """Run older code that dies before its third commit. Because of a cap it computes the same rows in both runs."""
     table = database_in(Path(folder)).open_table("docs")
     Fault("commit.before:3").arm()
     table.backfill("y", udf=valued, runner="inline", max_rows=2 * PER_FRAGMENT + 2 * CHECKPOINT, **SIZES)
 
 
 def collect_and_die(folder: str, passage: int) -> None:
-    """Collect garbage as if everybody had been gone for a year, and die at some file."""
+    """Run the cleanup as if a year had passed without jobs, and die at some file."""
     location = database_in(Path(folder)).location("docs")
     Fault(f"cleanup.removed:{passage}").arm()
     collect(location, find_garbage(location, "1s", now=time.time() + A_YEAR))
 
 
 def run_call(table: Table, job: Job) -> BackfillResult:
-    """The whole job in one call, as in a notebook."""
+    """Run the job in one call, as in a notebook."""
     return table.backfill("y", udf=job.udf, runner="inline", **job.options)
 
 
 def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
-    """The job task by task, as in Airflow: what succeeded is not run again, and the plan goes by fingerprint."""
+    """Run the job task by task, as in Airflow: a succeeded task does not run again, and tasks get a plan's
+    fingerprint."""
     location, states = table.location, States(folder / f"{run}.json")
     told = states.read()
     if "fingerprint" not in told:
@@ -399,7 +400,7 @@ def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
 
 @dataclass(frozen=True)
 class States:
-    """What a scheduler remembers of tasks that succeeded."""
+    """The results of succeeded tasks, as a scheduler stores them."""
 
     path: Path
 
@@ -419,8 +420,8 @@ class Round:
     """One run of the job.
 
     Args:
-        faults: where its tries die, one after another.
-        meanwhile: what happens to the table after each of them, and after the run.
+        faults: the points at which its attempts die, one after another.
+        meanwhile: changes of the table after each of these attempts, and after the run.
     """
 
     faults: tuple[Fault, ...]
@@ -429,10 +430,10 @@ class Round:
 
 @dataclass(frozen=True)
 class History:
-    """What happens to a table.
+    """A history: the runs of a job on a table, and the changes between them.
 
     Args:
-        seed: of all choices.
+        seed: seed of all random choices.
         before: changes before the first run; the first half of the rows is computed before that if ``begun``.
         begun: an earlier run made something visible.
     """
@@ -453,7 +454,7 @@ class History:
 
 @dataclass
 class Figures:
-    """What came out of a number of histories."""
+    """The results of a number of histories."""
 
     histories: int = 0
     operations: int = 0
@@ -476,7 +477,7 @@ class Figures:
 
 
 def live(history: History, folder: Path, harmed: bool) -> tuple[World, Figures]:
-    """Live through a history, with its kills or without them."""
+    """Run a history, with or without its kills."""
     job, figures = history.job, Figures(histories=1)
     world = World.make(folder, job)
     os.environ.update(world.environment)
@@ -504,10 +505,10 @@ def live(history: History, folder: Path, harmed: bool) -> tuple[World, Figures]:
             fits = set(each.meanwhile) <= set(HARMLESS)
             if fits:
                 assert (result.state, result.rows_left) == ("DONE", 0)
-            # Of a plan from before the changes, each shard completes its own rows of a fragment.
+            # With a plan from before the changes, each shard completes its own rows of a fragment.
             figures.values += assert_durable(world, job, whole=fits or not job.as_tasks)
         world.marks.append(world.table.version)
-    # What a plan from before the changes could not take is planned again.
+    # Plan the rows again that a plan from before the changes left.
     assert run_call(world.table, job).state == "DONE"
     figures.operations += 2 + 2 * len(history.rounds)
     figures.values += assert_durable(world, job)
@@ -525,7 +526,8 @@ def change_it(world: World, history: History, changes: tuple[Change, ...], figur
 
 
 def carry_out(world: World, job: Job, run: str | None) -> BackfillResult:
-    """Run the job to its end; tasks whose plan was cleaned away say so, and are cleared with it."""
+    """Run the job to its end; a task whose plan was cleaned up fails with that message, and is cleared with the
+    plan."""
     if run is None:
         result = run_call(world.table, job)
     else:
@@ -542,10 +544,11 @@ def carry_out(world: World, job: Job, run: str | None) -> BackfillResult:
 
 
 def assert_durable(world: World, job: Job, whole: bool = True) -> int:
-    """Nothing wrong was ever visible since this was asked last, and all facts are true.
+    """Check that no version since the last check shows a wrong value, and that all facts are true.
 
     Args:
-        whole: whether commits complete all fragments that they touch, as they do if nobody merges fragments meanwhile.
+        whole: whether commits complete all fragments that they touch, as they do unless fragments are compacted
+            meanwhile.
     """
     looked_at = 0
     versions = {found["version"] for found in world.table.lance.versions()}
@@ -580,9 +583,10 @@ def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def verified_inputs(world: World, version: int) -> dict[int, int | None]:
-    """The inputs that a commit was verified with, by row, if the struct that holds them has other fields since.
+    """Return by row the inputs with which a commit was verified, if the fields of their struct changed since.
 
-    Lance lets a commit pass a change of the schema. Then the run looks once more, and says that these rows are left.
+    Lance reports no conflict between a commit and a change of the schema. The run then verifies again, and reports
+    these rows as left.
     """
     transaction = read_transaction(world.table.lance, version)
     if transaction is None or job_of(world.table, version) is None:
@@ -594,7 +598,7 @@ def verified_inputs(world: World, version: int) -> dict[int, int | None]:
 
 
 def assert_facts(world: World, job: Job) -> int:
-    """Every row that a ledger calls computed, or failed, is so."""
+    """Check that every row that a ledger records as computed or failed is so."""
     dataset = world.table.lance
     columns = columns_of(dataset, [job.input], [], "y")
     state = column_state(dataset, world.table.location.checkpoints, columns).about(columns.inputs_text)
@@ -611,7 +615,7 @@ def assert_facts(world: World, job: Job) -> int:
 
 
 def assert_complete(world: World, job: Job) -> None:
-    """Every selected row holds its value, and there is nothing left to do."""
+    """Check that every selected row holds its value, and that no row is due."""
     wrong = [row for row in world.rows() if job.selects(row["id"]) and row["y"] not in job.values(row["x"])]
     wrong += apart(world.rows())
     assert not wrong, f"{len(wrong)} rows are wrong, such as {wrong[:3]}"
@@ -626,28 +630,28 @@ def assert_complete(world: World, job: Job) -> None:
 
 
 def failures(world: World) -> set[tuple[str, int]]:
-    """Inputs that are there and failed, by message, and in which of their attempts."""
+    """Return existing inputs that failed, by message, with the attempts in which they failed."""
     there = {f"cannot do {row['x']}" for row in world.rows()}
     found = {(record.message, record.attempt) for record in world.table.get_errors(column_name="y", history=True)}
     return {(message, attempt) for message, attempt in found if message in there}
 
 
 def failed(world: World) -> set[int]:
-    """The ids of rows that are known to have failed."""
+    """Return the ids of rows that are recorded as failed."""
     addresses = set(world.table.get_failed_row_addresses(column_name="y"))
     rows = rows_of(world.table.lance, ["id"], with_row_address=True)
     return {row["id"] for row in rows if row["_rowaddr"] in addresses}
 
 
 def assert_alike(history: History, harmed: World, unharmed: World, kills: int) -> int:
-    """The kills changed nothing but a few rows that ran twice; returns how many."""
+    """Check that kills changed nothing except that a few rows ran twice; return the number of these rows."""
     job = history.job
-    # Which rows older code's checkpoints still serve depends on whether they were used before they moved.
+    # Which checkpoints of older code can still be used depends on whether they were used before their rows moved.
     changes = {change for each in history.rounds for change in each.meanwhile}
     if job.kind != "continue" or changes <= set(HARMLESS):
         assert harmed.rows() == unharmed.rows()
     again = sum((harmed.trace.counts() - unharmed.trace.counts()).values())
-    # Of an async function, as many calls wait for a turn as are in flight, and as many are done out of turn.
+    # For an async function, the queue holds `max_in_flight` calls, and the same number may have finished out of order.
     interval = {"async": CHECKPOINT + 4 * IN_FLIGHT, "batch": 0}.get(job.kind, CHECKPOINT)
     allowed = kills * interval + harmed.spare
     if job.kind == "dedup" and restore in changes:
@@ -657,18 +661,18 @@ def assert_alike(history: History, harmed: World, unharmed: World, kills: int) -
         if job.as_tasks and changes <= set(HARMLESS):
             assert failures(harmed) == failures(unharmed)
         else:
-            # A call that is made again is another run, and tries what failed again.
+            # A repeated call is a new run, which retries failed rows.
             allowed += kills * sum(is_bad(row["x"]) for row in harmed.rows())
             if collect_garbage_next_year not in changes:
                 assert {what for what, _ in failures(harmed)} == {what for what, _ in failures(unharmed)}
-            # Kills make further tries, so a row may be given up earlier; its record is collected a year later.
+            # Kills cause further attempts, so a row may be given up earlier; its record is cleaned up a year later.
             assert failed(harmed) == failed(unharmed)
     assert again <= allowed, f"{again} rows ran again, {allowed} are allowed"
     return again
 
 
 def check(history: History, folder: Path) -> Figures:
-    """Live a history twice and compare; the trace of neither is left to later tests of this process."""
+    """Run a history twice and compare; later tests of this process do not see its traces."""
     try:
         with patch.dict(os.environ):
             unharmed, _ = live(history, folder / "unharmed", harmed=False)
@@ -685,12 +689,12 @@ KINDS = ("plain", "where", "skip", "async", "batch", "dedup", "continue", "sibli
 
 
 def random_history(seed: int) -> History:
-    """Whatever may happen."""
+    """Draw a random history."""
     dice = random.Random(f"history-{seed}")
     kind = dice.choices(KINDS, [3, 3, 1, 2, 2, 2, 2, 2])[0]
 
-    # A job that died a year ago is collected with its record, and then nothing says what its version had computed. A
-    # collection that dies keeps other files of it in each of two worlds, as their names differ.
+    # The cleanup removes a job that died a year ago with its record, and then nothing shows what its version computed.
+    # A killed cleanup leaves different files of it in the two runs, because their names differ.
     lost = (collect_garbage_next_year, die_collecting_garbage) if kind == "continue" else ()
     possible = [change for change in CHANGES if change not in lost]
 

@@ -1,4 +1,4 @@
-"""What somebody may do who may write the folder of a table, and nothing else."""
+"""Attacks by a user with write access to the folder of a table, and to nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_geneva.engine.views.definition import QUERY_KEY
 from tests.udfs_for_tests import views as udfs
 
 MARK = "belongs-to-somebody-else"
-"""Stands in every document outside of the tables."""
+"""A secret in every document outside of the tables."""
 DEEP = "[" * 100_000 + "]" * 100_000
 ROWS = 20
 
@@ -35,7 +35,7 @@ def write_definition(view: Table, text: str) -> None:
 
 
 class Site:
-    """A database with a table and a view, whose documents are damaged on purpose, and what lies beside it."""
+    """A database with a table and a view, whose documents are damaged on purpose, and its neighboring files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,7 +75,7 @@ class Site:
         return {str(path): path.read_bytes() for path in sorted(self.outside.rglob("*")) if path.is_file()}
 
     def read(self, name: str) -> Any:
-        """The values of a document of JSON; None if it is of another kind."""
+        """Return the values of a JSON document; None for another kind of document."""
         try:
             return json.loads((self.uri / name).read_bytes())
         except ValueError:
@@ -105,7 +105,7 @@ TEXTS = [
 
 
 class Damage:
-    """One change of one document: what it says, or what it is."""
+    """One change of one document: of its content, or of its kind."""
 
     def __init__(self, kind: str, name: str, value: Any = None, place: tuple[Any, ...] = ()) -> None:
         self.kind, self.name, self.value, self.place = kind, name, value, place
@@ -131,7 +131,7 @@ class Damage:
 
 
 def damages(site: Site) -> st.SearchStrategy[Damage]:
-    """Any document, with any value in place of one of its values, or as a whole; or a link in its place."""
+    """Draw a change: replace a value of any document, or the entire document, by any value, or by a link."""
     definition = json.loads(site.database.open_table("v").lance.schema.metadata[QUERY_KEY.encode()])
     field = site.database.open_table("docs").lance.schema.field("p")
     column = json.loads(field.metadata[UDF_KEY.encode()])
@@ -162,7 +162,7 @@ def damages(site: Site) -> st.SearchStrategy[Damage]:
     for name in site.documents:
         by_kind.setdefault(_kind_of(name), []).append(name)
     documents = [st.sampled_from(names).flatmap(of_document) for names in by_kind.values()]
-    # As often as a document: what is read first, and by most.
+    # As often as a document, because it is read first, and by most readers.
     often = [of_metadata("definition", definition), of_metadata("column", column), folders]
     return st.sampled_from([*often * (len(documents) // 4), *documents]).flatmap(lambda chosen: chosen)
 

@@ -18,7 +18,7 @@ Expected = Callable[..., Any]
 def values_of(
     table: Table, column: str, inputs: Sequence[str] = ("x",), where: str | None = None
 ) -> list[tuple[Any, ...]]:
-    """Inputs and computed value of every live row, read by plain pylance."""
+    """Return inputs and computed value of every live row, read with pylance only."""
     columns = [*inputs, column]
     rows = table.lance.to_table(columns=columns, filter=where)
     return list(zip(*(rows.column(name).to_pylist() for name in columns), strict=True))
@@ -33,13 +33,13 @@ def assert_right(
 
 
 def assert_untouched(table: Table, column: str, where: str) -> None:
-    """Promise 1 from the other side: rows that were not selected hold no value."""
+    """Promise 1, reversed: rows that were not selected hold no value."""
     touched = table.lance.count_rows(f"({where}) AND `{column}` IS NOT NULL")
     assert touched == 0, f"{touched} rows that were not selected hold a value of {column}"
 
 
 def assert_exact(trace: Trace, due: Iterable[int | None]) -> None:
-    """Promise 3: the rows run are the rows due, each once."""
+    """Promise 3: every due row ran once, and no other row ran."""
     run, wanted = trace.counts(), Counter(due)
     assert run == wanted, (
         f"run but not due: {list((run - wanted).items())[:5]}, due but not run: {list((wanted - run).items())[:5]}"
@@ -55,7 +55,7 @@ def assert_twice_at_most(trace: Trace, due: Iterable[int | None], slack: int) ->
 
 
 def assert_honest(result: BackfillResult, table: Table, rows_run: int | None = None) -> None:
-    """Promise 6: the numbers reported add up, and agree with the table's history and with what the UDF saw."""
+    """Promise 6: the reported numbers add up, and agree with the table's history and with the calls of the UDF."""
     parts = result.rows_computed + result.rows_reused + result.rows_skipped + result.rows_failed + result.rows_left
     planned = table.location.open(result.from_version).count_rows()
     assert parts == planned, f"{result} does not add up to the {planned} rows of version {result.from_version}"
@@ -67,7 +67,7 @@ def assert_honest(result: BackfillResult, table: Table, rows_run: int | None = N
 
 
 def job_of(table: Table, version: int) -> str | None:
-    """The job that wrote a table version."""
+    """Return the job that wrote a table version."""
     transaction = read_transaction(table.lance, version)
     found: str | None = ((transaction.transaction_properties if transaction else None) or {}).get("geneva.job_id")
     return found

@@ -1,6 +1,6 @@
-"""How the JVMs of tests start: without what pays only later, and with Spark's classes out of an archive.
+"""Start the JVMs of tests faster: without long-term optimizations, and with Spark's classes from an archive.
 
-A Spark starts in 5 s instead of 7 with the archive, which takes Java 15 s to write.
+Spark starts in 5 s instead of 7 s with the archive, which Java writes in 15 s.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ session.stop()
 
 @contextmanager
 def archive_classes(archive: Path) -> Iterator[None]:
-    """Have Java write the classes of a Spark session and a Connect server meanwhile, unless another process does.
+    """Let Java write the class archive of a Spark session and a Connect server in the background, unless another
+    process does.
 
-    A JVM ignores an archive that is not there yet, or that was made for another class path: with a folder of Spark
-    settings, for example.
+    A JVM ignores an archive that is missing, or that was written for another class path, such as one with a folder of
+    Spark settings.
     """
     program = archive.with_suffix(".py")
     try:

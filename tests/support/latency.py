@@ -1,4 +1,4 @@
-"""A proxy in front of an HTTP server that delays every request, keeps a log of them, and may answer some wrongly."""
+"""A proxy in front of an HTTP server that delays and logs every request, and may fail some requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 _UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 Trouble = Literal["", "unavailable", "lost", "slow"]
-"""What happens to a request: nothing; it is refused; it is carried out and its answer lost; or it takes long."""
+"""The fate of a request: forwarded; refused; executed but its answer lost; or delayed for long."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Requests(list[Request]):
     """The requests of a run."""
 
     def needed(self) -> Requests:
-        """Return the requests without status documents that a slow machine wrote again, because time had passed."""
+        """Return the requests without repeated writes of status documents, which depend on the machine's speed."""
         last = {request.path: request for request in self if request.method == "PUT"}
         return Requests(
             request
@@ -62,7 +62,7 @@ class SlowProxy:
     """Forwards requests to a server after `seconds` each; connections are kept open as the server keeps them.
 
     Args:
-        trouble: says what happens to a request, by its method and path.
+        trouble: returns the fate of a request, from its method and path.
     """
 
     endpoint: str
@@ -77,7 +77,7 @@ class SlowProxy:
 
     @contextmanager
     def counting(self) -> Iterator[Requests]:
-        """Collect the requests that are made meanwhile."""
+        """Collect the requests of a block."""
         self.log = found = Requests()
         yield found
         self.log = Requests()

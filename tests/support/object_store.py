@@ -17,7 +17,7 @@ from airflow_geneva import connect
 from airflow_geneva.database import Database
 from tests.support.s3_server import WEED
 
-# They are also fit for an account of Azure's: see tests/support/azurite.py.
+# They are also valid for an Azure account: see tests/support/azurite.py.
 KEY, SECRET = "thekeyid", "dGhlLXZlcnktc2VjcmV0LWtleQ=="
 SERVER = Path(__file__).with_name("s3_server.py")
 
@@ -55,7 +55,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Bucket:
-    """A bucket, looked at without the engine."""
+    """A bucket, accessed without the engine."""
 
     def __init__(self, endpoint: str, name: str | None = None) -> None:
         self.client, administrator = (

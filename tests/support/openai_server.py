@@ -1,5 +1,5 @@
-"""A server on loopback that speaks OpenAI's API for embeddings, chat, files and batches: it keeps limits, fails at
-will, and counts what it was asked and paid for. It runs in a process of its own, with the standard library only.
+"""A server on loopback with OpenAI's API for embeddings, chat, files and batches: it enforces limits, fails on request,
+and counts requests and payments. It runs in a separate process, with the standard library only.
 
     with OpenAIServer(requests_per_minute=600) as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
@@ -40,7 +40,7 @@ class Settings:
     Args:
         requests_per_minute, tokens_per_minute, concurrent: limits; None: no limit.
         max_inputs, max_tokens: most inputs and tokens of a request; one with more gets 400.
-        window_seconds: a minute's limit is kept in every window of so many seconds, for its part of the minute.
+        window_seconds: length of the windows in which limits are enforced, each with its fraction of a minute's limit.
         latency: seconds that an answer takes.
         chars_per_token, completion_tokens: how tokens are counted, of texts and of a chat's answer.
         dimensions: length of an embedding, unless the request names one.
@@ -73,10 +73,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the server has counted since its start or `reset`.
+    """The server's counts since its start or `reset`.
 
     Args:
-        requests: requests to the API, whatever became of them; `refused` of them got 429 for a limit.
+        requests: all requests to the API; `refused` of them got 429 because of a limit.
         failed: requests that failed at will, by the way.
         rows: inputs that were paid, also in cut answers, and in those whose client was gone.
         tokens: tokens that were paid.
@@ -105,7 +105,7 @@ class Counts:
 
     @property
     def paid_again(self) -> int:
-        """How many payments there were beside the first of each input."""
+        """Number of payments after the first one of each input."""
         return self.rows - len(self.paid)
 
 
@@ -168,7 +168,7 @@ class OpenAIServer:
         self._ask("/_settings", asdict(self.settings))
 
     def reset(self) -> None:
-        """Forget what was counted, and what limits have seen."""
+        """Reset the counts and the windows of the limits."""
         self._ask("/_reset", {})
 
     def counts(self, paid: bool = True) -> Counts:
@@ -488,7 +488,7 @@ class _Server:
 
 
 def _freed(window: _Window, over: float, tokens: bool) -> float:
-    """Return when the oldest grants that make room for so much were given."""
+    """Return the time of the newest grant that has to expire to make room for this amount."""
     for at, size in window.granted:
         over -= size if tokens else 1
         if over <= 0:

@@ -1,4 +1,4 @@
-"""The DAGs folder of `test_operating`: functions that can be made to wait, and a DAG for everything that is done."""
+"""The DAGs folder of `test_operating`: functions that can be made to wait, and a DAG for each operation."""
 
 from __future__ import annotations
 

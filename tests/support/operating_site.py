@@ -1,4 +1,4 @@
-"""A running Airflow with a DAG for everything that is done to it, and what `test_operating` asks and tells it."""
+"""A running Airflow with a DAG for each operation of `test_operating`, and the requests of these tests to it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.operating_files import DAGS, ENDLESS, UDFS, where_by_date
 from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 ROWS, FRAGMENT = 40, 20
-GATE = 19  # the row at which the function waits, while the gate of its table is shut
-KEPT = 15  # rows before it that lie in checkpoints by then
+GATE = 19  # the row at which the function waits while the gate of its table is closed
+KEPT = 15  # rows before it that are in checkpoints at that time
 DAYS = [date(2026, 1, day) for day in (1, 2)]
 APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
 TABLES = [
@@ -35,7 +35,7 @@ TABLES = [
 SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": "24",
     "AIRFLOW__GENEVA__INLINE_BELOW_SECONDS": "0",  # each stage in a task of its own
-    # How soon a task notices that it should not run any more, and how soon others notice that nobody runs it.
+    # How soon a task notices that it should stop, and how soon Airflow notices that a task has no process.
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "1",
@@ -50,7 +50,7 @@ class Site:
     remote: Database
     bucket: Bucket
 
-    # What the functions and the tasks wait for.
+    # Events that the functions and the tasks wait for.
 
     def shut(self, table: str) -> None:
         (self.folder / f"{table}.shut").touch()
@@ -59,7 +59,7 @@ class Site:
         (self.folder / f"{table}.shut").unlink()
 
     def at_the_gate(self, table: str) -> list[int]:
-        """The processes that ever stood there."""
+        """Return all processes that have waited at the gate."""
         return [int(path.suffix[1:]) for path in self.folder.glob(f"{table}.reached.*")]
 
     def reach(self, table: str, processes: int = 1) -> None:
@@ -92,11 +92,11 @@ class Site:
         self.stack.declare_dead("job.latest_heartbeat", "job_type = 'SchedulerJob'")
 
     def lose(self, dag_id: str, run: str, task_id: str) -> None:
-        """Wait until Airflow has noticed that nobody runs the first try of a task, whose processes were killed."""
+        """Wait until Airflow has noticed that the processes of a task's first attempt were killed."""
 
         def noticed() -> bool:
             where = "dag_id = ? AND task_id = ? AND try_number = 1 AND state = 'running'"
-            # Again and again: what the processes sent last may still arrive.
+            # Repeatedly, because the last messages of the processes may still arrive.
             self.stack.declare_dead("task_instance.last_heartbeat_at", where, dag_id, task_id)
             task = self.task(dag_id, run, task_id)
             return task["try_number"] > 1 or task["state"] != "running"
@@ -109,19 +109,19 @@ class Site:
         body = {"connection_id": "lance_remote", "conn_type": "lance", "host": self.remote.uri, "extra": extra}
         self.stack.call("POST", "/connections", body)
 
-    # What came of it.
+    # The results.
 
     def calls(self, table: str) -> Counter[int]:
         trace = self.folder / f"{table}.calls"
         return Counter(int(row) for row in trace.read_text().split()) if trace.exists() else Counter()
 
     def log(self, dag_id: str) -> str:
-        """What the tasks of a DAG wrote."""
+        """Return the log of a DAG's tasks."""
         files = (self.stack.home / "logs" / f"dag_id={dag_id}").rglob("*.log")
         return "\n".join(path.read_text(errors="replace") for path in files)
 
     def visible(self, table: str) -> int:
-        """Rows with the value of their inputs; none may have another one."""
+        """Count the rows with the value of their inputs; fail if a row has another value."""
         rows = self.database.open_table(table).to_arrow()
         known = [
             (text, n) for text, n in zip(rows["text"].to_pylist(), rows["n"].to_pylist(), strict=True) if n is not None
@@ -133,24 +133,25 @@ class Site:
         self.database.open_table(table).add(inputs(table, rows))
 
     def told(self, table: str) -> list[dict[str, Any]]:
-        """What events said of a table or view, oldest first: each goes on where the one before it ended."""
+        """Return the events of a table or view, oldest first; check that each starts at the version where the last
+        ended."""
         events = self.stack.call("GET", "/assets/events?limit=200&order_by=timestamp")["asset_events"]
         told = [event["extra"] for event in events if event["name"] == f"lance_local/{table}"]
         assert [event["from_version"] for event in told[1:]] == [event["to_version"] for event in told[:-1]]
         return told
 
     def announced(self, table: str) -> list[dict[str, Any]]:
-        """The same, and all that was committed is among it."""
+        """The same, and check that all commits were announced."""
         told = self.told(table)
         commits = [version for job in self.database.jobs(table=table) for version in job.commits]
         assert told[-1]["to_version"] == max(commits)
         assert all(told[0]["from_version"] < version for version in commits)
         return told
 
-    # What is done.
+    # The operations.
 
     def mark(self, dag_id: str, run: str, task_id: str, state: str) -> None:
-        """Mark a task that is held, and let it go when its process has ended."""
+        """Mark a waiting task, and open its gate when its process has ended."""
         process = self.held(dag_id, task_id)
         index = "/0" if ".shards." in task_id else ""
         path = f"/dags/{dag_id}/dagRuns/{run}/taskInstances/{task_id}{index}"

@@ -1,4 +1,4 @@
-"""A proxy in front of a server, which refuses connections for a while, or loses the answer to a request."""
+"""A proxy in front of a server; it can refuse connections for some time, or lose the answer to a request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Proxy:
 
     @property
     def watched(self) -> int:
-        """How many requests are still awaited."""
+        """Number of requests that are still expected."""
         return len(self._watched)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -149,7 +149,7 @@ def proxy(endpoint: str) -> Iterator[Proxy]:
 
 @contextmanager
 def at_log(logger: str, text: str, act: Callable[[], None]) -> Iterator[list[str]]:
-    """Act when a line with this text is logged; gives all lines that are logged in the block."""
+    """Act when a line with this text is logged; yield all lines that are logged in the block."""
     lines: list[str] = []
 
     class Acting(logging.Handler):

@@ -1,4 +1,4 @@
-"""Processes around a table whose live column changes its model: one promotes and goes back, one writes, some read.
+"""Processes on a table whose live column changes its model: one promotes and reverts, one writes, some read.
 
 `python -m tests.support.promoting ROLE FOLDER` runs one of them until the file `stop` is in the folder.
 """
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 LIVE = "embedding"
 ROWS = 60
 THERE, BACK = ("embedding_v2", "embedding_v1"), ("embedding_v1", "embedding_v2")
-"""The candidate and the name that the live column gets, of a promotion and of the way back."""
+"""The candidate and the new name of the live column, for a promotion and for its reversal."""
 INDEXES = {"first": 1, "second": 2}
 
 
@@ -46,7 +46,7 @@ def make_table(folder: Path) -> Table:
 
 
 class Stage:
-    """The folder of one test: its table, and the processes at it."""
+    """The folder of one test: its table, and the processes that use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,18 +76,18 @@ class Stage:
         return [json.loads(output.splitlines()[-1]) for output in outputs]
 
     def check(self, processes: list[subprocess.Popen[str]]) -> None:
-        """Fail if one has ended."""
+        """Fail if a process has ended."""
         assert all(process.poll() is None for process in processes), "a process has ended"
 
     @property
     def done(self) -> list[str]:
-        """The promotions that a process saw to their end, oldest first."""
+        """Return the promotions that a process finished, oldest first."""
         log = self.folder / "promotions"
         return log.read_text().split() if log.exists() else []
 
     @property
     def commits(self) -> int:
-        """How many versions are promotions."""
+        """Return the number of versions that are promotions."""
         dataset = self.table.lance
         found = (read_transaction(dataset, version) for version in range(1, int(dataset.version) + 1))
         return sum(PROMOTION_PROPERTY in ((one.transaction_properties if one else None) or {}) for one in found)
@@ -98,7 +98,7 @@ class Stage:
 
 
 def promote_until_stopped(folder: Path) -> dict[str, Any]:
-    """Promote and go back in turn. What was begun before a kill is called again first."""
+    """Promote and revert in turn. A call that was interrupted by a kill is repeated first."""
     table, log, longest = connect(folder / "db").open_table("docs"), folder / "promotions", 0.0
     while not (folder / "stop").exists():
         done = len(log.read_text().split()) if log.exists() else 0
@@ -119,7 +119,7 @@ def promote_until_stopped(folder: Path) -> dict[str, Any]:
 
 
 def write_until_stopped(folder: Path) -> dict[str, Any]:
-    """Append, update, delete and compact, and compute what is due of both columns, whatever they are called."""
+    """Append, update, delete and compact, and compute the due rows of both columns, whatever their current names."""
     table, chance, following, rounds = (
         connect(folder / "db").open_table("docs"),
         random.Random(1),
@@ -141,7 +141,7 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
             elif dataset.count_rows() > ROWS:
                 dataset.delete(f"id = {dataset.to_table(columns=['id'])['id'][0].as_py()}")
         except (OSError, InvalidInput) as conflict:
-            # Lance asks for the same again if a promotion was committed meanwhile, or finds names of before it.
+            # Lance reports a retryable conflict if a promotion was committed meanwhile, or finds earlier names.
             if not any(why in str(conflict) for why in ("Retryable commit conflict", "Append with different schema")):
                 raise
         following += 1_000
@@ -156,13 +156,13 @@ def compute_both(table: Table) -> None:
         try:
             table.backfill(column, runner="inline", indexes="update")
         except InvalidInput as gone:
-            # The column got another name just now, or has it since the last look.
+            # The column was just renamed, or was renamed since the last check.
             if "not defined" not in str(gone) and "no column" not in str(gone):
                 raise
 
 
 def read_until_stopped(folder: Path) -> dict[str, Any]:
-    """Look at values, index and function of version after version: all of one model."""
+    """Check for each version that values, index and function are of one model."""
     table, seen = connect(folder / "db").open_table("docs"), Counter[str]()
     while not (folder / "stop").exists():
         dataset = table.lance

@@ -1,4 +1,4 @@
-"""Views held against their query in plain Python, and what happens to a source and its view."""
+"""Compare views with their query in plain Python; changes of a source and its view."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.udfs_for_tests import views as udfs
 
 @dataclass(frozen=True)
 class Asked:
-    """A query, for the product and for the judge."""
+    """A query, for this package and for the reference in plain Python."""
 
     where: str | None = None
     seed: int | None = None
@@ -48,7 +48,7 @@ class Asked:
         return query.create_materialized_view(connect(table.location.database_uri), name)
 
     def rows(self, table: Table, version: int | None = None) -> list[tuple[int, int, int]]:
-        """What the query gives, computed in plain Python."""
+        """Return the result of the query, computed in plain Python."""
         dataset = table.lance if version is None else table.location.open(version)
         rows = dataset.to_table(columns=["id", "x"], with_row_id=True).to_pylist()
         if self.where:
@@ -101,7 +101,7 @@ def act(dice: random.Random, table: Table, view: View, newest: int) -> int:
 
 @dataclass
 class Refresh:
-    """A refresh taken apart, so that others can act between its stations."""
+    """A refresh in single steps, so that other writers can act between them."""
 
     view: View
 
@@ -123,7 +123,7 @@ class Refresh:
         return job.finish([job.commit(shard) for shard in self.made.shards])
 
 
-# The points of a refresh with a passage of each.
+# The fault points of a refresh, with the number of a passage.
 POINTS = {
     "plan.recorded": 1, "snapshot.written": 1, "plan.saved": 1, "apply.step": 4, "checkpoint.write": 2,
     "checkpoint.written": 2, "staged.write": 2, "staged.written": 1, "finish.begin": 1, "swap.before": 1,
@@ -134,7 +134,7 @@ WORD = 1 << 64
 
 
 def splitmix64(state: int) -> Iterator[int]:
-    """The generator as its authors wrote it down, in plain whole numbers."""
+    """The random generator as its authors published it, in plain integers."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % WORD
         mixed = state

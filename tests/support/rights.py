@@ -1,4 +1,4 @@
-"""An auth manager whose users may read what a test says, and nothing else."""
+"""An auth manager whose users have exactly the permissions that a test grants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run example DAGs on the table `verses` in a process of their own: the Spark session of a task is its process's."""
+"""Run example DAGs on the table `verses` in a separate process, because a process has only one Spark session."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def run_examples(database: Path, spark: Mapping[str, Any], *names: str) -> dict[
     """Run the DAGs in a new process; return by DAG its state, how many rows it computed, and its errors.
 
     Args:
-        database: made by this.
-        spark: the Spark connection of all of them.
+        database: created by this function.
+        spark: the Spark connection of all DAGs.
     """
     connections = {"LANCE": {"conn_type": "lance", "host": str(database)}, "SPARK": spark, "SPARK_CONNECT": spark}
     environment = {f"AIRFLOW_CONN_{name}_DEFAULT": json.dumps(found) for name, found in connections.items()}
@@ -33,7 +33,7 @@ def run_examples(database: Path, spark: Mapping[str, Any], *names: str) -> dict[
 
 
 def main(database: str, names: list[str]) -> None:
-    """Run each after a row was added, and print what came of it."""
+    """Add a row before each DAG, run it, and print its result."""
     from tests.support.driving import DagBag, Driver
 
     sys.path.insert(0, str(EXAMPLES))

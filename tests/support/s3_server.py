@@ -21,7 +21,7 @@ WEED = Path(sys.executable).with_name("weed.exe" if sys.platform == "win32" else
 
 
 def free_ports() -> dict[str, int]:
-    """Return a port by option of the server, none of those that systems give to connections meanwhile."""
+    """Return a port for each option of the server, outside of the range that systems use for outgoing connections."""
     ports: dict[str, int] = {}
     for name in (f"{part}.port{kind}" for part in PARTS for kind in ("", ".grpc")):
         while name not in ports:
@@ -38,7 +38,7 @@ def free_ports() -> dict[str, int]:
 def start(ports: dict[str, int]) -> subprocess.Popen[bytes]:
     places = {"dir": ".", "ip": "127.0.0.1", "ip.bind": "127.0.0.1"}
     files = {"s3.config": "identities.json", "s3.localSocket": "s3.sock", "filer.localSocket": "filer.sock"}
-    # A bucket has a volume of its own, and a disk that is nearly full has room for what tests write.
+    # Each bucket has its own volume, and a nearly full disk is enough for the tests.
     sizes = {"volume.max": 1000, "master.volumeSizeLimitMB": 1024, "volume.minFreeSpace": "16MiB"}
     # Without peers the master leads at once, and the volume server does not come back 5 s later.
     off = {"master.peers": "none", "s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false"}
@@ -57,7 +57,7 @@ def start(ports: dict[str, int]) -> subprocess.Popen[bytes]:
 
 
 def is_up(ports: dict[str, int]) -> bool:
-    """Whether the server has a place to write to, and answers."""
+    """Whether the server has a writable volume, and answers."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{ports['master.port']}/dir/assign", timeout=10) as answer:
             placed = "fid" in json.load(answer)
@@ -68,7 +68,7 @@ def is_up(ports: dict[str, int]) -> bool:
 
 
 def main(key: str, secret: str) -> None:
-    # A bucket that does not exist would be made by whatever an administrator writes to it.
+    # A write of an administrator would create a bucket that does not exist.
     rights = {key: ["Read", "Write", "List", "Tagging"], f"{key}-of-administrator": ["Admin"]}
     identities = [
         {"name": name, "credentials": [{"accessKey": name, "secretKey": secret}], "actions": actions}

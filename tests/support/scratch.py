@@ -1,4 +1,4 @@
-"""Where a test run writes: in memory, where the machine has room there."""
+"""The folder of a test run's files: in memory, if the machine has room there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _is_fit() -> bool:
 
 
 # Tests write hundreds of thousands of small files, which a disk takes minutes to write and minutes to remove. Airflow
-# commits all the time, and nobody needs a test's database after a power cut.
+# commits constantly, and a test's database need not survive a power failure.
 if _is_fit():
     tempfile.tempdir = os.environ["TMPDIR"] = str(_MEMORY)
 

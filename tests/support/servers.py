@@ -1,4 +1,4 @@
-"""A PostgreSQL and a Redis server of a test's own: the programs are those of Debian."""
+"""PostgreSQL and Redis servers for single tests, with Debian's programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole Airflow of its own: API server, scheduler and DAG processor as processes, driven through REST."""
+"""A complete Airflow: API server, scheduler and DAG processor as processes, driven through REST."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ AIRFLOW = (sys.executable, "-m", "airflow")
 PRELOADED = ("pyarrow", "airflow.providers.apache.spark.operators.spark_submit", "airflow_geneva.task_groups")
 FORKING = ("scheduler", "dag-processor")
 NEVER = "86400"
-# Airflow takes a process that is late for one that is dead, and begins its tasks again: on a busy machine that is any
-# process. Here nobody is late; tests that kill one say that it is dead (`Stack.declare_dead`).
+# Airflow considers a process with a late heartbeat dead, and restarts its tasks; on a busy machine any process may be
+# late. Here the timeouts are very long; tests that kill a process call `Stack.declare_dead`.
 NOBODY_IS_LATE = {
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": NEVER,
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": NEVER,
@@ -54,11 +54,11 @@ class Stack:
 
     Args:
         home: its AIRFLOW_HOME.
-        database: a file; None for a server's.
+        database: a file; None if a database server is used.
         url: its REST interface.
-        environment: what its processes were started with.
+        environment: environment variables of its processes.
         processes: its components.
-        orphans: what a component that was killed had started.
+        orphans: child processes of killed components.
     """
 
     home: Path
@@ -83,28 +83,28 @@ class Stack:
             )
 
     def wait(self) -> None:
-        """Wait for what was started to answer."""
+        """Wait until the started components answer."""
         wait_for(lambda: _answers(self), START_SECONDS, "Airflow's REST interface")
 
     def kill(self, component: str) -> None:
-        """End a component by SIGKILL, and leave behind what it has started."""
+        """Kill a component with SIGKILL, and leave its child processes running."""
         process = self.processes.pop(component)
         self.orphans += psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
 
     def lose(self, component: str) -> None:
-        """End a component and all that it has started by SIGKILL, as if their machine was gone."""
+        """Kill a component and all its child processes with SIGKILL, as if their machine had failed."""
         process = self.processes.pop(component)
         _end([psutil.Process(process.pid)])
         process.wait()
 
     def declare_dead(self, what: str, where: str, *values: str) -> None:
-        """Let Airflow find that it has not heard for long of what was killed.
+        """Make the last heartbeat of killed processes look old to Airflow.
 
         Args:
-            what: the table and the column of its last sign of life.
-            where: a condition with a "?" for each of the values.
+            what: the table and the column of the heartbeat.
+            where: a condition with a "?" for each value.
         """
         assert self.database
         table, column = what.split(".")
@@ -122,7 +122,7 @@ class Stack:
 
     @cached_property
     def _token(self) -> str:
-        """Everybody is an administrator, and gets a token for the asking; Airflow 3.1 wants to see one."""
+        """Get a token; every user is an administrator, but Airflow 3.1 requires a token."""
         return str(self._ask("GET", "/auth/token", {})["access_token"])
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: Any = None) -> Any:
@@ -137,7 +137,8 @@ class Stack:
                 return json.loads(text) if text else None
             except urllib.error.HTTPError as error:
                 told = error.read().decode()
-                # SQLite is locked while another process writes, and nothing came of the request; Airflow 3.2 says less.
+                # SQLite is locked while another process writes, so the request had no effect; Airflow 3.2 gives less
+                # detail.
                 locked = error.code == 500 and ("Database error" in told or told == "Internal Server Error")
                 if not locked or time.monotonic() > until:
                     raise AssertionError(f"{method} {path}: {error.code} {told}") from error
@@ -152,7 +153,7 @@ class Stack:
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": True})
 
     def read_again(self, dag_id: str) -> None:
-        """Have the DAG processor read a file now: its watchers begin when it is read while the DAG is not paused."""
+        """Let the DAG processor parse a file now: its watchers start when it is parsed while the DAG is not paused."""
         self.call("PUT", f"/parseDagFile/{self.call('GET', f'/dags/{dag_id}')['file_token']}")
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
@@ -185,12 +186,12 @@ class Stack:
         return state
 
     def logs(self) -> str:
-        """Everything that Airflow wrote down: the logs of all tasks, and what its components printed."""
+        """Return all logs of Airflow: of all tasks, and the output of its components."""
         files = [*self.home.glob("*.out"), *(path for path in (self.home / "logs").rglob("*") if path.is_file())]
         return "\n".join(f"--- {path.relative_to(self.home)}\n{path.read_text(errors='replace')}" for path in files)
 
     def below(self) -> list[psutil.Process]:
-        """Every process that the components have started and that is alive."""
+        """Return all living child processes of the components."""
         found = []
         for process in self.processes.values():
             try:
@@ -252,8 +253,8 @@ def start_stack(
         # How soon Airflow notices that the process of a task has ended, also when an orphan still holds its pipes.
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
         "AIRFLOW__WORKERS__SOCKET_CLEANUP_TIMEOUT": "1",
-        # A worker sends a request again that is not answered in time (5 s), and Airflow carries out both, even when the
-        # first comes last: a task that has succeeded becomes a running one again, and fails.
+        # A worker repeats a request that is not answered in time (5 s), and Airflow executes both, even if the first
+        # one comes last: a succeeded task then counts as running again, and fails.
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(START_SECONDS),
         **NOBODY_IS_LATE,
         **extra,
@@ -280,7 +281,7 @@ def _answers(stack: Stack) -> bool:
 
 
 def make_home(home: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Make folders for Airflow or one worker, with these DAG files; returns the variables that name them."""
+    """Create folders for Airflow or one worker, with these DAG files; return the variables that name them."""
     variables = {
         "AIRFLOW_HOME": str(home),
         "TMPDIR": str(home / "tmp"),
@@ -296,7 +297,7 @@ def make_home(home: Path, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _end(roots: Sequence[psutil.Process]) -> None:
-    """Hold every process before the first is killed, so that none starts another meanwhile."""
+    """Stop every process before the first one is killed, so that none starts another meanwhile."""
     held: set[psutil.Process] = set()
     while found := {member for root in roots for member in _family(root)} - held:
         for member in found:

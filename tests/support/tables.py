@@ -1,4 +1,4 @@
-"""Small tables, and how a test makes one."""
+"""Create small tables for tests."""
 
 from __future__ import annotations
 

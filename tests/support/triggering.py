@@ -1,4 +1,4 @@
-"""`NewFragmentsTrigger` in an event loop, a store that answers as told, and a listener."""
+"""`NewFragmentsTrigger` in an event loop, a store with configurable answers, and a listener."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = 0.3
 
 
 class Store:
-    """What Airflow 3.3 keeps of an asset, in memory; each use is noted."""
+    """The asset state of Airflow 3.3, in memory; each use is recorded."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
@@ -34,7 +34,7 @@ class Store:
 
 
 class Listener:
-    """A trigger that runs as the triggerer runs it: its events, and whether there is one."""
+    """A trigger that runs as in the triggerer, and its events."""
 
     def __init__(self, trigger: NewFragmentsTrigger, store: Store | None = None) -> None:
         if store is not None:
@@ -43,7 +43,7 @@ class Listener:
         self.next: asyncio.Task[TriggerEvent] | None = None
 
     async def event(self) -> dict[str, Any]:
-        """The next event; ever so late is fine."""
+        """Return the next event, without a time limit."""
         self.next = self.next or asyncio.ensure_future(anext(self.events))  # type: ignore[arg-type]
         found = await asyncio.wait_for(self.next, PATIENCE)
         self.next = None
@@ -51,13 +51,13 @@ class Listener:
         return dict(found.payload)
 
     async def silent(self) -> bool:
-        """Whether there is none for a while."""
+        """Return whether there is no event for a while."""
         self.next = self.next or asyncio.ensure_future(anext(self.events))  # type: ignore[arg-type]
         done, _ = await asyncio.wait({self.next}, timeout=QUIET)
         return not done
 
     async def stop(self) -> None:
-        """As the triggerer does it."""
+        """Run it as the triggerer does."""
         if self.next is not None:
             self.next.cancel()
             await asyncio.gather(self.next, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Random histories in which a table changes inside of runs: inline, on Spark, or task by task in Airflow."""
+"""Random histories in which a table changes during runs: inline, on Spark, or task by task in Airflow."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from tests.udfs_for_tests.histories import is_bad
 
 
 def upsert_the_other_column(world: World, dice: random.Random) -> None:
-    """Rows of a `merge_insert` that changes a column which the function does not read."""
+    """Run a `merge_insert` that changes a column which the function does not read."""
     rows = world.table.lance.to_table(filter=f"id IN ({', '.join(map(str, pick(world, dice)))})")
     world.table.lance.merge_insert("id").when_matched_update_all().execute(rows)
     world.spare += rows.num_rows
 
 
 def restore_the_newest(world: World, dice: random.Random) -> None:
-    """A restore to the version before, and back."""
+    """Restore the previous version, and then the newest again."""
     newest = world.table.version
     world.table.location.open(max(newest - 1, world.marks[0])).restore()
     world.table.location.open(newest).restore()
@@ -108,7 +108,7 @@ MOVES: list[Change] = [
 ]  # fmt: skip
 CHANGES: list[Change] = [*MOVES, update, upsert, upsert_in_place, write_the_column, restore]
 MOST_MOVED = 2 * 9
-"""Rows that the changes of a run that is killed move without changing them."""
+"""Return the rows that the changes during a killed run move without changing them."""
 KINDS = ["plain", "plain", "where", "where", "skip", "async", "dedup", "indexed", "nested"]
 
 
@@ -117,7 +117,7 @@ Act = tuple[int, Callable[[], Any]]
 
 @contextmanager
 def changing(acts: list[Act]) -> Iterator[None]:
-    """Have something done each time that a number of fault points was passed since the last time."""
+    """Run an action each time a number of fault points has been passed since the last action."""
     todo = list(acts)
 
     def arm() -> None:
@@ -139,10 +139,10 @@ def changing(acts: list[Act]) -> Iterator[None]:
 
 
 def changes_of(job: Job, moves: bool) -> list[Change]:
-    """What may happen to the table inside of a run.
+    """Return the changes of the table that may happen during a run.
 
     Args:
-        moves: only what leaves the values of all rows as they are.
+        moves: only changes that leave the values of all rows unchanged.
     """
     if moves:
         return MOVES
@@ -165,7 +165,7 @@ def do(world: World, dice: random.Random, change: Change) -> None:
         world.steps += 1
         with open(world.folder / "changes", "a") as log:
             log.write(f"{change.__name__} at version {world.table.version}\n")
-        with patch.object(faults, "_ARMED", ""):  # a change may be a run, and nothing else happens in it
+        with patch.object(faults, "_ARMED", ""):  # a change may be a run, without further changes in it
             change(world, dice)
 
 
@@ -174,14 +174,14 @@ def die() -> None:
 
 
 def open_in_child(folder: str, next_id: int) -> World:
-    """The world in a forked process, whose changes are others than those of the process that forked it."""
+    """The world in a forked process, whose random changes differ from those of its parent process."""
     world = World(Path(folder), database_in(Path(folder)).open_table("docs"), next_id, steps=next_id)
     world.marks.append(world.table.version)
     return world
 
 
 def run_change_and_die(folder: str, kind: str, run: str | None, seed: str, moves: bool, next_id: int) -> None:
-    """A run in this process, in which the table changes, and which does not end; called in a forked one."""
+    """Run in this process while the table changes, and die before the end; called in a forked process."""
     dice, world, job = random.Random(seed), open_in_child(folder, next_id), Job(kind, run is not None)
     acts = some_acts(world, dice, changes_of(job, moves), 2)
     with changing([*acts, (dice.randint(1, 25), die)]):
@@ -189,12 +189,12 @@ def run_change_and_die(folder: str, kind: str, run: str | None, seed: str, moves
 
 
 class Way(Protocol):
-    """Where runs are carried out.
+    """The way in which runs are executed.
 
     Args:
         as_tasks: whether jobs may be calls (False) or tasks (True).
-        slots: how many tasks run at once, each of which may lose an interval.
-        kills_tasks: whether single tasks are killed; else a process that carries out the whole job is, before this one.
+        slots: number of concurrent tasks, each of which may lose an interval.
+        kills_tasks: whether single tasks are killed; else a process that runs the entire job is killed before this one.
     """
 
     as_tasks: tuple[bool, ...]
@@ -202,19 +202,19 @@ class Way(Protocol):
     kills_tasks: bool
 
     def environment(self, world: World) -> dict[str, str]:
-        """What its processes need besides the trace."""
+        """Return environment variables of its processes, in addition to the trace."""
 
     def carry_out(self, world: World, job: Job, run: str | None, dice: random.Random, moves: bool) -> Outcome:
-        """Carry a run out to its end while the table changes."""
+        """Execute a run to its end while the table changes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ended with.
+    """The result of a run.
 
     Args:
-        kills: processes that were killed in it.
-        cleared: whether its plan was made again, so that its counts are those of another plan.
+        kills: number of processes that were killed during it.
+        cleared: whether its plan task ran again, so that its counts belong to another plan.
     """
 
     result: BackfillResult
@@ -237,10 +237,10 @@ class Inline:
 
 @dataclass(frozen=True)
 class OnSpark:
-    """On the session of this process; changes also happen while its workers run, and workers are killed.
+    """Run on the Spark session of this process; the table also changes while workers run, and workers are killed.
 
     Args:
-        trace: of all histories.
+        trace: the trace file of all histories.
     """
 
     trace: Trace
@@ -268,7 +268,7 @@ class OnSpark:
 
 @contextmanager
 def stopping_calls(world: World, acts: list[tuple[int, Any]], kills: list[int]) -> Iterator[None]:
-    """Have something done in the call that reaches a number of rows since the last time; None kills its process."""
+    """Run an action in the call that reaches a number of rows since the last action; None kills its process."""
     stop, ended, errors = Stop(world.trace.path), threading.Event(), list[BaseException]()
 
     def serve() -> None:
@@ -298,13 +298,13 @@ def stopping_calls(world: World, acts: list[tuple[int, Any]], kills: list[int]) 
 
 
 def due_rows(world: World, job: Job) -> dict[int, int]:
-    """Ids and inputs of the rows that a run has to compute."""
+    """Return ids and inputs of the rows that a run has to compute."""
     rows = (row for row in world.rows() if job.selects(row["id"]) and row["y"] not in job.values(row["x"]))
     return {row["id"]: row["x"] for row in rows}
 
 
 def assert_nothing_left(world: World, job: Job, due: dict[int, int], result: BackfillResult, moves: bool) -> None:
-    """Rows that are as they were when they were planned have their values; only others may be left."""
+    """Check that rows that are unchanged since the plan have their values; only other rows may be left."""
     now = {row["id"]: row for row in world.rows()}
     same = {row: now[row] for row, x in due.items() if row in now and now[row]["x"] == x}
     wrong = [row for row in same.values() if row["y"] not in job.values(row["x"]) and row["y"] != FOREIGN]
@@ -344,13 +344,13 @@ def live(seed: int, folder: Path, way: Way) -> int:
             now = due_rows(world, job)
             more = len(now.keys() - due.keys())
             if not job.as_tasks:
-                # The next call plans again. What only ranges of a fragment held is lost of rows that were updated.
+                # The next call plans again. Range checkpoints of updated rows are lost.
                 due, more = now, len(due.keys() - now.keys()) + MOST_MOVED * killed
             world.next_id += 10_000
         outcome = way.carry_out(world, job, run, dice, moves)
         runs += outcome.cleared
         if way.kills_tasks:
-            # A plan task that is tried again, or cleared, finds rows that were added since.
+            # A retried or cleared plan task finds rows that were added since.
             more += len(set(world.ids()) - set(ids))
         if world.reshaped:
             more += len(ids) - len(due)
@@ -363,7 +363,7 @@ def live(seed: int, folder: Path, way: Way) -> int:
             ran, most = len(world.trace) - before, len(due) + more + bad * runs
             most += interval * (1 + killed + outcome.kills)
             assert ran <= most, f"{ran} rows ran, and {len(due)} were due, and {more} others"
-        # What changed in a process that was killed is not known here.
+        # The changes of a killed process are not known here.
         world.reshaped = job.kind == "nested" and not moves
     assert run_call(world.table, job).state == "DONE"
     assert_durable(world, job, whole=False)
@@ -372,7 +372,7 @@ def live(seed: int, folder: Path, way: Way) -> int:
 
 
 def check(seed: int, folder: Path, way: Way) -> int:
-    """Live through the history of a seed; return how many processes were killed in it."""
+    """Run the history of a seed; return the number of killed processes."""
     try:
         with patch.dict(os.environ):
             return live(seed, folder, way)

@@ -1,4 +1,4 @@
-"""Histories with changes inside of runs, task by task as Airflow runs them, without a scheduler."""
+"""Histories with changes during runs, task by task as in Airflow, without a scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.within import Outcome, changes_of, changing, die, open_in_chi
 
 
 class InAirflow:
-    """Task by task, as Airflow's scheduler runs them; tasks are killed and tried again, and cleared."""
+    """Run task by task, as Airflow's scheduler does; tasks are killed and retried, and cleared."""
 
     as_tasks = (True,)
     slots = 1
@@ -83,12 +83,12 @@ def make_dag(world: World, job: Job) -> Any:
 
 
 def connection_of(world: World) -> str:
-    """Every history has an asset of its own."""
+    """Every history has a separate asset."""
     return f"lance_{world.folder.parent.name}_{world.folder.name}".lower().replace("-", "_")
 
 
 def about(driver: Any, ti: Any) -> dict[str, Any]:
-    """What a task reads of other tasks."""
+    """The values that a task reads from other tasks."""
     shards, summary = driver.xcom("backfill.plan"), driver.xcom("backfill.plan", "summary")
     return {
         "task_id": ti.task_id, "dag_id": ti.dag_id, "run_id": ti.run_id, "map_index": ti.map_index,
@@ -98,9 +98,9 @@ def about(driver: Any, ti: Any) -> dict[str, Any]:
 
 
 def run_task_and_die(folder: str, kind: str, seed: str, moves: bool, next_id: int, task: dict[str, Any]) -> None:
-    """Carry a task out, while the table changes, in this process, which does not end; called in a forked one."""
+    """Run a task in this process while the table changes, and die before its end; called in a forked process."""
     dice, world, job = random.Random(seed), open_in_child(folder, next_id), Job(kind, True)
-    # Events are Airflow's, and so are the tasks that it skips.
+    # Airflow stores the events, and skips tasks.
     with patch("airflow_geneva.operators.finish.FinishOperator._announce", lambda *_: None):
         operator = make_dag(world, job).get_task(task["task_id"])
         if task["shard"] is not None:

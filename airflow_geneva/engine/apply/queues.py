@@ -180,7 +180,8 @@ class Acknowledgments:
             self.room.changed.notify_all()
 
     def wait(self, rows: Unkept) -> None:
-        """Add rows that are not kept yet; block while the same number of rows again would exceed the limits."""
+        """Add rows that are not stored yet; block while rows wait too long, or another batch of this size would be too
+        many."""
         with self.room.changed:
             self._waiting.append(rows)
             while self._is_too_much(rows.rows):

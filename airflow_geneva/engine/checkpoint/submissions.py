@@ -185,7 +185,7 @@ class Submissions:
         submission.handle, submission.sent = handle, True
 
     def missed(self, submission: Submission) -> float:
-        """Record that the service does not list a batch; return the minimum time in seconds since the first record.
+        """Record that the service does not list a batch; return the seconds since the first record, as a lower bound.
 
         The record has a time for each machine, because their clocks may differ by minutes.
         """

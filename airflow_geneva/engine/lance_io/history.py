@@ -135,7 +135,7 @@ class Lineage:
     def ancestors(
         self, fragment: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
     ) -> Iterator[FragmentFiles]:
-        """Yield the ancestors of a fragment, nearest first; skip some, together with their own ancestors."""
+        """Yield the ancestors of a fragment, nearest first, without those in `passed_over` and their own ancestors."""
         queue = [fragment]
         while queue:
             found = self.made_by(queue.pop(0), same_output)

@@ -109,7 +109,7 @@ class ComputedRows:
     def of_column(
         dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], state: ColumnState
     ) -> ComputedRows:
-        """Search the rows of a column with all of its facts, also those about values computed from other inputs."""
+        """Find the computed rows of a column from all of its facts, including those about previous inputs."""
         others = sorted(state.other_inputs(columns.inputs_text))
         previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
         return ComputedRows(dataset, columns, names, state.about(columns.inputs_text), previous)

@@ -208,7 +208,7 @@ def continue_from_savings(
     fragments: Sequence[FragmentWork],
     versions: Sequence[str],
 ) -> Iterator[str]:
-    """Yield one sentence for each of these versions (see `other_versions`) that has checkpoints of rows to run."""
+    """Yield a sentence for each of `versions` (from `other_versions`) that has checkpoints of rows that would run."""
     if not versions:
         return
     open_rows = {

@@ -41,7 +41,7 @@ class PlannedCode:
 
 
 def find_old_code(view: TableLocation, state: CommittedViewState, now: Mapping[str, UdfDefinition]) -> PlannedCode:
-    """Return the UDFs of a view; where the code has changed, with the code that computed the view's values.
+    """Return the UDFs of a view; if the code of a UDF changed, the code that computed the view's values.
 
     This process has the old code if a notebook defined it; otherwise it is in archives that an Airflow job stored.
 

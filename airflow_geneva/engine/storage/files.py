@@ -216,7 +216,7 @@ class Storage:
                 return local.read_bytes()
 
     def read_part(self, name: str, start: int, length: int) -> bytes:
-        """Read ``length`` bytes from ``start``, which the file must have; see `_reading` for the errors."""
+        """Read ``length`` bytes from ``start``; the file must be long enough. See `_reading` for the errors."""
         with self._reading(name) as source:
             if not self.local:
                 return bytes(self._ask(lambda session: session.read_range(name, start, length)))

@@ -1,1 +1,1 @@
-"""Limits of a service that calls of many processes keep together, and what calls report that they used."""
+"""Limits of a service that many processes share, and the usage that calls report."""

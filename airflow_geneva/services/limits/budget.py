@@ -1,4 +1,4 @@
-"""The budget of one key: a timeline on which processes reserve intervals for requests and tokens, and seats.
+"""The budget of one key: a timeline of reserved intervals for requests and tokens, and seats for concurrent requests.
 
 One request of a `requests_per_minute` limit occupies an interval of its share of a minute. Intervals do not overlap, so
 no two processes use the same one, and the intervals of a process that dies remain unused. An interval can be used from

@@ -68,7 +68,7 @@ def check_limit(value: object) -> RateLimit | None:
 
 
 class RateLimited(GenevaError):
-    """Raised by a UDF with a limit when the service refuses a request because there were too many.
+    """Raised by a UDF with a limit when the service refuses a request because of too many requests.
 
     All processes that share the limit then wait, and the call is repeated.
 

@@ -1,7 +1,7 @@
-"""Where a budget lies: in the configuration of a small Lance table without rows, whose commits are conditional.
+"""Store a budget in the configuration of a small Lance table without rows, whose commits are conditional.
 
-A write is a commit of one key of the configuration, and Lance refuses it if another process wrote the key since. That
-holds on every store that pylance reaches, and needs no server and no package beside pylance.
+A write commits one key of the configuration, and Lance refuses it if another process has written the key since. This
+works on every store that pylance supports, and needs no server and no package other than pylance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_EXIT = {"connect_timeout": "2s", "timeout": "5s", "client_max_retries": "0",
 
 @dataclass(frozen=True)
 class Found:
-    """A budget, the version of the table that has it, and when it was read by this machine's clock."""
+    """A budget, the version of the table that contains it, and the time of this machine's clock when it was read."""
 
     budget: Budget
     version: int
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True)
 class BudgetTable:
-    """The budget of one key of a database, whose limits lie in `storage`."""
+    """The budget of one key of a database; `storage` is the folder of the database's limits."""
 
     storage: Storage
     key: str
@@ -70,7 +70,7 @@ class BudgetTable:
         """Replace the budget that was read; return False if it changed meanwhile and must be read again."""
         import lance
 
-        # A cleanup may have removed the versions between, and Lance would not see that others wrote them.
+        # A cleanup may have removed the versions in between, and Lance would not detect that others wrote them.
         if own_seconds() - found.read_at > LATENESS:
             return False
         options = pylance_options(self.storage.options)
