@@ -525,7 +525,7 @@ def batch_embeddings(
     can set :func:`embeddings` for later rows; nothing is recomputed.
 
     Args:
-        price_per_million_tokens: price of the batch API, reported when a batch is fetched; `max_cost` also needs `cost=`.
+        price_per_million_tokens: batch API price, reported when a batch is fetched; `max_cost` also needs `cost=`.
         batch_size: maximum number of texts per batch; OpenAI accepts 50,000 in a file of up to 200 MB.
         settings: arguments of the decorator `udf`: `poll_interval`, by default 300 seconds, `cost`, `on_error`.
     """
