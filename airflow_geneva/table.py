@@ -532,8 +532,7 @@ class Table(Summarized, Readable, FailedRows):
             to: the name of the live column, such as ``embedding``.
             keep_as: the live column's new name, such as ``embedding_v1``.
             require_complete: refuse the promotion while rows of the candidate are due.
-            require_index: refuse the promotion unless the candidate's indexes cover at least as many rows as those of
-                the live column.
+            require_index: refuse it if the candidate's indexes cover fewer rows than those of the live column.
 
         Raises:
             InvalidInput: a column does not exist, or a name is taken; or the candidate is not ready, as

@@ -25,8 +25,7 @@ from airflow_geneva.services.limits.rate_limit import check_limit, report
 _PER = 1e6
 _MOST_KEPT = 4_096
 _BYTES_PER_TOKEN = 3.0
-"""UTF-8 bytes that count as one token, a lower bound: English has four or five, few languages and no code have
-fewer."""
+"""UTF-8 bytes per token, at the low end: English has four or five, few languages and no code have fewer."""
 
 
 class _Embeddings(Service):
@@ -82,8 +81,7 @@ class _Embeddings(Service):
         return found
 
     async def ask(self, texts: Sequence[str], found: dict[str, np.ndarray]) -> set[int]:
-        """Make a request and add the vectors of its answer, even of a truncated one. Return the lengths of these
-        vectors."""
+        """Make a request; add the vectors of its answer, even if truncated. Return the lengths of these vectors."""
         more = {"dimensions": self.dimensions} if self.shorten else {}
         request = {"model": self.model, "input": texts, "encoding_format": "base64", **more}
         request["extra_body"] = dict(self.extra_body)
@@ -458,12 +456,11 @@ def chat(
     Args:
         model: the model's name.
         instructions: the system message; the text of the row is the user's.
-        template: the user's message with the names of columns in braces, such as `"{title}: {text}"`; NULL becomes an
-            empty text. These columns are the inputs, in this order. The template is part of the version.
+        template: the user's message with column names, as `"{title}: {text}"`; NULL is an empty text there. The columns
+            are the inputs, in this order. The template is part of the version.
         options: more arguments of the request, such as `{"temperature": 0, "max_completion_tokens": 200}`.
         extra_body, connection: as in :func:`embeddings`.
-        prices_per_million_tokens: price of the prompt and price of the answer, reported for each request, for
-            `max_cost`.
+        prices_per_million_tokens: prices of prompt and answer, reported for each request, for `max_cost`.
         settings: arguments of the decorator `udf`, as in :func:`embeddings`; `timeout` is 300 seconds by default.
     """
     given = {"model": model, "instructions": instructions, "options": dict(options or {}), **_extra(extra_body)}
@@ -524,12 +521,11 @@ def batch_embeddings(
 ) -> UDF:
     """Make a UDF that embeds texts with OpenAI's batch API, which answers within a day at half the price.
 
-    With the same parameters it has the same version as :func:`embeddings`. So it can compute a table first, and
-    `alter_columns` can then set :func:`embeddings` for later rows; nothing is recomputed.
+    With the same parameters it has the version of :func:`embeddings`: after it has computed a table, `alter_columns`
+    can set :func:`embeddings` for later rows; nothing is recomputed.
 
     Args:
-        price_per_million_tokens: price of the batch API, reported when a batch is fetched; for `max_cost`, set `cost=`
-            too.
+        price_per_million_tokens: batch API price, reported when a batch is fetched; `max_cost` also needs `cost=`.
         batch_size: maximum number of texts per batch; OpenAI accepts 50,000 in a file of up to 200 MB.
         settings: arguments of the decorator `udf`: `poll_interval`, by default 300 seconds, `cost`, `on_error`.
     """
