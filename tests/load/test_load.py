@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,17 @@ def test_what_does_not_fit_is_said_before_any_work(
     version = table.version
     with pytest.raises(InvalidInput, match=message):
         table.load_columns(given, **{"on": "id", "runner": "inline", **options})
+    assert table.version == version
+
+
+@pytest.mark.parametrize("runner", ["inline", "spark"])
+def test_without_duckdb_a_load_stops_before_any_work_and_says_what_to_install(
+    table: Table, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    version = table.version
+    with pytest.raises(InvalidInput, match=r"pip install 'airflow-geneva\[load\]'. Executors of"):
+        table.load_columns(captions([1]), on="id", runner=runner)
     assert table.version == version
 
 

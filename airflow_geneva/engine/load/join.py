@@ -23,7 +23,8 @@ def _connection() -> Iterator[Any]:
         import duckdb
     except ImportError:
         raise InvalidInput(
-            "Loading values in this process needs DuckDB: pip install 'airflow-geneva[load]'. On Spark it does not."
+            "Planning a load and joining in this process need DuckDB: pip install 'airflow-geneva[load]'. Executors of "
+            "Spark do not need it."
         ) from None
     with tempfile.TemporaryDirectory(prefix="geneva-join-") as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
