@@ -100,7 +100,8 @@ def load_on_spark(
     values = [f"v{at}" for at in range(len(work.columns))]
     renamed = source.withColumnsRenamed({name: f"s{name}" for name in names})
     same = [f.col(name) == f.col(f"s{name}") for name in names]
-    joined = keys.join(renamed, same, "left").select(
+    # Without the hint Spark broadcasts a source that is small while compressed, and holds it in each process.
+    joined = keys.join(renamed.hint("merge"), same, "left").select(
         ADDRESS, ROW_ID, f.col("number").isNotNull().alias(FOUND), *values
     )  # fmt: skip
     fragments = [one.id for one in todo]

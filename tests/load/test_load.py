@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.load import join
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
@@ -155,6 +157,17 @@ def test_what_does_not_fit_is_said_before_any_work(
     assert table.version == version
 
 
+@pytest.mark.parametrize("runner", ["inline", "spark"])
+def test_without_duckdb_a_load_stops_before_any_work_and_says_what_to_install(
+    table: Table, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    version = table.version
+    with pytest.raises(InvalidInput, match=r"pip install 'airflow-geneva\[load\]'. Executors of"):
+        table.load_columns(captions([1]), on="id", runner=runner)
+    assert table.version == version
+
+
 calls: list[int] = []
 
 
@@ -257,3 +270,18 @@ def test_spark_joins_and_writes_the_same(table: Table, tmp_path: Path, on_duplic
         assert row == expected.get(row["id"], {"id": row["id"], **dict.fromkeys(names)})
     again = table.load_columns(place, on="id", on_duplicate=on_duplicate, where="id > 20", runner="spark")
     assert (again.rows_loaded, again.commits) == (0, ())
+
+
+def test_values_that_exceed_the_memory_of_the_join_are_loaded(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "_MEMORY", "30MB")
+    count, width = 20_000, 768
+    table = make_table(count, per_fragment=5_000)
+    ids = np.random.default_rng(0).permutation(count)
+    flat = np.repeat(ids.astype(np.float32), width)
+    given = pa.table({"id": ids, "wide": pa.FixedSizeListArray.from_arrays(pa.array(flat), width)})
+    assert table.load_columns(given, on="id", runner="inline").rows_loaded == count
+    found = table.lance.to_table(columns=["id", "wide"])
+    wide = found["wide"].combine_chunks().flatten().to_numpy().reshape(count, width)
+    assert (wide == found["id"].to_numpy()[:, None]).all()

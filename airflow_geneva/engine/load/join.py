@@ -5,16 +5,24 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.rows import write_rows
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery
 from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
 
 _MEMORY = "400MB"
 _SHOWN = 5
 _BATCH_ROWS = 8_192
+_TAKE_BYTES = 16 << 20
 
 
 @contextmanager
@@ -23,7 +31,8 @@ def _connection() -> Iterator[Any]:
         import duckdb
     except ImportError:
         raise InvalidInput(
-            "Loading values in this process needs DuckDB: pip install 'airflow-geneva[load]'. On Spark it does not."
+            "Planning a load and joining in this process need DuckDB: pip install 'airflow-geneva[load]'. Executors of "
+            "Spark do not need it."
         ) from None
     with tempfile.TemporaryDirectory(prefix="geneva-join-") as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -91,23 +100,74 @@ def check_missing(delivery: Delivery, keys: Sequence[str], table: Callable[[], p
 def join_inline(delivery: Delivery, table: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the table in the order of their addresses, with the source's values ``v0``... of their keys.
 
+    DuckDB joins and sorts keys and positions only. The values lie in a Lance dataset on disk and are taken by position,
+    because DuckDB cannot sort wide rows within its limit of memory.
+
     Args:
         table: for each row its address, its row id and its keys ``k0``...
     """
-    same = " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(delivery.keys)))
-    values = "".join(f", s.v{at}" for at in range(len(delivery.values)))
     keys = ", ".join(f"k{at}" for at in range(len(delivery.keys)))
-    order = {"first": "ASC", "last": "DESC"}.get(delivery.on_duplicate)
-    with _connection() as connection:
-        connection.register("source", delivery.reader())
+    same = " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(delivery.keys)))
+    counts = "max" if delivery.on_duplicate == "last" else "min"
+    with tempfile.TemporaryDirectory(prefix="geneva-values-") as folder, _connection() as connection:
+        stored = _store(delivery.reader(), folder)
+        connection.register("source", _positions(stored, len(delivery.keys)))
         connection.register("t", table)
-        only = f" QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY number {order}) = 1" if order else ""
         found = connection.sql(
-            f"SELECT t.{ADDRESS}, t.{ROW_ID}, s.number IS NOT NULL AS {FOUND}{values} FROM t LEFT JOIN "  # noqa: S608
-            f"(SELECT * FROM source{only}) s ON {same} ORDER BY t.{ADDRESS}"
+            f"SELECT t.{ADDRESS}, t.{ROW_ID}, s.position FROM t LEFT JOIN "  # noqa: S608
+            f"(SELECT {keys}, {counts}(position) AS position FROM source GROUP BY {keys}) s ON {same} "
+            f"ORDER BY t.{ADDRESS}"
         )
-        yield from (
-            found.to_arrow_reader(_BATCH_ROWS)
-            if hasattr(found, "to_arrow_reader")
-            else found.fetch_record_batch(_BATCH_ROWS)
-        )
+        size = _rows_of_a_take(stored, folder)
+        reader = found.to_arrow_reader(size) if hasattr(found, "to_arrow_reader") else found.fetch_record_batch(size)
+        for batch in reader:
+            for start in range(0, batch.num_rows, size):
+                yield _with_values(batch.slice(start, size), stored, delivery)
+
+
+def _store(rows: pa.RecordBatchReader, folder: str) -> lance.LanceDataset:
+    """Write the rows of a source to a dataset, in their order."""
+    import lance
+
+    uri = f"{folder}/values.lance"
+    write_rows(rows, "values", uri)
+    return lance.dataset(uri)
+
+
+def _positions(stored: lance.LanceDataset, keys: int) -> pa.RecordBatchReader:
+    """Read the keys of stored rows, each with its position."""
+    names = [f"k{at}" for at in range(keys)]
+    schema = pa.schema([*(stored.schema.field(name) for name in names), ("position", pa.int64())])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        at = 0
+        for batch in stored.scanner(columns=names, scan_in_order=True).to_batches():
+            numbers = pa.array(range(at, at + batch.num_rows), pa.int64())
+            at += batch.num_rows
+            yield pa.RecordBatch.from_arrays([*batch.select(names).columns, numbers], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _rows_of_a_take(stored: lance.LanceDataset, folder: str) -> int:
+    """Return the number of rows whose values have about `_TAKE_BYTES` on disk."""
+    size = sum(path.stat().st_size for path in Path(folder).rglob("*.lance") if path.is_file())
+    return max(1, min(_BATCH_ROWS, _TAKE_BYTES * stored.count_rows() // max(1, size)))
+
+
+def _with_values(batch: pa.RecordBatch, stored: lance.LanceDataset, delivery: Delivery) -> pa.RecordBatch:
+    """Replace the positions of joined rows by the values that lie there."""
+    position = batch.column("position")
+    names = [f"v{at}" for at in range(len(delivery.values))]
+    at, of_row = np.unique(position.drop_null().to_numpy(), return_inverse=True)
+    there = position.is_valid()
+    taken = np.zeros(batch.num_rows, np.int64)
+    taken[there.to_numpy(zero_copy_only=False)] = of_row
+    indices = pa.array(taken, mask=~there.to_numpy(zero_copy_only=False))
+    if len(at):
+        found = stored.take(at.tolist(), columns=names).combine_chunks()
+        values = [rows_at(pa.concat_arrays(found.column(name).chunks), indices) for name in names]
+    else:
+        values = [pa.nulls(batch.num_rows, kind) for kind in delivery.carried]
+    columns = [batch.column(ADDRESS), batch.column(ROW_ID), there, *values]
+    return pa.RecordBatch.from_arrays(columns, [ADDRESS, ROW_ID, FOUND, *names])

@@ -1,0 +1,150 @@
+"""Load vectors by key: the memory of a load in this process, and the work that a load on Spark repeats after a kill.
+
+``python -m bench.load inline --keys 1000000`` and ``python -m bench.load spark --keys 1000000``, with 384 floats a key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import airflow_geneva
+
+WIDTH = 384
+FRAGMENTS = 40
+FILES = 8
+_STEP = 25_000
+_EXECUTOR_MB = 1_024
+
+
+def vectors(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return the values of keys; another key has another vector."""
+    wide = np.empty((len(keys), WIDTH), np.float32)
+    wide[:] = (keys[:, None] % 4_093 + np.arange(WIDTH)) / 8
+    wide[:, 0] = keys // 4_093
+    return wide
+
+
+def make(folder: Path, keys: int) -> None:
+    """Create a table of keys, and files with a vector for each, in another order."""
+    ids = pa.RecordBatchReader.from_batches(
+        pa.schema([("id", pa.int64())]),
+        (pa.record_batch([np.arange(at, min(at + _STEP, keys))], ["id"]) for at in range(0, keys, _STEP)),
+    )
+    uri = str(folder / "docs.lance")
+    lance.write_dataset(ids, uri, enable_stable_row_ids=True, max_rows_per_file=-(-keys // FRAGMENTS))
+    place = folder / "delivery"
+    place.mkdir()
+    stride = next(one for one in range(keys // 3 | 1, keys * 2, 2) if np.gcd(one, keys) == 1)
+    share = -(-keys // FILES)
+    schema = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), WIDTH))])
+    for number in range(FILES):
+        with pq.ParquetWriter(place / f"{number}.parquet", schema, use_dictionary=False) as writer:
+            for at in range(number * share, min((number + 1) * share, keys), _STEP):
+                some = np.arange(at, min(at + _STEP, (number + 1) * share, keys)) * stride % keys
+                flat = pa.array(vectors(some).reshape(-1))
+                writer.write_batch(
+                    pa.record_batch([pa.array(some), pa.FixedSizeListArray.from_arrays(flat, WIDTH)], schema=schema),
+                    row_group_size=_STEP,
+                )
+
+
+def wrong_rows(folder: Path) -> int:
+    """Return the number of rows whose vector is not that of their key."""
+    table, wrong = lance.dataset(str(folder / "docs.lance")), 0
+    for batch in table.to_batches(columns=["id", "vector"], batch_size=_STEP):
+        found = batch.column("vector").flatten().to_numpy()
+        right = vectors(batch.column("id").to_numpy())
+        wrong += batch.num_rows if found.size != right.size else int((found.reshape(right.shape) != right).any(1).sum())
+    return wrong
+
+
+def load(folder: Path, runner: str) -> dict[str, Any]:
+    """Load in this process, or on one executor in a process of its own."""
+    if runner == "spark":
+        _start_executor()
+    began = time.perf_counter()
+    result = airflow_geneva.connect(folder).open_table("docs").load_columns(
+        folder / "delivery", on="id", runner=runner, commit_granularity=4
+    )  # fmt: skip
+    status = Path("/proc/self/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    return {
+        "state": result.state, "rows_loaded": result.rows_loaded, "rows_skipped": result.rows_skipped,
+        "seconds": round(time.perf_counter() - began, 1), "peak_mb": peak >> 10,
+    }  # fmt: skip
+
+
+def _start_executor() -> None:
+    from pyspark.sql import SparkSession
+
+    from airflow_geneva.spark.submit import session_settings
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(f"local-cluster[1,1,{_EXECUTOR_MB}]").appName("load")
+    settings = {**session_settings(driver_here=True), "spark.executor.memory": f"{_EXECUTOR_MB}m"}
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    builder.config("spark.log.level", "ERROR").getOrCreate()
+
+
+def written(folder: Path) -> set[str]:
+    """Return the names of the table's finished data files."""
+    return {path.name for path in (folder / "docs.lance" / "data").glob("*.lance")}
+
+
+def measure(folder: Path, runner: str) -> dict[str, Any]:
+    """Run a load in a process of its own; on Spark, kill all its processes when half of the fragments are staged."""
+    command = [sys.executable, "-m", "bench.load", "child", "--folder", str(folder), "--runner", runner]
+    before, found = written(folder), dict[str, Any]()
+    if runner == "spark":
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        while process.poll() is None and len(written(folder) - before) < FRAGMENTS // 2:
+            time.sleep(0.05)
+        found["killed"] = process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL) if found["killed"] else None
+        process.wait()
+        time.sleep(5)  # executors that outlive their driver end by themselves
+        found["files_at_kill"] = len(written(folder) - before)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found |= json.loads(done.stdout.splitlines()[-1])
+    return found | {"files_written": len(written(folder) - before), "fragments": FRAGMENTS, "wrong": wrong_rows(folder)}
+
+
+def main(arguments: Iterator[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["inline", "spark", "child"])
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--runner", default="inline")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    if given.what == "child":
+        print(json.dumps(load(given.folder, given.runner)))
+        return
+    folder = Path(tempfile.mkdtemp(prefix="bench-load-", dir=given.folder))
+    try:
+        make(folder, given.keys)
+        print(json.dumps({"runner": given.what, "keys": given.keys} | measure(folder, given.what)))
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
