@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -121,7 +122,7 @@ def check_columns(table: str, existing: Sequence[str], wanted: Sequence[str]) ->
 def to_polars(read: Callable[[], pa.Table]) -> pl.DataFrame:
     """Read rows into a polars data frame; without polars, `InvalidInput` before anything is read."""
     try:
-        import polars
+        polars = import_module("polars")
     except ModuleNotFoundError as error:
         if error.name != "polars":
             raise
@@ -129,6 +130,5 @@ def to_polars(read: Callable[[], pa.Table]) -> pl.DataFrame:
             f"to_polars needs the package 'polars', which {sys.executable} does not have: pip install polars. "
             "to_arrow works without it."
         ) from error
-    frame = polars.from_arrow(read())
-    assert isinstance(frame, polars.DataFrame)
+    frame: pl.DataFrame = polars.from_arrow(read())
     return frame
