@@ -14,6 +14,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.engine.lance_io.arrays import check_storable, single_batch
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
+from airflow_geneva.engine.lance_io.reading import to_polars
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.of_process import give_udf
@@ -37,6 +38,8 @@ from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     import lance
+    import pandas as pd
+    import polars as pl
 
 ROWS_PER_FRAGMENT = 1_048_576
 _READ_ROWS = 4_096
@@ -185,6 +188,19 @@ class Query:
         if self.exploded is not None:
             batches = [explode_rows(batch, self.exploded) for batch in batches]
         return pa.Table.from_batches(batches, schema=batches[0].schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Evaluate the query into a pandas data frame; pandas must be installed. See :meth:`to_arrow`."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """Evaluate the query into a polars data frame; see :meth:`to_arrow`.
+
+        Raises:
+            InvalidInput: polars is not installed, or the query does not fit the table.
+            UdfError: a UDF failed on a row.
+        """
+        return to_polars(self.to_arrow)
 
     def definition(self) -> ViewDefinition:
         """Return the query as a view stores it, checked against the newest version of the table.

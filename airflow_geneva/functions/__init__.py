@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_geneva.functions.images import images
+from airflow_geneva.functions.audio import transcribe
+from airflow_geneva.functions.images import clip_embeddings, images
 from airflow_geneva.functions.openai import batch_chat, batch_embeddings, chat, embeddings, extraction
 from airflow_geneva.functions.pdf import pages
 from airflow_geneva.functions.sentences import sentence_embeddings
@@ -12,10 +13,12 @@ __all__ = [
     "batch_chat",
     "batch_embeddings",
     "chat",
+    "clip_embeddings",
     "embeddings",
     "extraction",
     "images",
     "pages",
     "sentence_embeddings",
     "text_chunks",
+    "transcribe",
 ]

@@ -26,12 +26,14 @@ from airflow_geneva.functions import (
     batch_chat,
     batch_embeddings,
     chat,
+    clip_embeddings,
     embeddings,
     extraction,
     images,
     pages,
     sentence_embeddings,
     text_chunks,
+    transcribe,
 )
 from tests.support.openai_server import OpenAIServer, embedding_of
 
@@ -70,7 +72,7 @@ def test_a_version_follows_the_parameters_and_is_the_same_in_each_process() -> N
     assert embeddings("small", 8, price_per_million_tokens=2, batch_size=9).code_version == embed.code_version
     loaded = (
         "import sys; from airflow_geneva.functions import *;"
-        " print({'openai', 'PIL', 'pypdfium2', 'wordllama'} & {*sys.modules},"
+        " print({'faster_whisper', 'onnxruntime', 'openai', 'PIL', 'pypdfium2', 'wordllama'} & {*sys.modules},"
         " embeddings('small', 8).code_version)"
     )
     assert run_python(loaded) == f"set() {embed.code_version}"
@@ -84,6 +86,8 @@ def test_a_version_follows_the_parameters_and_is_the_same_in_each_process() -> N
         ("PIL", images, "airflow-geneva[images]"),
         ("pypdfium2", pages, "airflow-geneva[pdf]"),
         ("PIL", lambda: pages(dpi=72), "airflow-geneva[pdf]"),
+        ("onnxruntime", lambda: clip_embeddings("clip.onnx"), "airflow-geneva[clip]"),
+        ("faster_whisper", transcribe, "airflow-geneva[audio]"),
         ("wordllama", sentence_embeddings, "airflow-geneva[embeddings]"),
         ("sentence_transformers", lambda: sentence_embeddings("mini"), "sentence-transformers"),
     ],

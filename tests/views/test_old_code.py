@@ -111,3 +111,21 @@ def test_code_that_gives_another_type_is_refused_before_it_is_called(
             view.plan_refresh(on_code_change=decided)
     deploy(10)
     assert view.refresh(runner="inline").rows_computed == 0
+
+
+@pytest.mark.spark
+def test_stored_code_is_found_after_a_promotion(
+    spark: object, make_table: MakeTable, deploy: Callable[[int], Any]
+) -> None:
+    table, grow = make_table(3), deploy(10)
+    columns = {"id": "id", "n": "x", "n_v2": (grow, ["x"])}
+    view = table.query().select(columns).create_materialized_view(name="grown")
+    refresh_as_airflow_does(view)
+    view.promote_column("n_v2", to="n", keep_as="n_v1")
+    new = deploy(20).code_version
+    for x in (3, 4):  # the second time the code comes from the job before, which was stored after the promotion
+        table.add([{"id": x, "x": x}])
+        result = view.refresh(on_code_change="old_code")
+        assert (result.state, result.rows_computed) == ("DONE", 1)
+        assert values(view) == [*range(10, 11 + x)]
+        assert f"column 'n' with version {grow.code_version}, not {new}. Decide with" in result.notes[0]

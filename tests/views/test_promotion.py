@@ -16,11 +16,11 @@ from airflow_geneva.engine.lance_io.schemas import changed_schema
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run import promotion
-from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
+from airflow_geneva.engine.run.pipeline import PlannedJob, apply_and_commit, run, start
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.view import load_udfs, plan
 from airflow_geneva.engine.views.definition import QUERY_KEY
-from airflow_geneva.errors import CommitConflict, InvalidInput
+from airflow_geneva.errors import CommitConflict, InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.forge import forge
@@ -311,3 +311,50 @@ def test_two_columns_of_a_view_are_compared(table: Table) -> None:
     with pytest.raises(InvalidInput, match="No UDF computes a column 'id' of view 'near'"):
         view.column_function("id")
     assert QUERY_KEY.encode() in view.lance.schema.metadata
+
+
+def test_values_of_earlier_code_are_named_beside_those_of_the_newest(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+
+    @udf(data_type=VECTOR, version="3", name="embed_v2")
+    def changed(x: int) -> list[float]:
+        return [3.0, float(x)]
+
+    monkeypatch.setitem(globals(), "embed_v2", changed)
+    table.add(pa.table({"id": [40], "x": [40]}))
+    view.refresh(runner="inline", on_code_change="new_rows")
+    promote(view, require_complete=False)
+    function = view.column_function("embedding")
+    assert function.versions == {"3": 41}
+    assert function.older == ("2",)
+    assert "41 rows of version 3, some of them possibly of version 2" in str(function)
+    assert view.column_function("embedding_v1").older == ()
+
+
+def test_a_task_that_is_tried_again_after_a_promotion_says_that_the_plan_must_run_again(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    job, made, udfs = started(view, table)
+    monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
+    promote(view)
+    again = PlannedJob(view.location, job.saved)  # in another process, which opens the view now
+    with pytest.raises(JobFailed, match=r"a column of the view was promoted meanwhile\. Plan the refresh again"):
+        run(again, made.shards, udfs, Stopwatch())
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
+
+
+def test_a_finish_that_is_tried_again_after_a_promotion_leaves_the_rows(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    job, made, udfs = started(view, table)
+    committed = [apply_and_commit(job, shard, udfs, Stopwatch()) for shard in made.shards]
+    monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
+    promote(view)
+    result = PlannedJob(view.location, job.saved).finish(committed, 0.0)
+    assert (result.state, result.rows_left) == ("PARTIAL", 1)
+    assert "a column of the view was promoted meanwhile" in str(result)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
     from lance import LanceDataset
     from lance.dataset import LanceScanner
 
@@ -71,6 +74,14 @@ class Readable(ABC):
         """Read rows into a pandas data frame; pandas must be installed. The arguments are those of :meth:`to_arrow`."""
         return self.to_arrow(columns, limit).to_pandas()
 
+    def to_polars(self, columns: Sequence[str] | None = None, limit: int | None = None) -> pl.DataFrame:
+        """Read rows into a polars data frame. The arguments are those of :meth:`to_arrow`.
+
+        Raises:
+            InvalidInput: polars is not installed, or a column does not exist.
+        """
+        return to_polars(lambda: self.to_arrow(columns, limit))
+
     def to_batches(
         self, columns: Sequence[str] | None = None, batch_size: int | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -106,3 +117,18 @@ def check_columns(table: str, existing: Sequence[str], wanted: Sequence[str]) ->
     """Reject columns that a table does not have."""
     if unknown := [name for name in wanted if name not in existing]:
         raise InvalidInput(f"Table {table!r} has no columns {unknown}. It has: {', '.join(existing)}.")
+
+
+def to_polars(read: Callable[[], pa.Table]) -> pl.DataFrame:
+    """Read rows into a polars data frame; without polars, `InvalidInput` before anything is read."""
+    try:
+        polars = import_module("polars")
+    except ModuleNotFoundError as error:
+        if error.name != "polars":
+            raise
+        raise InvalidInput(
+            f"to_polars needs the package 'polars', which {sys.executable} does not have: pip install polars. "
+            "to_arrow works without it."
+        ) from error
+    frame: pl.DataFrame = polars.from_arrow(read())
+    return frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ class ColumnFunction(Described):
         versions: number of rows with a value in that version, by the UDF version that computed it.
         rows_left: number of rows without a value of their current inputs in that version.
         of: the field of the UDF's struct that fills the column, if it fills several columns; else "".
+        older: of a view, earlier UDF versions whose values some of these rows may still have; a view does not store
+            which rows, and `versions` counts all of them for the newest version.
     """
 
     udf: UDF
@@ -54,6 +56,7 @@ class ColumnFunction(Described):
     rows_left: int
     location: TableLocation = field(compare=False)
     of: str = ""
+    older: tuple[str, ...] = ()
 
     def __call__(self, *values: Any) -> Any:
         """Compute the value of a row with these inputs, in this process.
@@ -98,6 +101,8 @@ class ColumnFunction(Described):
 
     def __str__(self) -> str:
         made = ", ".join(f"{counted(n, 'row')} of version {v}" for v, n in sorted(self.versions.items()))
+        if self.older:
+            made += f", some of them possibly of version {', '.join(self.older)}"
         left = f", {counted(self.rows_left, 'row')} without a value" if self.rows_left else ""
         return (
             f"Function {self.udf.import_path or self.udf.name}({', '.join(self.inputs.names)}) of column "
@@ -133,9 +138,15 @@ def view_column_function(
     code = dict(state.snapshot.code) if state.snapshot else {}
     rows, made = (int(dataset.count_rows(where)) for where in (IS_SET, f"{IS_SET} AND `{column}` IS NOT NULL"))
     versions = {code[column]: made} if column in code else {}
+    older = state.snapshot.older if state.snapshot else ()
     earlier = query.columns[: query.columns.index(one)]
     fields = [*source.schema, *(dataset.schema.field(before.name) for before in earlier)]
-    return _function(location, column, dataset, one.udf, fields, versions, rows - made)
+    return _function(location, column, dataset, one.udf, fields, versions, rows - made, _of(column, older))
+
+
+def _of(column: str, code: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the code versions of a column."""
+    return tuple(version for name, version in code if name == column)
 
 
 def _function(
@@ -146,6 +157,7 @@ def _function(
     fields: Sequence[pa.Field],
     versions: Mapping[str, int],
     left: int,
+    older: tuple[str, ...] = (),
 ) -> ColumnFunction:
     inputs = definition.input_columns or ()
     advice = "Move it to a module that this process can import."
@@ -155,7 +167,7 @@ def _function(
             f"Column {column!r} of table {location.name!r} is computed by {udf.name!r}, a batch API, which answers "
             "after minutes. Call the service's direct API for a query."
         )
-    _check_code(location.name, column, definition, udf, versions, is_view(dataset.schema.metadata))
+    _check_code(location.name, column, definition, udf, {*versions, *older}, is_view(dataset.schema.metadata))
     named = {field.name: field.remove_metadata() for field in fields}
     types = pa.schema([(path, field.type) for path in inputs if (field := find_field(named, path)) is not None])
     return ColumnFunction(
@@ -168,16 +180,17 @@ def _function(
         left,
         location,
         "" if (sibling := sibling_in(dataset.schema.field(column))) is None else sibling.field,
+        older,
     )
 
 
 def _check_code(
-    table: str, column: str, definition: UdfDefinition, udf: UDF, versions: Mapping[str, int], of_view: bool
+    table: str, column: str, definition: UdfDefinition, udf: UDF, versions: Set[str], of_view: bool
 ) -> None:
     """Refuse code that computed none of the values, because its results for queries cannot be compared with them."""
     here = {udf.code_version, udf.as_written}
     # Without facts, as in a copied table, the values count as those of the column's definition.
-    made = versions or {definition.version: 0}
+    made = versions or {definition.version}
     if here.isdisjoint(made):
         again = "view.refresh(" if of_view else f"table.backfill({column!r}, "
         raise CodeChanged(

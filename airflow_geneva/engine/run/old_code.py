@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
-from airflow_geneva.engine.plan.model import JobSpec, Plan
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.engine.udf.of_process import kept_udf
 from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.definition import Code, ViewDefinition
 from airflow_geneva.errors import CodeChanged, InvalidInput
 
 
@@ -40,7 +41,9 @@ class PlannedCode:
         return replace(plan, notes=(self.note, *plan.notes), archives=self.archives).with_work(codes=codes)
 
 
-def find_old_code(view: TableLocation, state: CommittedViewState, now: Mapping[str, UdfDefinition]) -> PlannedCode:
+def find_old_code(
+    view: TableLocation, definition: ViewDefinition, state: CommittedViewState, now: Mapping[str, UdfDefinition]
+) -> PlannedCode:
     """Return the UDFs of a view; if the code of a UDF changed, the code that computed the view's values.
 
     This process has the old code if a notebook defined it; otherwise it is in archives that an Airflow job stored.
@@ -56,8 +59,12 @@ def find_old_code(view: TableLocation, state: CommittedViewState, now: Mapping[s
     here = {name: udf.definition(now[name].input_columns) for name, udf in kept.items() if udf is not None}
     if len(here) == len(changed):
         return PlannedCode({**now, **here}, note=_note(changed, then, now, "is in this process"))
-    for job, archives in _stored_code(view.checkpoints, {name: then[name] for name in now}):
-        return PlannedCode(job.udfs, job, archives, _note(changed, then, now, f"was stored by job {job.job_id}"))
+    for job, archives in _stored_code(view.checkpoints, definition.by_first_name(tuple((n, then[n]) for n in now))):
+        # The job may have been planned before a promotion: its columns, and the inputs of some, have other names now.
+        first = {column.first_name or column.name: column.udf for column in job.definition.columns}
+        stored = {name: first[definition.column(name).first_name or name] for name in now}
+        udfs = {name: replace(udf, input_columns=now[name].input_columns) for name, udf in stored.items() if udf}
+        return PlannedCode(udfs, job, archives, _note(changed, then, now, f"was stored by job {job.job_id}"))
     versions = ", ".join(f"version {then[name]} of column {name!r}" for name in changed)
     raise CodeChanged(
         f'on_code_change="old_code" needs the code that view {view.name!r} was computed with, and it is not there: '
@@ -74,8 +81,12 @@ def _note(changed: list[str], then: Mapping[str, str], now: Mapping[str, UdfDefi
     )
 
 
-def _stored_code(checkpoints: Storage, versions: Mapping[str, str]) -> Iterator[tuple[JobSpec, dict[str, bytes]]]:
-    """Yield the jobs of a view that stored the code of these versions, newest first, with their archives."""
+def _stored_code(checkpoints: Storage, versions: Code) -> Iterator[tuple[RefreshSpec, dict[str, bytes]]]:
+    """Yield the jobs of a view that stored the code of these versions, newest first, with their archives.
+
+    Args:
+        versions: the versions by the columns' first names, which promotions do not change.
+    """
     for name in job_ids(checkpoints):
         folder = JobFolder.of(checkpoints, name)
         plan = (folder.read(RECORD) or {}).get("plan")
@@ -87,5 +98,7 @@ def _stored_code(checkpoints: Storage, versions: Mapping[str, str]) -> Iterator[
         except (InvalidInput, FileNotFoundError):
             continue
         whole = all(sha256(archives[code.zip]) == code.sha256 for code in work.codes)
-        if archives and whole and {name: udf.version for name, udf in work.udfs.items()} == versions:
+        if not archives or not whole or not isinstance(work, RefreshSpec):
+            continue
+        if work.definition.by_first_name(tuple((name, udf.version) for name, udf in work.udfs.items())) == versions:
             yield work, archives

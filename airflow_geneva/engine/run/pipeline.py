@@ -39,7 +39,7 @@ from airflow_geneva.engine.run.expectations import found_in_job
 from airflow_geneva.engine.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.load import load_shard
-from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.prepare import Udfs, check_names
 from airflow_geneva.engine.run.record import failure_message, record_plan, what_failed, with_stamps
 from airflow_geneva.engine.run.task import GRACE_SECONDS
 from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
@@ -297,6 +297,7 @@ class PlannedJob:
         behind = self.publisher.behind if commits and not self.folder.storage.local else None
         target = target or replace(self.publisher.target, listed=index, behind=behind)
         with self._applying(shard, before) as applied:
+            check_names(target)
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
             on_spark = self.choice is not None and self.choice.runner == "spark" and bool(shard.to_apply)
             if isinstance(target, ColumnTarget) and isinstance(target.work, LoadSpec):
@@ -317,7 +318,7 @@ class PlannedJob:
         udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
         with self._applying(shard) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
-            target = self.publisher.target
+            target = check_names(self.publisher.target)
             if isinstance(target, ColumnTarget) and isinstance(target.work, LoadSpec):
                 applied.reports = load_shard(self.location, target, shard, plan, caps.add, True, session)
             else:

@@ -20,6 +20,7 @@ from airflow_geneva.engine.apply.threads import ThreadedMapper
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
+from airflow_geneva.engine.commit.view_swap import promoted_meanwhile
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.sizing import Sizing
@@ -103,6 +104,20 @@ def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
 def open_target(location: TableLocation, work: JobSpec) -> Target:
     """Open the column or view of a job; see the classes for errors if it was removed or created again."""
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
+
+
+def check_names(target: Target) -> Target:
+    """Return a target whose columns still have the names that the plan uses.
+
+    Raises:
+        InvalidInput: a column of the view was promoted after the plan.
+    """
+    if isinstance(target, ViewTarget) and (why := promoted_meanwhile(target.view, target.work)):
+        raise InvalidInput(
+            f"{target.work.title} (job {target.work.job_id}) cannot be continued: {why}. Plan the refresh again; in "
+            "Airflow, clear the plan task with its downstream tasks."
+        )
+    return target
 
 
 @contextmanager

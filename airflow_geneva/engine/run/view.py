@@ -355,7 +355,7 @@ def plan(
         if same := {(name, before): udf.version for name, udf, before in named if before}:
             state.rename_code(same)
         if request.on_code_change == OLD_CODE:
-            code = find_old_code(view, state, code.udfs)
+            code = find_old_code(view, definition, state, code.udfs)
         for name, udf in code.udfs.items():
             column = definition.column(name)
             check_view_type(view.name, name, column.type, udf, column.udf if column.field else None)
