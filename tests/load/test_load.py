@@ -15,7 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.load import join
+from airflow_geneva.engine.load.request import LoadRequest, plan_load
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.run.pipeline import PlannedJob
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
@@ -229,6 +235,39 @@ def test_deleted_and_moved_rows(table: Table) -> None:
     table.lance.update({"x": "7"}, where="id = 8")
     table.load_columns(captions(list(range(40))), on="id", runner="inline")
     assert [row["caption"] for row in rows(table, "caption")] == [f"c{one}" for one in range(40) if one not in (4, 39)]
+
+
+def begun(table: Table, given: Any) -> tuple[Plan, PlannedJob]:
+    """A load whose fragments are staged, and not yet committed."""
+    plan = plan_load(table.location, LoadRequest(given, "id")).plan
+    job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
+    for shard in plan.shards:
+        job.apply(shard, Udfs({}))
+    return plan, job
+
+
+def committed(plan: Plan, job: PlannedJob) -> BackfillResult:
+    return job.finish([job.commit(shard) for shard in plan.shards])
+
+
+def test_rows_whose_keys_change_during_a_load_are_left(table: Table) -> None:
+    plan, job = begun(table, captions(list(range(40))))
+    table.lance.update({"id": "id + 100"}, where="id in (3, 25)")
+    result = committed(plan, job)
+    assert (result.state, result.rows_loaded, result.rows_left) == ("PARTIAL", 38, 2)
+    assert [row["caption"] for row in rows(table, "caption")] == [
+        *(f"c{one}" for one in range(40) if one not in (3, 25)), None, None
+    ]  # fmt: skip
+
+
+def test_rows_that_are_moved_or_deleted_during_a_load_get_their_values(table: Table) -> None:
+    plan, job = begun(table, captions(list(range(40))))
+    table.lance.update({"x": "-x"}, where="id in (3, 25)")
+    table.lance.delete("id = 7")
+    table.lance.optimize.compact_files()
+    result = committed(plan, job)
+    assert (result.state, result.rows_loaded, result.rows_left) == ("DONE", 39, 0)
+    assert [row["caption"] for row in rows(table, "caption")] == [f"c{one}" for one in range(40) if one != 7]
 
 
 def test_a_load_tells_what_it_did(table: Table) -> None:

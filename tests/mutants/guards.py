@@ -52,6 +52,8 @@ JUDGED = "run/test_expectations.py::test_a_rule_about_the_column_judges_the_rows
 SKIPPED = "apply/test_skipped_rows.py::"
 CLEANUP = "cleanup/test_cleanup.py::"
 PROMOTED = "run/test_promotion.py::"
+SIBLINGS = "run/test_siblings.py::"
+LOAD = "load/test_load.py::"
 
 GUARDS = [
     # Identity: what a value was computed from.
@@ -596,5 +598,35 @@ GUARDS = [
         "if here.isdisjoint(made):",
         "if False:",
         ("run/test_column_function.py::test_code_that_computed_none_of_the_values_is_refused",),
+    ),
+    Guard(
+        "Values of a column that was dropped since would be read as those of another column of the same function.",
+        "others = bool(self.output.fields) and staged.output_field_ids != self.output_ids",
+        "others = False",
+        (SIBLINGS + "test_what_a_killed_run_staged_is_not_read_with_a_column_less",),
+    ),
+    Guard(
+        "A garbage collection would remove what an open job of several columns has computed.",
+        "column = job.key_column or job.column",
+        "column = job.column",
+        (SIBLINGS + "test_what_an_open_job_has_computed_is_no_garbage",),
+    ),
+    Guard(
+        "Every delivery would write all fragments again.",
+        "differs = replaced & ~_same(before, values)",
+        "differs = replaced",
+        (LOAD + "test_a_second_delivery_writes_only_the_fragments_whose_values_differ",),
+    ),
+    Guard(
+        "A delivery would replace the values of a function unasked.",
+        "if definition is not None and not adopt:",
+        "if False:",
+        (LOAD + "test_a_computed_column_is_loaded_only_as_its_functions_values",),
+    ),
+    Guard(
+        "A row whose key changed during a load would get the values of its former key.",
+        "same_inputs = all(columns_in(dataset, columns.inputs_text, columns.output)[1])",
+        "same_inputs = True\n    columns = replace(columns, inputs=())",
+        (LOAD + "test_rows_whose_keys_change_during_a_load_are_left",),
     ),
 ]

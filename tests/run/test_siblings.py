@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -10,6 +11,11 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import connect, expect, udf
+from airflow_geneva.engine.cleanup import find_garbage
+from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, STAGED
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
@@ -188,6 +194,29 @@ def test_a_column_can_be_dropped_and_the_other_goes_on_without_a_call(table: Tab
     assert calls == [300]
     assert rows(table, left)[-1] == {"x": 300, left: {"width": 600, "height": "300!"}[left]}
     assert len({row[left] for row in rows(table, left)}) == 40
+
+
+def test_what_a_killed_run_staged_is_not_read_with_a_column_less(table: Table) -> None:
+    table.add_columns({("width", "height"): size_of})
+    plan = table.plan_backfill("width")
+    record_plan(plan, table.location)
+    for shard in plan.shards:
+        apply_inline(table.location, plan.work, shard, Udfs({"width": size_of}))
+    table.drop_columns(["width"])
+    table.lance.update({"x": "x"}, where="x = 3")  # so that rows of its file would be taken one by one
+    result = table.backfill("height", runner="inline")
+    assert result.state == "DONE"
+    assert [row["height"] for row in rows(table, "height")] == [f"{x}!" for x in range(40)]
+
+
+def test_what_an_open_job_has_computed_is_no_garbage(table: Table) -> None:
+    table.add_columns({("width", "height"): size_of})
+    plan = table.plan_backfill("width")
+    record_plan(plan, table.location)
+    for shard in plan.shards:
+        apply_inline(table.location, plan.work, shard, Udfs({"width": size_of}))
+    garbage = find_garbage(table.location, "1s", now=time.time() + 600)
+    assert [file.name for kind in (CHECKPOINTS, STAGED) for file in garbage.file_group(kind).files] == []
 
 
 def test_renamed_columns_keep_their_values_and_their_fields(table: Table) -> None:
