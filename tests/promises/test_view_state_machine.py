@@ -59,6 +59,7 @@ class Asked:
         query = table.query() if self.where is None else table.query().where(self.where)
         query = query.select({"id": "id", "twice": "x * 2", **({"y": "y"} if self.with_y else {})})
         query = query.add_columns({"p": (udfs.first, ["id", "x"]), "q": (udfs.second, ["p"])})
+        query = query.add_columns({"c": (udfs.other, ["x"])})
         if self.refusing:
             query = query.add_columns({"e": (udfs.refusing, ["x"])})
         query = query if self.seed is None else query.shuffle(self.seed)
@@ -95,6 +96,7 @@ class Asked:
             **({"y": row["y"]} if self.with_y else {}),
             "p": p,
             "q": udfs.second_value(p),
+            "c": udfs.other_value(row["x"]),
             **({"e": None if bad else x or 0} if self.refusing else {}),
         }
 
@@ -117,6 +119,8 @@ class ViewHistories(RuleBasedStateMachine):
         self.marks: list[int] = []
         self.spare = self.loose = self.mixed = self.torn = self.reused = False
         self.target = 0
+        # The names of promoted columns, by the names of their creation.
+        self.named: dict[str, str] = {}
 
     def teardown(self) -> None:
         os.environ.pop(TRACE, None)
@@ -317,7 +321,8 @@ class ViewHistories(RuleBasedStateMachine):
 
     def rows(self) -> list[Row]:
         names = list(self.asked.values({"id": 0, "x": 0, "y": 0}, 1))
-        return self.view.to_arrow().select(names).to_pylist()
+        found = self.view.to_arrow().select([self.named.get(name, name) for name in names])
+        return found.rename_columns(names).to_pylist()
 
     def check(self, result: Any, source_version: int, before: dict[int, tuple[Any, ...]] | None, behind: bool) -> None:
         """The judge: equality with the query, and rows run against rows due."""
@@ -442,6 +447,27 @@ class ViewHistories(RuleBasedStateMachine):
             assert result is None or (result.state, self.rows()) == ("PARTIAL", rows)
         self.loose = self.loose or later
         self.views[self.view.version] = self.shown
+
+    @rule(happens=st.lists(st.tuples(st.sampled_from(SOURCE), PICK), max_size=2))
+    def promote_a_column_and_refresh_and_go_back(self, happens: list[tuple[str, int]]) -> None:
+        loosely = {"require_complete": False, "require_index": False}
+        version, rows = self.view.version, self.rows()
+        self.view.promote_column("c", to="p", keep_as="before", **loosely)
+        self.named = {"p": "before", "c": "p"}
+        assert (self.view.version, self.rows()) == (version + 1, rows)
+        assert self.view.view_definition.column("q").inputs == ("before",)
+        for name, number in happens:
+            self.act(name, number)
+        # Checkpoints are not found under other names: what died before runs again, and only that.
+        self.refresh(**self.new_code())
+        rows, last = self.rows(), self.view.version
+        self.view.promote_column("before", to="p", keep_as="c", **loosely)
+        self.named = {}
+        assert (self.view.version, self.rows()) == (last + 1, rows)
+        # The versions between have other names, and are not restored.
+        self.views = {one: shown for one, shown in self.views.items() if one <= version}
+        self.views[self.view.version] = self.shown
+        self.reused = True
 
     @rule()
     def refresh_the_view_on_the_view(self) -> None:

@@ -18,6 +18,10 @@ def second_value(p: int) -> int:
     return p + 7
 
 
+def other_value(x: int | None) -> int:
+    return -3 if x is None else -10 * x - 4
+
+
 def is_bad(x: int | None) -> bool:
     return x is not None and x % 10 == 7
 
@@ -43,6 +47,11 @@ def first(id: pa.Int64Array, x: pa.Int64Array) -> pa.Int64Array:
 @udf(data_type=pa.int64(), version="1")
 def second(p: int) -> int:
     return second_value(p)
+
+
+@udf(data_type=pa.int64(), version="1")
+def other(x: int | None) -> int:
+    return other_value(x)
 
 
 @udf(data_type=pa.int64(), version="1", on_error="skip")
