@@ -49,7 +49,7 @@ def second(p: int) -> int:
     return second_value(p)
 
 
-@udf(data_type=pa.int64(), version="1")
+@udf(data_type=pa.int64(), version="1-other")
 def other(x: int | None) -> int:
     return other_value(x)
 
