@@ -80,7 +80,7 @@ def test_its_form_is_what_earlier_versions_wrote() -> None:
         ('{"table": "users", "columns": ["name"], "where": "age > 21"}', "'v' was made by another system"),
         ("\x80binary", "'v' was made by another system"),
         ("[]", "'v' was made by another system"),
-        ('{"made_by": "airflow_geneva", "format": 3}', "format 3; this version of airflow-geneva reads formats 1"),
+        ('{"made_by": "airflow_geneva", "format": 2}', "format 2; this version of airflow-geneva reads format 1"),
         ('{"made_by": "airflow_geneva", "format": 1}', "is damaged"),
     ],
 )
