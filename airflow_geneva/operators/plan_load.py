@@ -37,7 +37,7 @@ class PlanLoadOperator(PlanOperator):
             of them counts.
         where: SQL filter on the rows of the table.
         adopt: load values of a computed column, which count as computed by its function.
-        commit_granularity: fragments per Lance commit; by default as many as keep a load at about 100 commits.
+        commit_granularity: fragments per Lance commit; by default, a load makes about 100 commits.
 
     Example:
         ```python

@@ -291,7 +291,7 @@ class LoadColumnsTaskGroup(_ShardGroup):
             of them counts.
         where: SQL filter on the rows of the table.
         adopt: load values of a computed column, which count as computed by its function.
-        commit_granularity: fragments per Lance commit; by default as many as keep a load at about 100 commits.
+        commit_granularity: fragments per Lance commit; by default, a load makes about 100 commits.
         ignore_checkpoints: do not use what earlier runs joined and did not commit.
         indexes: `update` lets `finish` bring the indexes over the columns up to date.
         shared: the arguments of :class:`GroupArguments`.
