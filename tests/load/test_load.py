@@ -287,6 +287,30 @@ def test_files_are_read_from_where_they_are_now_and_not_from_memory(table: Table
     assert rows(table, "caption")[1]["caption"] == "new"
 
 
+def test_files_that_changed_since_the_plan_are_refused_and_those_of_a_staged_shard_may_go(
+    table: Table, tmp_path: Path
+) -> None:
+    place = tmp_path / "in.parquet"
+    pq.write_table(captions([1]), place)
+    plan = plan_load(table.location, LoadRequest(place, "id")).plan
+    job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
+    pq.write_table(captions([1, 2]), place)
+    with pytest.raises(InvalidInput, match=r"in\.parquet' has changed since the load was planned\. Plan it again"):
+        job.apply(plan.shards[0], Udfs({}))
+    plan, job = begun(table, place)
+    place.unlink()
+    for shard in plan.shards:
+        job.apply(shard, Udfs({}))
+    assert committed(plan, job).rows_loaded == 2
+
+
+def test_keys_of_half_precision(tmp_path: Path) -> None:
+    keys = pa.array(np.array([0, 1, 2.5], np.float16))
+    table = connect(tmp_path).create_table("t", pa.table({"id": keys, "x": [1, 2, 3]}))
+    table.load_columns(pa.table({"id": keys.take([2, 0]), "y": ["c", "a"]}), on="id", runner="inline")
+    assert table.lance.to_table(columns=["y"]).column("y").to_pylist() == ["a", None, "c"]
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("on_duplicate", ["error", "last"])
 def test_spark_joins_and_writes_the_same(table: Table, tmp_path: Path, on_duplicate: str) -> None:

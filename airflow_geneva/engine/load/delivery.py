@@ -48,17 +48,16 @@ class Delivery:
         schema = pa.schema([(name, kind) for name, (kind, _) in asked.items()])
         at = part << PART_BITS
         for batch in self.source.read(part, schema, self.options):
-            keys = [_cast(batch.column(name), name, kind) for name, (_, kind) in self.keys.items()]
+            keys = [_carried(batch.column(name), name, kind) for name, (_, kind) in self.keys.items()]
             values = [
-                _cast(_cast(batch.column(name), name, kind), name, carried)
-                for (name, (_, kind)), carried in zip(self.values.items(), self.carried, strict=True)
+                _carried(batch.column(name), name, kind) for name, (_, kind) in self.values.items()
             ] if with_values else []  # fmt: skip
-            numbers = pa.array(range(at, at + batch.num_rows), pa.int64())
+            numbers = pa.array(np.arange(at, at + batch.num_rows))
             at += batch.num_rows
             yield pa.RecordBatch.from_arrays([*keys, *values, numbers], schema=self.schema(with_values))
 
     def schema(self, with_values: bool = True) -> pa.Schema:
-        keys = [(f"k{at}", kind) for at, (_, kind) in enumerate(self.keys.values())]
+        keys = [(f"k{at}", carried_as(kind)) for at, (_, kind) in enumerate(self.keys.values())]
         values = [(f"v{at}", kind) for at, kind in enumerate(self.carried)] if with_values else []
         return pa.schema([*keys, *values, ("number", pa.int64())])
 
@@ -77,6 +76,11 @@ def carried_as(kind: pa.DataType) -> pa.DataType:
         return pa.float32() if pt.is_float16(one) else one
 
     return map_leaves(storage_type(kind), leaf)
+
+
+def _carried(values: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    """Convert values of the source to the type of the table's column, as the join carries it."""
+    return _cast(_cast(values, name, kind), name, carried_as(kind))
 
 
 def _cast(values: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
@@ -107,13 +111,14 @@ def read_keys(
         for batch in scanner.to_batches():
             address = batch.column("_rowaddr").to_numpy().astype(np.int64)
             ids = batch.column("_rowid").to_numpy().astype(np.int64)
-            keys = [batch.column(name) for name in on]
+            keys = [
+                _cast(batch.column(name), name, field.type) for name, field in zip(on, list(schema)[2:], strict=True)
+            ]
             yield pa.RecordBatch.from_arrays([pa.array(address), pa.array(ids), *keys], schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def key_schema(types: Sequence[pa.DataType]) -> pa.Schema:
-    return pa.schema(
-        [(ADDRESS, pa.int64()), (ROW_ID, pa.int64()), *((f"k{at}", kind) for at, kind in enumerate(types))]
-    )
+    keys = ((f"k{at}", carried_as(kind)) for at, kind in enumerate(types))
+    return pa.schema([(ADDRESS, pa.int64()), (ROW_ID, pa.int64()), *keys])

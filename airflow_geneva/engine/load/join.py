@@ -142,7 +142,7 @@ def _positions(stored: lance.LanceDataset, keys: int) -> pa.RecordBatchReader:
     def batches() -> Iterator[pa.RecordBatch]:
         at = 0
         for batch in stored.scanner(columns=names, scan_in_order=True).to_batches():
-            numbers = pa.array(range(at, at + batch.num_rows), pa.int64())
+            numbers = pa.array(np.arange(at, at + batch.num_rows))
             at += batch.num_rows
             yield pa.RecordBatch.from_arrays([*batch.select(names).columns, numbers], schema=schema)
 

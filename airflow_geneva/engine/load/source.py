@@ -95,6 +95,20 @@ class LoadSource:
         with _reading(self.name):
             return self._files(self.paths[:1], options, None).schema
 
+    def check_unchanged(self, options: Options) -> None:
+        """Raise `InvalidInput` if files are not those that were planned; a Lance table is read at its version."""
+        if self.format in ("lance", "memory"):
+            return
+        files, names = file_system(self.paths[0], options)
+        with _reading(self.name):
+            now = files.get_file_info([names(path) for path in self.paths])
+        for path, then, one in zip(self.paths, self.state, now, strict=True):
+            if one.type != pfs.FileType.File or f"{one.size} {one.mtime_ns}" != then:
+                raise InvalidInput(
+                    f"{path!r} has changed since the load was planned. Plan it again; in Airflow, clear the plan task "
+                    "with its downstream tasks."
+                )
+
     def parts(self) -> int:
         """Return the number of parts, which can be read apart from each other."""
         if self.format == "lance":

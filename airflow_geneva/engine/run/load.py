@@ -42,7 +42,6 @@ def load_shard(
 ) -> list[UnitReport]:
     """Stage the fragments of a shard that have no data file yet, and return a report of each."""
     assert isinstance(target.work, LoadSpec)
-    delivery = delivery_of(target, target.work)
     index = target.at_begin(len(shard.fragments))
     todo = [
         work for work in shard.to_apply
@@ -51,12 +50,16 @@ def load_shard(
     reporter = open_reporter(location, target.work, shard, plan)
     reports = [UnitReport(True) for _ in range(len(shard.to_apply) - len(todo))]
     try:
-        if on_spark and todo:
+        found: Iterator[int]
+        if not todo:
+            found = iter(())
+        elif on_spark:
             from airflow_geneva.spark.load import load_on_spark
 
+            delivery = delivery_of(target, target.work)
             found = load_on_spark(session, location, target.work, delivery, todo, plan, shard.index)
         else:
-            found = _load_inline(target, target.work, delivery, todo)
+            found = _load_inline(target, target.work, delivery_of(target, target.work), todo)
         for rows in found:
             reporter.rows_done += rows
             reporter.add_ready(rows)
@@ -72,6 +75,7 @@ def delivery_of(target: ColumnTarget, work: LoadSpec) -> Delivery:
     """Open the source of a planned load again, or take the rows in memory that this process has."""
     source = find_source(work.source)
     options, schema = target.store.storage.options, target.source.schema
+    source.check_unchanged(options)
     theirs = source.schema(options)
     keys = {name: (theirs.field(name).type, schema.field(name).type) for name in work.on}
     values = {name: (theirs.field(name).type, schema.field(name).type) for name in work.columns}
