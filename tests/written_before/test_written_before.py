@@ -43,7 +43,12 @@ def assert_free(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 def test_it_comes_to_the_same_as_with_the_code_that_wrote_it(act: str) -> None:
-    assert outcome(act) == RECORD["acts"][act]
+    found, expected = outcome(act), RECORD["acts"][act]
+    if act == "jobs":
+        for job, before in zip(found[1], expected[1], strict=True):
+            added = {name: job.pop(name) for name in sorted(set(job) - set(before))}
+            assert added == {"key_column": None, "siblings": []}  # fields that came later, empty in earlier jobs
+    assert found == expected
 
 
 @pytest.mark.parametrize("name", RECORD["code_versions"])
