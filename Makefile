@@ -16,6 +16,8 @@ NEWEST_BETA := $(patsubst %,--upgrade-package %,apache-airflow apache-airflow-co
 TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(CELERY),tests/airflow/test_celery.py)$(if $(STORE),tests/promises/test_object_store.py)
 # npm's and Debian's programs for CELERY=1 and STORE=azurite: Debian has those of PostgreSQL in a folder that is not on PATH.
 FOUND := $(PATH):$(CURDIR)/$(AZURITE)$(addprefix :,$(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin))))
+# A test that hangs ends with the stacks of its threads; the tests after it go on in a new worker.
+HUNG := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 export QUERY
 
 .DEFAULT_GOAL := help
@@ -38,7 +40,7 @@ demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
 test: $(if $(CELERY),servers) $(if $(STORE),$(AZURITE)) install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, CELERY=1, STORE=azurite
-	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest $(if $(CELERY),-rP,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(TESTS)
+	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest $(HUNG) $(if $(CELERY),-rP,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(TESTS)
 
 servers:
 	@PATH="$(FOUND)"; missing=; \

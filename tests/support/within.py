@@ -115,27 +115,48 @@ KINDS = ["plain", "plain", "where", "where", "skip", "async", "dedup", "indexed"
 Act = tuple[int, Callable[[], Any]]
 
 
+class _Acts:
+    """Actions between the fault points of a run, one at a time, whichever of its threads passes the point."""
+
+    def __init__(self, acts: list[Act]) -> None:
+        self._lock = threading.Condition()
+        self._todo, self._left, self._busy = list(acts), acts[0][0] if acts else 0, False
+
+    def pass_point(self, _pid: int, _signal: int) -> None:
+        with self._lock:
+            if self._busy or not self._todo:
+                return
+            self._left -= 1
+            if self._left:
+                return
+            _, done = self._todo.pop(0)
+            self._busy = True
+        try:
+            done()
+        finally:
+            with self._lock:
+                self._busy, self._left = False, self._todo[0][0] if self._todo else 0
+                self._lock.notify_all()
+
+    def end(self) -> None:
+        """Start no further action, and wait for one that a thread of the run is still carrying out."""
+        with self._lock:
+            self._todo.clear()
+            self._lock.wait_for(lambda: not self._busy)
+
+
 @contextmanager
 def changing(acts: list[Act]) -> Iterator[None]:
     """Run an action each time a number of fault points has been passed since the last action."""
-    todo = list(acts)
-
-    def arm() -> None:
-        faults._hits = 0
-        faults._ARMED = f"any:{todo[0][0]}" if todo else ""
-
-    def act(pid: int, number: int) -> None:
-        _, done = todo.pop(0)
+    running = _Acts(acts)
+    # Threads that outlive the run may be at a fault point when this ends: in this process, it never kills again.
+    faults.os = SimpleNamespace(kill=running.pass_point, getpid=os.getpid)  # type: ignore[assignment]
+    faults._ARMED = "any"
+    try:
+        yield
+    finally:
         faults._ARMED = ""
-        done()
-        arm()
-
-    with patch.object(faults, "os", SimpleNamespace(kill=act, getpid=os.getpid)):
-        arm()
-        try:
-            yield
-        finally:
-            faults._ARMED = ""
+        running.end()
 
 
 def changes_of(job: Job, moves: bool) -> list[Change]:
@@ -165,8 +186,7 @@ def do(world: World, dice: random.Random, change: Change) -> None:
         world.steps += 1
         with open(world.folder / "changes", "a") as log:
             log.write(f"{change.__name__} at version {world.table.version}\n")
-        with patch.object(faults, "_ARMED", ""):  # a change may be a run, without further changes in it
-            change(world, dice)
+        change(world, dice)
 
 
 def die() -> None:
