@@ -27,16 +27,16 @@ def test_a_version_is_of_one_model_whatever_is_killed(
 ) -> None:
     with Stage(tmp_path) as stage:
         wrote, *read, promoted = kill_promotions(stage, promotions, kills)
-    # What a process began before it was killed was called again, and no promotion was made twice.
-    assert stage.commits == len(stage.done) >= promotions
-    assert all(set(seen) == {"1", "2"} for seen in read), read
-    compute_both(stage.table)
-    rows = stage.table.to_arrow()
-    for column in stage.table.schema.names[2:]:
-        assert len({value[0] for value in rows[column].to_pylist()}) == 1
-        assert [value[1] for value in rows[column].to_pylist()] == rows["x"].to_pylist()
-    assert stage.table.column_function(LIVE)(-1)[0] == rows[LIVE][0].as_py()[0]
-    assert [call for call, times in stage.calls().items() if times > 1] == []
+        compute_both(stage.table)
+        # What a process began before it was killed was called again, and no promotion was made twice.
+        assert stage.commits == len(stage.done) >= promotions
+        assert all(set(seen) == {"1", "2"} for seen in read), read
+        rows = stage.table.to_arrow()
+        for column in stage.table.schema.names[2:]:
+            assert len({value[0] for value in rows[column].to_pylist()}) == 1
+            assert [value[1] for value in rows[column].to_pylist()] == rows["x"].to_pylist()
+        assert stage.table.column_function(LIVE)(-1)[0] == rows[LIVE][0].as_py()[0]
+        assert [call for call, times in stage.calls().items() if times > 1] == []
     with capsys.disabled():
         print(f"\n{len(stage.done)} promotions, {kills} kills, reads by model {read}, writes {wrote}, {promoted}")
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -35,7 +36,6 @@ INDEXES = {"first": 1, "second": 2}
 
 def make_table(folder: Path) -> Table:
     """A table with a live column of the first model, and a complete and indexed candidate of the second."""
-    os.environ[TRACE] = str(folder / "calls")
     rows = pa.table({"id": pa.array(range(ROWS), pa.int64()), "x": pa.array(range(ROWS), pa.int64())})
     table = connect(folder / "db").create_table("docs", rows, max_rows_per_file=20)
     table.add_columns({LIVE: first_model, THERE[0]: second_model})
@@ -50,6 +50,8 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._environment = patch.dict(os.environ, {TRACE: str(folder / "calls")})
+        self._environment.start()
         self.table = make_table(folder)
         self.started: list[subprocess.Popen[str]] = []
 
@@ -60,9 +62,10 @@ class Stage:
         for process in self.started:
             process.kill()
             process.wait()
+        self._environment.stop()
 
     def start(self, role: str, fault: str = "") -> subprocess.Popen[str]:
-        environment = {**os.environ, TRACE: str(self.folder / "calls"), "AIRFLOW_GENEVA_FAULT": fault}
+        environment = {**os.environ, "AIRFLOW_GENEVA_FAULT": fault}
         command = [sys.executable, "-m", "tests.support.promoting", role, str(self.folder)]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         self.started.append(process)
@@ -126,6 +129,7 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
         1_000,
         Counter[str](),
     )
+    pause, promoted = 0.3, 0
     while not (folder / "stop").exists():
         kind = chance.choice(("append", "update", "compact", "delete"))
         dataset = table.lance
@@ -147,8 +151,15 @@ def write_until_stopped(folder: Path) -> dict[str, Any]:
         following += 1_000
         rounds[kind] += 1
         compute_both(table)
-        time.sleep(0.3)
+        # Longer and longer until there is a promotion, which needs a moment without due rows.
+        before, promoted = promoted, size_of(folder / "promotions")
+        pause = 0.3 if promoted > before else 2 * pause
+        time.sleep(min(pause, 20.0))
     return dict(rounds)
+
+
+def size_of(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def compute_both(table: Table) -> None:
