@@ -18,7 +18,7 @@ from airflow_geneva.engine.lance_io.rows import RowData, as_rows, differences, f
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, table_names
 from airflow_geneva.engine.storage.uri import check_name, is_local, join, normalize_uri
-from airflow_geneva.engine.views.definition import is_view
+from airflow_geneva.engine.views.definition import ViewDefinition, is_view, lancedb_query
 from airflow_geneva.engine.views.sources import allow_databases
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.table import Table
@@ -159,6 +159,8 @@ class Database(Summarized):
         """
         found = self.open_table(name)
         if not isinstance(found, View):
+            if lancedb_query(found.schema.metadata) is not None:
+                _ = ViewDefinition.read(found.schema.metadata, name)
             raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
         return View(found.location, allow_databases(sources))
 

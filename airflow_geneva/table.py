@@ -33,7 +33,9 @@ from airflow_geneva.engine.udf.definition import (
     redefine,
     renamed_metadata,
 )
+from airflow_geneva.engine.udf.lancedb_columns import without_declaration
 from airflow_geneva.engine.udf.of_process import find_udf, give_udf, keep_udf
+from airflow_geneva.engine.views.definition import lancedb_query
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -99,7 +101,9 @@ class Table(Summarized, Readable, FailedRows):
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
         dataset = dataset or self.lance
-        return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}"
+        query = lancedb_query(dataset.schema.metadata)
+        of_lancedb = "" if query is None else f", a view of LanceDB: {query:.200}"
+        return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}{of_lancedb}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         defined = ((field, definition_in(field)) for field in schema)
@@ -179,7 +183,7 @@ class Table(Summarized, Readable, FailedRows):
         for key, spec in by_name(columns).items():
             for name, definition, udf in redefine(self.name, dataset.schema, key_names(key), spec):
                 give_udf(udf, self._named(name))
-                changes[name] = {UDF_KEY: definition.to_json()}
+                changes[name] = {UDF_KEY: definition.to_json(), **without_declaration(dataset.schema.field(name))}
         dataset.update_field_metadata(changes)
 
     def drop_columns(self, columns: Sequence[str]) -> None:

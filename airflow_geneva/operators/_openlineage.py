@@ -45,7 +45,7 @@ def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
     if isinstance(work, RefreshSpec):
         return tuple(_of_view(work.definition))
     udf = work.definition
-    by = _describe_udf(udf.import_path or udf.name, work.udf_version)
+    by = _describe_udf(udf.function_name, work.udf_version)
     return tuple(ColumnSource(name, udf.columns or work.inputs, TRANSFORMATION, by) for name in work.columns)
 
 
@@ -61,7 +61,7 @@ def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
     for column in definition.columns:
         if column.udf is not None:
             inputs = tuple(dict.fromkeys(part for name in column.columns for part in earlier.get(name, (name,))))
-            by = _describe_udf(column.udf.import_path or column.udf.name, column.udf.version)
+            by = _describe_udf(column.udf.function_name, column.udf.version)
             found = ColumnSource(column.name, inputs, TRANSFORMATION, by)
         elif column.kind == "sibling":
             found = replace(by_first[column.of or ""], column=column.name)

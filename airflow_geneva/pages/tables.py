@@ -203,8 +203,8 @@ def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
     if definition is None:
         return ColumnRow(name, kind, None)
     inputs = definition.input_columns or ()
-    path = definition.import_path or definition.name
-    return ColumnRow(name, kind, f"{path} (version {definition.version}) of {', '.join(inputs)}", inputs=inputs)
+    made_by = definition.function_name
+    return ColumnRow(name, kind, f"{made_by} (version {definition.version}) of {', '.join(inputs)}", inputs=inputs)
 
 
 def _view_row(name: str, definition: ViewDefinition) -> ColumnRow:

@@ -104,8 +104,9 @@ class ColumnFunction(Described):
         if self.older:
             made += f", some of them possibly of version {', '.join(self.older)}"
         left = f", {counted(self.rows_left, 'row')} without a value" if self.rows_left else ""
+        function = self.udf.definition(self.inputs.names).function_name
         return (
-            f"Function {self.udf.import_path or self.udf.name}({', '.join(self.inputs.names)}) of column "
+            f"Function {function}({', '.join(self.inputs.names)}) of column "
             f"{self.column!r} at version {self.table_version}: {made or 'no values'}{left}"
         )
 

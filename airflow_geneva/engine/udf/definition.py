@@ -17,6 +17,7 @@ from airflow_geneva.engine.lance_io.siblings import SIBLINGS_KEY, Output, Siblin
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.decorator import UDF
+from airflow_geneva.engine.udf.lancedb_columns import declared_definition, explain_declaration, is_declared
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.udf.shipping import load_udf
 from airflow_geneva.errors import InvalidInput
@@ -197,9 +198,9 @@ def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
 
 
 def definition_in(field: pa.Field) -> UdfDefinition | None:
-    """Return the definition that a column's field holds; None if no UDF computes it."""
+    """Return the definition that a column's field holds, also LanceDB's of SQL; None if no UDF computes it."""
     stored = (field.metadata or {}).get(UDF_KEY.encode())
-    return None if stored is None else UdfDefinition.from_json(stored)
+    return declared_definition(field) if stored is None else UdfDefinition.from_json(stored)
 
 
 def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]]:
@@ -219,10 +220,19 @@ def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, 
     if stored_definition(schema, column) is not None:
         changed[column] = {FORMER_NAMES_KEY: names_before(schema, column, renamed)}
     for name in readers_of(schema, [column]):
+        _refuse_declared(schema.field(name), column)
         definition = read_definition("", schema, name)
         inputs = renamed_inputs(definition.input_columns or (), {column: renamed})
         changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
     return changed
+
+
+def _refuse_declared(field: pa.Field, renamed: str) -> None:
+    if UDF_KEY.encode() not in (field.metadata or {}):
+        raise InvalidInput(
+            f"Column {renamed!r} cannot get another name: LanceDB computes {field.name!r} from it by an SQL expression "
+            "that names it. Drop that column first, or give it a UDF with table.alter_columns(...)."
+        )
 
 
 def renamed_inputs(inputs: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -288,6 +298,7 @@ def promoted_metadata(
         definition = stored_definition(schema, name)
         new = {to: keep_as} if name == column else {column: to}
         if definition is not None and not new.keys().isdisjoint(definition.columns):
+            _refuse_declared(schema.field(name), column)
             inputs = renamed_inputs(definition.input_columns or (), new)
             changed.setdefault(ids[name], {})[UDF_KEY] = replace(definition, input_columns=inputs).to_json()
     return changed
@@ -306,6 +317,8 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
             f'Define it first: table.add_columns({{"{column}": udf}}).'
         )
     definition = stored_definition(schema, column)
+    if definition is None and is_declared(schema.field(column)):
+        raise explain_declaration(table, schema.field(column))
     if definition is None:
         raise InvalidInput(
             f"Column {column!r} of table {table!r} has no UDF: it was not defined by table.add_columns(). "

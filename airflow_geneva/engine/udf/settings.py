@@ -265,7 +265,15 @@ class UdfDefinition:
     @property
     def call(self) -> str:
         """Describes for display how it computes its column."""
-        return f"{self.import_path or self.name}({', '.join(self.input_columns or ())}), version {self.version}"
+        return f"{self.function_name}({', '.join(self.input_columns or ())}), version {self.version}"
+
+    @property
+    def function_name(self) -> str:
+        """Names the function for display: by its import path, or its name, or the SQL expression that it evaluates."""
+        from airflow_geneva.engine.udf.lancedb_columns import expression_at
+
+        sql = expression_at(self.import_path)
+        return f"sql({sql!r})" if sql else self.import_path or self.name
 
     def to_json(self) -> str:
         """Return the definition as JSON with sorted keys, without None values."""

@@ -88,7 +88,7 @@ class OutputColumn:
     def describe(self) -> str:
         if self.udf is not None:
             field = f", field {self.field!r}" if self.field else ""
-            return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}){field} -> {self.type}"
+            return f"UDF {self.udf.function_name} of ({', '.join(self.inputs)}){field} -> {self.type}"
         return f"{self.origin} -> {self.type}"
 
     @property
@@ -295,6 +295,11 @@ class ViewDefinition:
     @staticmethod
     def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
         """Read the definition from a view's schema metadata; `InvalidInput` if it is not a view of this package."""
+        if (query := lancedb_query(metadata)) is not None:
+            raise InvalidInput(
+                f"Table {view!r} is a materialized view of LanceDB, which only LanceDB refreshes: {query:.500}. "
+                "Refresh it there, or create a view here with this query: table.query()...create_materialized_view()."
+            )
         if not is_view(metadata):
             raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
         return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
@@ -377,6 +382,17 @@ class ViewDefinition:
                 f"Table {self.source_table!r} no longer fits the view that reads it: {'; '.join(changes)}. "
                 "Undo the change, or create the view again from the current table."
             )
+
+
+def lancedb_query(metadata: Mapping[bytes, bytes] | None) -> str | None:
+    """Return the query of a view that LanceDB maintains, or all of its definition in an unknown form; else None."""
+    stored = (metadata or {}).get(b"mv.definition")
+    if stored is None:
+        return None
+    try:
+        return str(parse(stored)["query"])
+    except (LookupError, TypeError, ValueError):
+        return stored.decode(errors="replace")
 
 
 def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
