@@ -38,6 +38,8 @@ class _Task:
     delivery: Delivery
     plan: str
     shard: int
+    left: tuple[int, ...]
+    """The fragments to stage, by id."""
 
     def target(self) -> ColumnTarget:
         return ColumnTarget.at(self.location, self.work)
@@ -49,11 +51,10 @@ class _Task:
 
     def read_keys(self, groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the keys of groups of fragments; a group is every `_KEY_TASKS`-th fragment from its number on."""
-        source, works = self.target().source, self.works()
+        source = self.target().source
         schema = _as_spark(self.key_schema())
         for group in _numbers(groups):
-            fragments = [work.id for work in works[group::_KEY_TASKS]]
-            for batch in read_keys(source, self.work.on, fragments, self.work.where):
+            for batch in read_keys(source, self.work.on, self.left[group::_KEY_TASKS], self.work.where):
                 yield _converted(batch, schema)
 
     def stage(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -89,7 +90,8 @@ def load_on_spark(
 
     session = session or local.open_session(work.sizing.concurrency)
     send_code(session, ())
-    task = _Task(location, work, delivery, plan, shard)
+    wanted = {one.id: one for one in todo}
+    task = _Task(location, work, delivery, plan, shard, tuple(wanted))
     source = _frame(session, delivery.source.parts(), task.read_source, delivery.schema())
     keys = _frame(session, min(len(todo), _KEY_TASKS), task.read_keys, task.key_schema())
     names = [f"k{at}" for at in range(len(work.on))]
@@ -104,10 +106,6 @@ def load_on_spark(
     joined = keys.join(renamed.hint("merge"), same, "left").select(
         ADDRESS, ROW_ID, f.col("number").isNotNull().alias(FOUND), *values
     )  # fmt: skip
-    fragments = [one.id for one in todo]
-    wanted = {one.id: one for one in todo}
-    if len(wanted) < len(task.works()):
-        joined = joined.where(f.shiftright(ADDRESS, 32).isin(fragments))
     partitions = max(1, min(len(todo), work.sizing.concurrency * _PARTS_A_SLOT))
     staged = (
         joined.repartition(partitions, f.shiftright(ADDRESS, 32))

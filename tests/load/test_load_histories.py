@@ -82,37 +82,45 @@ def test_a_table_has_what_a_dict_has(tmp_path: Path, seed: int) -> None:
         assert rows(table) == model, number
 
 
-def load_and_die(folder: str, fault: str) -> None:
+def load_and_die(folder: str, fault: str, sizes: dict[str, Any]) -> None:
     """Run in a process of its own, which is killed at a fault point."""
     table = connect(Path(folder) / "db").open_table("docs")
     Fault(fault).arm()
-    table.load_columns(Path(folder) / "delivery-1.parquet", on="id", **SIZES)
+    table.load_columns(Path(folder) / "delivery-1.parquet", on="id", **sizes)
+
+
+ON_SPARK = pytest.param("staged.written:3", 2, {"shard_size": 4, "runner": "spark"}, marks=pytest.mark.spark)
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    ("point", "kept"),
+    ("point", "kept", "then"),
     [
-        ("plan.saved:1", 0),
-        ("staged.write:3", 2),
-        ("staged.written:2", 1),
-        ("commit.before:2", 2),
-        ("commit.after:1", 2),
-        ("finish.begin:1", 4),
+        ("plan.saved:1", 0, {}),
+        ("staged.write:3", 2, {}),
+        ("staged.written:2", 1, {}),
+        ("commit.before:2", 2, {}),
+        ("commit.after:1", 2, {}),
+        ("finish.begin:1", 4, {}),
+        ON_SPARK,
     ],
 )
-def test_a_load_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, kept: int) -> None:
-    table = make(tmp_path)
+def test_a_load_that_is_killed_goes_on_where_it_was(
+    tmp_path: Path, point: str, kept: int, then: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    if then:
+        request.getfixturevalue("spark")
+    table, sizes = make(tmp_path), {**SIZES, **then}
     values = {key: (f"1-{key}", key) for key in range(0, 60, 2)}
     place = deliver(tmp_path, 1, values)
-    arguments = {"folder": str(tmp_path), "fault": point}
+    arguments = {"folder": str(tmp_path), "fault": point, "sizes": {**sizes, "runner": "inline"}}
     assert forge().run("tests.load.test_load_histories:load_and_die", arguments, {}) == -signal.SIGKILL
     staged = {path.name for path in (Path(table.uri) / "data").iterdir()}
-    result = table.load_columns(place, on="id", **SIZES)
+    result = table.load_columns(place, on="id", **sizes)
     model: Model = dict.fromkeys(range(60), (None, None)) | {5: ("0-5", 5)} | values
     assert rows(table) == model
     assert result.state == "DONE"
     written = {path.name for path in (Path(table.uri) / "data").iterdir()} - staged
     assert len(written) == 4 - kept
-    again = table.load_columns(place, on="id", **SIZES)
+    again = table.load_columns(place, on="id", **sizes)
     assert (again.rows_loaded, again.commits) == (0, ())
