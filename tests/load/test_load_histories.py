@@ -33,7 +33,7 @@ def rows(table: Table) -> Model:
     return {row["id"]: (row["caption"], row["score"]) for row in found}
 
 
-def step(table: Table, model: Model, dice: random.Random, folder: Path, number: int) -> None:
+def step(table: Table, model: Model, dice: random.Random, folder: Path, number: int, sizes: dict[str, Any]) -> None:
     """Change the table and the model in the same way."""
     what = dice.choice(["load", "load", "load", "append", "update", "delete", "compact", "restore"])
     some = sorted(dice.sample(sorted(model), min(len(model), dice.randint(1, 12))))
@@ -41,7 +41,7 @@ def step(table: Table, model: Model, dice: random.Random, folder: Path, number: 
         keys = [*some, 10_000 + number]
         values = {key: (f"{number}-{key}", number * 1_000 + key) for key in keys}
         missing, where = dice.choice(["keep", "null"]), dice.choice([None, "id % 2 = 0"])
-        table.load_columns(deliver(folder, number, values), on="id", on_missing=missing, where=where, **SIZES)
+        table.load_columns(deliver(folder, number, values), on="id", on_missing=missing, where=where, **sizes)
         for key in model:
             if where is None or key % 2 == 0:
                 model[key] = values.get(key, model[key] if missing == "keep" else (None, None))
@@ -72,13 +72,17 @@ def make(folder: Path) -> Table:
     return table
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_table_has_what_a_dict_has(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "runner"), [*((seed, "inline") for seed in range(6)), pytest.param(6, "spark", marks=pytest.mark.spark)]
+)
+def test_a_table_has_what_a_dict_has(tmp_path: Path, seed: int, runner: str, request: pytest.FixtureRequest) -> None:
+    if runner == "spark":
+        request.getfixturevalue("spark")
     table, dice = make(tmp_path), random.Random(f"load-{seed}")
     model = rows(table)
     assert model[5] == ("0-5", 5)
     for number in range(1, 12):
-        step(table, model, dice, tmp_path, number)
+        step(table, model, dice, tmp_path, number, SIZES | {"runner": runner})
         assert rows(table) == model, number
 
 
