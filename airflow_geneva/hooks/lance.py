@@ -13,7 +13,8 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.storage.location import read_storage_options, secret_values
+from airflow_geneva.engine.storage.location import read_storage_options
+from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info

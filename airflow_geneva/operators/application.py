@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
-from airflow_geneva.engine.storage.location import secret_values
+from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._airflow_internals import rendered_in_task

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import in_threads
-from airflow_geneva.engine.storage.location import TableLocation, table_names
-from airflow_geneva.engine.storage.uri import check_name, join, normalize_uri, without_credentials
+from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
+from airflow_geneva.engine.storage.uri import check_name, normalize_uri, without_credentials
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.errors import InvalidInput
 
@@ -48,7 +48,7 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
             f"If it is right, allow it: db.open_view({view.name!r}, sources=[...]), in Airflow "
             "RefreshTaskGroup(sources=[...]), of the command --source."
         )
-    return TableLocation(join(database, f"{table}.lance"), table, view.options)
+    return locate(database, table, view.options)
 
 
 def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:
@@ -58,8 +58,8 @@ def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefi
     """
 
     def look(name: str) -> tuple[TableLocation, ViewDefinition] | None:
-        location = TableLocation(join(source.database_uri, f"{name}.lance"), name, source.options)
         try:
+            location = locate(source.database_uri, name, source.options)
             metadata = location.open().schema.metadata
             definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
         except BaseException as error:  # one damaged view must not hide the others
