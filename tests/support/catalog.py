@@ -99,6 +99,9 @@ class VendingCatalog:
     Args:
         endpoint: the S3 server, which knows no other credentials than its own.
         seconds: for how long credentials that are handed out are good.
+        described: the tables that were asked for, in the words of the address.
+        refused: requests to the store with credentials that had ended.
+        failing: how many of the next requests to the catalog fail, as in an outage.
     """
 
     endpoint: str
@@ -109,6 +112,7 @@ class VendingCatalog:
     described: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     requests: int = 0
+    failing: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _relocated: dict[str, str] = field(default_factory=dict)
@@ -132,13 +136,17 @@ class VendingCatalog:
         """Answer with another location of a table from now on."""
         self._relocated[table] = location
 
-    def grants(self) -> int:
-        """How many credentials were handed out."""
-        return len(self._ends)
+    @property
+    def secrets(self) -> list[str]:
+        """The secret keys that were handed out."""
+        return [f"secret-of-{key}." for key in self._ends]
 
     def _catalog(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if self.failing:
+            self.failing -= 1
+            return 503, {"Content-Type": "application/json"}, json.dumps({"error": "busy", "code": 17}).encode()
         if {name.lower(): value for name, value in headers.items()}.get("authorization") != f"Bearer {TOKEN}":
-            return 401, {"Content-Type": "application/json"}, json.dumps({"error": "no token", "code": 12}).encode()
+            return 401, {"Content-Type": "application/json"}, json.dumps({"error": "no token", "code": 16}).encode()
         kept = {name: value for name, value in headers.items() if name.lower() not in _PER_CONNECTION}
         status, found, content = _forward(self._adapter, method, path, kept, body)
         parts = urlsplit(path).path.split("/")
@@ -154,7 +162,7 @@ class VendingCatalog:
     def _grant(self) -> dict[str, str]:
         key, ends = f"grant-{next(self._numbers)}", time.time() + self.seconds
         self._ends[key] = ends
-        given = {**options_of(self.store), "aws_access_key_id": key, "aws_secret_access_key": f"secret-of-{key}"}
+        given = {**options_of(self.store), "aws_access_key_id": key, "aws_secret_access_key": f"secret-of-{key}."}
         return {**given, "expires_at_millis": str(int(ends * 1000))}
 
     def _store(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
