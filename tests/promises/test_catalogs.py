@@ -76,7 +76,9 @@ def test_a_store_that_refuses_and_a_catalog_that_refuses_are_told_without_a_secr
         db.open_table("prod.docs").to_arrow()
     assert not [secret for secret in [TOKEN, *catalog.secrets] if secret in str(refused.value)]
     other = connect_namespace("rest", {**catalog.properties, "headers.Authorization": "Bearer of-someone-else"})
-    with pytest.raises(StorageError, match=r"refuses to answer about table 'prod.docs'.*Correct the properties") as told:
+    with pytest.raises(
+        StorageError, match=r"refuses to answer about table 'prod.docs'.*Correct the properties"
+    ) as told:
         other.location("prod.docs")
     assert "of-someone-else" not in str(told.value)
 

@@ -9,11 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from lance.namespace import RestAdapter
-from lance_namespace import CreateNamespaceRequest
+from lance_namespace import (
+    CreateNamespaceRequest,
+    DeregisterTableRequest,
+    RegisterTableRequest,
+)
 
 from airflow_geneva import Database, connect, connect_namespace, udf
 from airflow_geneva.engine.storage.secrets import secret_values
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.errors import InvalidInput, JobFailed, StorageError, TableRemade
 
 TOKEN = "the-token-of-the-catalog"
 
@@ -63,6 +67,38 @@ def test_a_column_and_a_view_of_a_table_in_a_catalog_are_computed_and_followed(d
     db.drop_table("prod.v")
     assert db.table_names() == ["prod.docs"]
     assert not any("prod$v" in path.name for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["renamed", "dropped", "made again"])
+@pytest.mark.parametrize("at", ["staged.written", "commit.before"])
+def test_a_table_that_its_catalog_names_no_longer_is_left_as_it_is(
+    db: Database, monkeypatch: pytest.MonkeyPatch, at: str, how: str
+) -> None:
+    table = db.create_table("prod.docs", numbers(*range(30)))
+    table.add_columns({"y": doubled})
+    place = Path(table.uri).name
+    done: list[str] = []
+
+    def passing(name: str) -> None:
+        if name != at or done:
+            return
+        done.append(name)
+        if how == "renamed":
+            db.lance.deregister_table(DeregisterTableRequest(id=["prod", "docs"]))
+            db.lance.register_table(RegisterTableRequest(id=["prod", "papers"], location=place))
+        else:
+            db.drop_table("prod.docs")
+        if how == "made again":
+            db.create_table("prod.docs", numbers(*range(30))).add_columns({"y": doubled})
+
+    for module in ("lance_io.data_file", "lance_io.table_versions"):
+        monkeypatch.setattr(f"airflow_geneva.engine.{module}.fault_point", passing)
+    with pytest.raises((TableRemade, JobFailed), match="moved or renamed in its catalog, after the job was planned"):
+        table.backfill("y", runner="inline")
+    assert done
+    if how != "dropped":
+        left = db.open_table({"renamed": "prod.papers", "made again": "prod.docs"}[how])
+        assert left.to_arrow()["y"].null_count == 30
 
 
 def test_what_a_catalog_does_not_have_is_told(db: Database) -> None:

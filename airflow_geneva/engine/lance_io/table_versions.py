@@ -246,7 +246,8 @@ class PlannedTable:
     def _take_back(self, options: StorageOptions, version: int, transaction: lance.Transaction) -> None:
         try:
             with engine_errors():
-                now = self._location(options).open()
+                place = self._location(options).where_committed()
+                now = place.open()
                 found = read_transaction(now, version) if now.version >= version else None
         except (InvalidInput, EngineError):  # dropped again
             return
@@ -254,21 +255,21 @@ class PlannedTable:
             return
         if now.version == version:
             others = (int(reference["version"]) for reference in now.version_refs())
-            undone = self._restore(options, version, max((other for other in others if other < version), default=0))
+            undone = self._restore(place, version, max((other for other in others if other < version), default=0))
             if undone == version + 1:
                 return
             # Lance reported no conflict, but our restore also undid another writer's commit: undo the restore.
-            self._restore(options, undone, undone - 1)
+            self._restore(place, undone, undone - 1)
         raise TableRemade(
             f"{self._remade()} But its version {version} is a commit of this job, and others have committed since: "
             f"restore version {version - 1} and repeat their commits, or compute the column or the view again."
         )
 
-    def _restore(self, options: StorageOptions, newest: int, version: int) -> int:
+    def _restore(self, place: TableLocation, newest: int, version: int) -> int:
         import lance
 
         restore = lance.Transaction(newest, lance.LanceOperation.Restore(version))
-        return int(lance.LanceDataset.commit(self.uri, restore, **self._location(options).access).version)
+        return int(lance.LanceDataset.commit(place.uri, restore, **place.access).version)
 
     def _remade(self) -> TableRemade:
         return TableRemade(

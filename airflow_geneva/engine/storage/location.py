@@ -43,13 +43,17 @@ class TableLocation:
         object.__setattr__(self, "options", catalogs.of_table(self.options, self.name))
 
     @property
+    def in_catalog(self) -> bool:
+        return catalogs.catalog_uri(self.options) is not None
+
+    @property
     def checkpoints(self) -> Storage:
         return Storage(join(self.uri, "_checkpoints"), self.options)
 
     @property
     def limits(self) -> Storage:
         """The folder that stores the limits of its database; in a catalog, credentials are for one table only."""
-        if catalogs.catalog_uri(self.options) is not None:
+        if self.in_catalog:
             return self.checkpoints.folder("limits")
         return Storage(join(self.database_uri, "_geneva", "limits"), self.options)
 
@@ -65,12 +69,17 @@ class TableLocation:
 
     def is_named(self) -> bool:
         """Whether the catalog still says that the table lies here; asks it. A table in a folder needs no catalog."""
-        if catalogs.catalog_uri(self.options) is None:
+        if not self.in_catalog:
             return True
         try:
             return catalogs.describe(self.options, anew=True).uri == self.uri
         except NoSuchTable:
             return False
+
+    def where_committed(self) -> TableLocation:
+        """Return where commits go: a catalog that manages versions records them in the table that has the name now."""
+        now = catalogs.describe(self.options) if self.in_catalog else None
+        return replace(self, uri=now.uri) if now is not None and now.managed_versioning else self
 
     def patient(self, seconds: int = STORE_PATIENCE) -> TableLocation:
         """Return this location with a patience (maximum wait during an outage of its store), unless it has one."""
