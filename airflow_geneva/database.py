@@ -77,7 +77,7 @@ class Database(Summarized):
     @property
     def lance(self) -> LanceNamespace:
         """The plain pylance namespace of this folder, with the same storage options; or the catalog itself."""
-        if self._in_catalog:
+        if self.in_catalog:
             return catalogs.client(self.options)
         from lance.namespace import DirectoryNamespace
 
@@ -86,7 +86,8 @@ class Database(Summarized):
         return DirectoryNamespace(root=self.uri, manifest_enabled="false", **options)  # type: ignore[no-untyped-call]
 
     @property
-    def _in_catalog(self) -> bool:
+    def in_catalog(self) -> bool:
+        """Whether it is a catalog, and not a folder."""
         return catalogs.catalog_uri(self.options) is not None
 
     def table_names(self, namespace: Sequence[str] = ()) -> list[str]:
@@ -98,7 +99,7 @@ class Database(Summarized):
         Raises:
             InvalidInput: there is no such namespace, or the database is a folder, which has none.
         """
-        if namespace and not self._in_catalog:
+        if namespace and not self.in_catalog:
             raise InvalidInput(
                 f"{self.uri} is a folder of tables and has no namespace {list(namespace)}: leave it out."
             )
@@ -259,7 +260,7 @@ class Database(Summarized):
         options = {"enable_stable_row_ids": stable, "mode": "create" if found is None else "overwrite", **write_options}
         with self.new_location(name) as place:
             # pylance itself would declare a table that it creates.
-            write_rows(rows, place, **{**options, **({"mode": "overwrite"} if self._in_catalog else {})})
+            write_rows(rows, place, **{**options, **({"mode": "overwrite"} if self.in_catalog else {})})
         return Table(place)
 
     def _location_or_none(self, name: str) -> TableLocation | None:
@@ -293,7 +294,7 @@ class Database(Summarized):
         import lance
 
         table = self.open_table(name)
-        if self._in_catalog:
+        if self.in_catalog:
             catalogs.drop(table.location.options)
         else:
             lance.LanceDataset.drop(table.uri, **table.location.access)
@@ -316,6 +317,10 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         ```
     """
     database = Database(normalize_uri(uri), freeze_options(storage_options))
+    if database.uri.startswith(catalogs.SCHEME):
+        raise InvalidInput(
+            f"{database.uri} is a catalog, which is opened with its properties: connect_namespace(impl, properties)."
+        )
     if is_local(database.uri):
         _check_folder(Path(database.uri))
     if is_local(database.uri) and (similar := similar_folder(database.uri)):

@@ -13,8 +13,10 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri
+from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import read_storage_options
-from airflow_geneva.engine.storage.secrets import secret_values
+from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
@@ -27,7 +29,9 @@ class LanceHook(BaseHook):
     """A Lance database, named by an Airflow connection of type `lance`.
 
     The connection's host is the database's URI, and its extra field holds `storage_options`, a JSON object in pylance's
-    form. Without credentials in it, the machine's own identity is used.
+    form. Without credentials in it, the machine's own identity is used. For tables that a catalog names, there is no
+    host, and the extra field holds `namespace`, as `connect_namespace` takes it:
+    `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`.
 
     Args:
         lance_conn_id: the connection.
@@ -57,6 +61,8 @@ class LanceHook(BaseHook):
     def storage_options(self) -> dict[str, str]:
         """Credentials and settings for pylance; from the first access on Airflow masks the secrets in logs."""
         options = read_storage_options(self._extra.get("storage_options"))
+        if catalog := self._catalog:
+            options[CATALOG] = catalog
         for secret in secret_values(options):
             mask_secret(secret)
         return options
@@ -73,6 +79,8 @@ class LanceHook(BaseHook):
         Raises:
             InvalidInput: the connection has no URI, or a path relative to the process's working directory.
         """
+        if found := catalog_uri(freeze_options(self.storage_options)):
+            return found
         return _absolute(self._host, f"The host of Airflow connection {self.lance_conn_id!r}")
 
     def get_database(self, database: str | None = None) -> Database:
@@ -81,9 +89,13 @@ class LanceHook(BaseHook):
         Args:
             database: another URI to use with the connection's storage options.
         """
-        from airflow_geneva.database import connect
+        from airflow_geneva.database import Database, connect
 
         options = self.storage_options
+        if CATALOG in options:
+            if database in (None, self.uri):
+                return Database(self.uri, freeze_options(options))
+            options = {name: value for name, value in options.items() if name != CATALOG}
         return connect(_absolute(database, "database") if database else self.uri, options)
 
     def get_conn(self) -> Database:
@@ -126,6 +138,23 @@ class LanceHook(BaseHook):
             return self.get_connection(self.lance_conn_id)
         except AirflowNotFoundException:
             raise self._missing() from None
+
+    @cached_property
+    def _catalog(self) -> str | None:
+        """The storage option of the catalog that the extra field names."""
+        given = self._extra.get("namespace")
+        try:
+            found = json.loads(given) if isinstance(given, str) and given.strip() else given or None
+        except ValueError:
+            found = given
+        if found is None:
+            return None
+        if not isinstance(found, Mapping) or not {"impl", "properties"} >= found.keys():
+            raise InvalidInput(
+                f"The namespace in the extra field of Airflow connection {self.lance_conn_id!r} is not of the form "
+                '{"impl": "rest", "properties": {"uri": "https://catalog.example"}}. Give it, or leave it out.'
+            )
+        return catalog_option(found.get("impl"), found.get("properties") or {})
 
     @cached_property
     def _host(self) -> str:

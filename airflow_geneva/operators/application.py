@@ -136,7 +136,7 @@ class _Parts:
         return [*self.arguments(job, index, dag_id), *added]
 
     def _store(self, job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
-        folder, place = job.folder.storage, job.location.database_uri
+        folder, place = job.folder.storage, job.location.uri.rpartition("/")[0]
         for name, data in files.items():
             if not folder.exists(name):  # the name contains the hash of the content
                 folder.write_bytes(name, data)

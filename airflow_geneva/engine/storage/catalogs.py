@@ -27,6 +27,8 @@ from airflow_geneva.errors import InvalidInput, NoSuchTable, StorageError
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
 
+SCHEME = "namespace://"
+"""The URI of a catalog is `namespace://IMPL/ADDRESS`."""
 _EXPIRES = "expires_at_millis"
 _EARLIER = 60.0
 """pylance asks for new credentials this many seconds before the old ones expire."""
@@ -84,7 +86,7 @@ def catalog_uri(options: StorageOptions) -> str | None:
         return None
     impl, properties = _parse(found)
     place = next((properties[name] for name in _PLACES if name in properties), "")
-    return f"namespace://{impl}/{place}".rstrip("/")
+    return f"{SCHEME}{impl}/{place}".rstrip("/")
 
 
 def pylance_access(options: StorageOptions, patient: bool = True) -> dict[str, Any]:
