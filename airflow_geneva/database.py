@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,14 +167,15 @@ class Database(Summarized):
             raise InvalidInput(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
-    def open_view(self, name: str, sources: Iterable[str | os.PathLike[str]] = ()) -> View:
+    def open_view(self, name: str, sources: Iterable[str | os.PathLike[str] | Database] = ()) -> View:
         """Open a materialized view; its source may be in another database only if that database is named here.
 
         A view's definition names its source, and anyone with write access to the view can change the definition. So a
         source in another database is opened only in the process that created the view, or if `sources` names it.
 
         Args:
-            sources: paths or URIs of other databases that may contain the source.
+            sources: paths or URIs of other databases that may contain the source, or the databases themselves; another
+                catalog is given as :func:`connect_namespace` returned it.
 
         Raises:
             InvalidInput: the table does not exist, or is not a view.
@@ -184,7 +185,13 @@ class Database(Summarized):
             if lancedb_query(found.schema.metadata) is not None:
                 _ = ViewDefinition.read(found.schema.metadata, name)
             raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
-        return View(found.location, allow_databases(sources))
+        if isinstance(sources, (str, os.PathLike)):
+            allow_databases(sources)  # which says to give a list
+        given = list(sources)
+        others = (one.options for one in given if isinstance(one, Database))
+        options = catalogs.with_sources(found.location.options, others)
+        allowed = allow_databases(one.uri if isinstance(one, Database) else one for one in given)
+        return View(replace(found.location, options=options), allowed)
 
     def create_table(
         self,

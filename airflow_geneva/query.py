@@ -15,6 +15,7 @@ from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.engine.lance_io.arrays import check_storable, single_batch
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
+from airflow_geneva.engine.storage.catalogs import with_sources
 from airflow_geneva.engine.storage.uri import check_name, without_credentials
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.of_process import give_udf
@@ -260,7 +261,7 @@ class Query:
         with database.new_location(called) as location:
             create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
         keep_source(location, definition)
-        return View(location)
+        return View(replace(location, options=with_sources(location.options, [self.table.location.options])))
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
         """Return the whole filter; of a view, only computed rows pass it."""

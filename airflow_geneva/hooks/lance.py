@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri
+from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri, with_sources
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
@@ -31,7 +32,8 @@ class LanceHook(BaseHook):
     The connection's host is the database's URI, and its extra field holds `storage_options`, a JSON object in pylance's
     form. Without credentials in it, the machine's own identity is used. For tables that a catalog names, there is no
     host, and the extra field holds `namespace`, as `connect_namespace` takes it:
-    `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`.
+    `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`. A list of such objects, `source_namespaces`,
+    names other catalogs, in which sources of views lie.
 
     Args:
         lance_conn_id: the connection.
@@ -61,8 +63,11 @@ class LanceHook(BaseHook):
     def storage_options(self) -> dict[str, str]:
         """Credentials and settings for pylance; from the first access on Airflow masks the secrets in logs."""
         options = read_storage_options(self._extra.get("storage_options"))
-        if catalog := self._catalog:
+        if catalog := self._catalog("namespace", self._extra.get("namespace")):
             options[CATALOG] = catalog
+        others = (self._catalog("source_namespaces", one) for one in self._list("source_namespaces"))
+        sources = [freeze_options({CATALOG: other}) for other in others if other]
+        options = dict(with_sources(freeze_options(options), sources))
         for secret in secret_values(options):
             mask_secret(secret)
         return options
@@ -139,10 +144,14 @@ class LanceHook(BaseHook):
         except AirflowNotFoundException:
             raise self._missing() from None
 
-    @cached_property
-    def _catalog(self) -> str | None:
-        """The storage option of the catalog that the extra field names."""
-        given = self._extra.get("namespace")
+    def _list(self, name: str) -> list[Any]:
+        given = self._extra.get(name) or []
+        with suppress(ValueError):
+            given = json.loads(given) if isinstance(given, str) else given
+        return given if isinstance(given, list) else [given]
+
+    def _catalog(self, name: str, given: Any) -> str | None:
+        """Return the storage option of a catalog that the extra field names."""
         try:
             found = json.loads(given) if isinstance(given, str) and given.strip() else given or None
         except ValueError:
@@ -151,7 +160,7 @@ class LanceHook(BaseHook):
             return None
         if not isinstance(found, Mapping) or not {"impl", "properties"} >= found.keys():
             raise InvalidInput(
-                f"The namespace in the extra field of Airflow connection {self.lance_conn_id!r} is not of the form "
+                f"{name} in the extra field of Airflow connection {self.lance_conn_id!r} is not of the form "
                 '{"impl": "rest", "properties": {"uri": "https://catalog.example"}}. Give it, or leave it out.'
             )
         return catalog_option(found.get("impl"), found.get("properties") or {})

@@ -18,6 +18,7 @@ from lance_namespace import CreateNamespaceRequest
 from sqlalchemy import select
 
 from airflow_geneva import connect_namespace
+from airflow_geneva.engine.storage.catalogs import options_in
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import TableWatcher
 from airflow_geneva.hooks.lance import LanceHook
@@ -162,6 +163,15 @@ def test_the_connection_is_read_and_its_secrets_are_masked(
     assert not ok
     assert token not in message
     assert LanceHook().test_connection() == (True, f"1 table in {database.uri}: {desk_in_catalog.table.name}")
+    # Another catalog, in which the source of a view lies.
+    other = {"impl": "rest", "properties": {"uri": "https://lake.example", "headers.X-Key": f"key-{token}"}}
+    listed = json.dumps([other]) if as_text else [other]
+    lance = {"conn_type": "lance", "host": "s3://bucket/db", "extra": {"source_namespaces": listed}}
+    monkeypatch.setenv("AIRFLOW_CONN_VIEWS", json.dumps(lance))
+    views = LanceHook("views").get_database()
+    found = dict(options_in(views.options, "namespace://rest/https://lake.example"))
+    assert json.loads(found["geneva_namespace"]) == other
+    assert f"key-{token}" not in str(redact(f"a log with key-{token} in it"))
     monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "lance", "extra": {"namespace": {"uri": "x"}}}))
     with pytest.raises(ValueError, match="not of the form"):
         LanceHook("wrong").get_database()

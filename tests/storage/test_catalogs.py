@@ -17,6 +17,7 @@ from lance_namespace import (
 
 from airflow_geneva import Database, connect, connect_namespace, udf
 from airflow_geneva.engine.storage.secrets import secret_values
+from airflow_geneva.engine.views import sources
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError, TableRemade
 
 TOKEN = "the-token-of-the-catalog"
@@ -138,6 +139,45 @@ def test_the_secrets_of_a_catalog_are_known_and_its_address_is_none() -> None:
     options = dict(connect_namespace("rest", properties, {"aws_region": "eu-west-1"}).options)
     assert secret_values(options) == [f"Bearer {TOKEN}", TOKEN]
     assert not secret_values(dict(connect_namespace("rest", {"uri": "https://catalog.example"}).options))
+
+
+@pytest.mark.parametrize("view_in", ["folder", "catalog", "another catalog"])
+def test_the_source_of_a_view_may_lie_in_another_catalog_that_is_named(
+    db: Database, tmp_path: Path, view_in: str
+) -> None:
+    with RestAdapter("dir", {"root": str(tmp_path / "other")}, port=0) as server:
+        folder = connect(tmp_path / "folder")
+        other = connect_namespace("rest", {"uri": f"http://127.0.0.1:{server.port}", "headers.X-Key": "another-secret"})
+        source_db, view_db = {
+            "folder": (db, folder), "catalog": (folder, db), "another catalog": (other, db)
+        }[view_in]  # fmt: skip
+        if source_db is other:
+            other.lance.create_namespace(CreateNamespaceRequest(id=["prod"]))
+        name, view_name = (
+            f"prod.{part}" if place is not folder else part for part, place in (("docs", source_db), ("v", view_db))
+        )
+        source = source_db.create_table(name, numbers(1, 2, 3))
+        view = source.query().select({"id": "id", "z": (doubled, ["x"])}).create_materialized_view(view_db, view_name)
+        assert view.view_definition.source_database == source_db.uri
+        assert view.refresh(runner="inline").rows_computed == 3
+        sources._created.clear()  # as in another process
+        source.add(numbers(4))
+        with pytest.raises(InvalidInput, match=r"names a source in another database.*allow it"):
+            view_db.open_view(view_name).refresh(runner="inline")
+        if source_db is not folder:
+            with pytest.raises(
+                InvalidInput, match=r"in another catalog.*whose properties are not known.*connect_namesp"
+            ):
+                view_db.open_view(view_name, sources=[source_db.uri]).refresh(runner="inline")
+        again = view_db.open_view(view_name, sources=[source_db])
+        assert again.refresh(runner="inline").rows_computed == 1
+        assert sorted(again.to_arrow()["z"].to_pylist()) == [2, 4, 6, 8]
+        assert secret_values(dict(again.location.options)) == [
+            *([] if view_in == "folder" else [f"Bearer {TOKEN}", TOKEN]),
+            *{"folder": [f"Bearer {TOKEN}", TOKEN], "catalog": [], "another catalog": ["another-secret"]}[view_in],
+        ]
+        written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [text for text in written if TOKEN.encode() in text or b"another-secret" in text]
 
 
 def test_a_folder_has_no_namespaces(tmp_path: Path) -> None:

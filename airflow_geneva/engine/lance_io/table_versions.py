@@ -22,6 +22,7 @@ from airflow_geneva.engine.lance_io.engine_errors import (
     is_failure,
     is_unavailable,
 )
+from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.outages import StorageOptions
@@ -170,7 +171,8 @@ class PlannedTable:
     """The table version that a job was planned on; the job recognizes the table by it.
 
     `written` is the time of the version in nanoseconds, which differs in another table. `commit` is the hash in the
-    version's stamp; "" if the job commits nothing to the table.
+    version's stamp; "" if the job commits nothing to the table. `catalog` is the URI of the table's catalog; "" in a
+    folder.
     """
 
     uri: str
@@ -178,14 +180,16 @@ class PlannedTable:
     version: int
     written: int
     commit: str = ""
+    catalog: str = ""
 
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
-        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset))
+        catalog = catalog_uri(location.options) or ""
+        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset), catalog=catalog)
 
     def stamped(self, options: StorageOptions) -> PlannedTable:
         """Add the version's stamp when a job begins; later checks compare with it."""
-        stamp = stamp_of(self._location(options), self.version)
+        stamp = stamp_of(self.location(options), self.version)
         return replace(self, commit=_CLEANED_UP if stamp is None else stamp.commit)
 
     def check(self, dataset: lance.LanceDataset) -> None:
@@ -217,7 +221,7 @@ class PlannedTable:
         """
         import lance
 
-        place = self._location(options)
+        place = self.location(options)
         _, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.look, options))
         fault_point(before)
         # A commit on an older version would restore that version in place of a table that was created again.
@@ -230,23 +234,24 @@ class PlannedTable:
             raise self._remade()
         return committed
 
-    def _location(self, options: StorageOptions) -> TableLocation:
-        return TableLocation(self.uri, self.name, options)
+    def location(self, options: StorageOptions) -> TableLocation:
+        """Return where the table lies, with its credentials from the storage options of the job."""
+        return TableLocation(self.uri, self.name, options_in(options, self.catalog))
 
     def _is_current(self, options: StorageOptions) -> bool:
-        if not self._location(options).is_named():
+        if not self.location(options).is_named():
             return False
-        now = stamp_of(self._location(options), self.version)
+        now = stamp_of(self.location(options), self.version)
         if now is not None:
             return self.commit in ("", now.commit)
         # The version was cleaned up, or a new table has not reached its number yet.
-        newest = newest_stamp(self._location(options))
+        newest = newest_stamp(self.location(options))
         return newest is not None and newest.version > self.version
 
     def _take_back(self, options: StorageOptions, version: int, transaction: lance.Transaction) -> None:
         try:
             with engine_errors():
-                place = self._location(options).where_committed()
+                place = self.location(options).where_committed()
                 now = place.open()
                 found = read_transaction(now, version) if now.version >= version else None
         except (InvalidInput, EngineError):  # dropped again

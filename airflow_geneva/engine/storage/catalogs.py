@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
-from airflow_geneva.engine.storage.secrets import CATALOG, TABLE, hide_secrets
+from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, hide_secrets
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.errors import InvalidInput, NoSuchTable, StorageError
 
@@ -89,16 +89,53 @@ def catalog_uri(options: StorageOptions) -> str | None:
     return f"{SCHEME}{impl}/{place}".rstrip("/")
 
 
+def with_sources(options: StorageOptions, sources: Iterable[StorageOptions]) -> StorageOptions:
+    """Add the catalogs of other databases to the storage options of a view, so that a source in them can be opened."""
+    found = dict(options)
+    others = dict(_others(options))
+    for source in sources:
+        place = catalog_uri(source)
+        if place is not None and place != catalog_uri(options):
+            others[place] = dict(source)[CATALOG]
+    return tuple(sorted({**found, OTHERS: json.dumps(others, sort_keys=True)}.items())) if others else options
+
+
+def options_in(options: StorageOptions, database_uri: str) -> StorageOptions:
+    """Return the storage options with which a source in a database is opened, from those of a view of it.
+
+    Raises:
+        InvalidInput: it is another catalog, which nobody has given.
+    """
+    if database_uri == (catalog_uri(options) or ""):
+        return options
+    found = {name: value for name, value in options if name not in (CATALOG, TABLE)}
+    if database_uri.startswith(SCHEME):
+        others = _others(options)
+        if database_uri not in others:
+            raise InvalidInput(
+                f"The source is in another catalog, {database_uri!r:.300}, whose properties are not known. Give it: "
+                "db.open_view(name, sources=[connect_namespace(...)]), in Airflow as source_namespaces in the extra "
+                "of the connection."
+            )
+        found[CATALOG] = others[database_uri]
+    return tuple(sorted(found.items()))
+
+
+def _others(options: StorageOptions) -> dict[str, str]:
+    found: dict[str, str] = json.loads(dict(options).get(OTHERS) or "{}")
+    return found
+
+
 def pylance_access(options: StorageOptions, patient: bool = True) -> dict[str, Any]:
     """Return arguments of pylance that open a table or its files; in a catalog, they let pylance renew credentials.
 
     Args:
         patient: let pylance's own retries last as long as the patience.
     """
-    own = pylance_options(options) if patient else dict(options)
+    given = dict(options) if not patient else pylance_options(options) or {}
+    kept = {name: value for name, value in given.items() if name not in (CATALOG, TABLE, OTHERS)}
     if CATALOG not in dict(options):
-        return {"storage_options": own or None}
-    kept = {name: value for name, value in (own or {}).items() if name not in (CATALOG, TABLE)}
+        return {"storage_options": kept or None}
     known = {**kept, **dict(describe(options).options)}
     return {"storage_options": known or None, "namespace_client": client(options), "table_id": table_id(options)}
 

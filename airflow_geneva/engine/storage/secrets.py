@@ -12,6 +12,9 @@ CATALOG = "geneva_namespace"
 TABLE = "geneva_table"
 """Storage option: the name of the table in the catalog whose credentials are asked for."""
 
+OTHERS = "geneva_source_namespaces"
+"""Storage option: the JSON of other catalogs, in which sources of views lie, by their URI."""
+
 # Every other option counts as a secret.
 _HARMLESS_NAMES = """
 account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
@@ -53,7 +56,10 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
 
 def _all_values(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in options.items():
-        if name == CATALOG:
+        if name == OTHERS:
+            for other in json.loads(value).values():
+                yield from _all_values({CATALOG: other})
+        elif name == CATALOG:
             for what, given in json.loads(value)["properties"].items():
                 if what not in _HARMLESS_PROPERTIES and is_secret(what.removeprefix("storage."), given):
                     yield what, given

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.storage.catalogs import SCHEME, options_in
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
 from airflow_geneva.engine.storage.uri import check_name, normalize_uri, without_credentials
@@ -48,7 +49,7 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
             f"If it is right, allow it: db.open_view({view.name!r}, sources=[...]), in Airflow "
             "RefreshTaskGroup(sources=[...]), of the command --source."
         )
-    return locate(database, table, view.options)
+    return locate(database, table, options_in(view.options, database if database.startswith(SCHEME) else ""))
 
 
 def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:
