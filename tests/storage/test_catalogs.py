@@ -94,7 +94,7 @@ def test_a_table_that_its_catalog_names_no_longer_is_left_as_it_is(
 
     for module in ("lance_io.data_file", "lance_io.table_versions"):
         monkeypatch.setattr(f"airflow_geneva.engine.{module}.fault_point", passing)
-    with pytest.raises((TableRemade, JobFailed), match="moved or renamed in its catalog, after the job was planned"):
+    with pytest.raises((TableRemade, JobFailed), match="may also have been moved, renamed or dropped"):
         table.backfill("y", runner="inline")
     assert done
     if how != "dropped":

@@ -277,10 +277,11 @@ class PlannedTable:
         return int(lance.LanceDataset.commit(place.uri, restore, **place.access).version)
 
     def _remade(self) -> TableRemade:
+        moved = " In a catalog, it may also have been moved, renamed or dropped." if self.catalog else ""
         return TableRemade(
-            f"Table {self.name!r} at {self.uri} was dropped and made again, or moved or renamed in its catalog, after "
-            f"the job was planned on version {self.version} of it; the new table is left as it is. Plan again: clear "
-            "the plan task with its downstream tasks; outside of Airflow, run the backfill or the refresh again."
+            f"Table {self.name!r} at {self.uri} was dropped and made again after the job was planned on version "
+            f"{self.version} of it; the new table is left as it is.{moved} Plan again: clear the plan task with its "
+            "downstream tasks; outside of Airflow, run the backfill or the refresh again."
         )
 
 

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 SCHEME = "namespace://"
 """The URI of a catalog is `namespace://IMPL/ADDRESS`."""
 _EXPIRES = "expires_at_millis"
+_OFFSET = "refresh_offset_millis"
 _EARLIER = 60.0
-"""pylance asks for new credentials this many seconds before the old ones expire."""
+"""pylance asks for new credentials this many seconds before the old ones expire, unless an option says otherwise."""
 _PLACES = ("uri", "root", "endpoint")
 """Properties that say where the catalog is."""
 _EXAMPLE = 'connect_namespace("rest", {"uri": "https://catalog.example"})'
@@ -48,8 +49,8 @@ class TableInCatalog:
     @property
     def is_current(self) -> bool:
         """Whether its credentials are good for longer than pylance would use them."""
-        expires = dict(self.options).get(_EXPIRES)
-        return expires is None or int(expires) / 1000 - _EARLIER > time.time()
+        found = dict(self.options)
+        return _EXPIRES not in found or int(found[_EXPIRES]) - int(found[_OFFSET]) > 1000 * time.time()
 
 
 def catalog_option(impl: Any, properties: Any) -> str:
@@ -229,8 +230,14 @@ def drop(options: StorageOptions) -> None:
 def _read(name: str, answer: Any) -> TableInCatalog:
     if not answer.location:
         raise InvalidInput(f"The catalog does not say where table {name!r} lies, so it cannot be opened.")
-    options = tuple(sorted((answer.storage_options or {}).items()))
-    return TableInCatalog(normalize_uri(answer.location), options, answer.managed_versioning is True)
+    options = dict(answer.storage_options or {})
+    if _EXPIRES in options and _OFFSET not in options:
+        # Else pylance would ask before each request for credentials that are good for less than a minute.
+        good = int(options[_EXPIRES]) / 1000 - time.time()
+        options[_OFFSET] = str(int(1000 * max(0.0, min(_EARLIER, good / 3))))
+    return TableInCatalog(
+        normalize_uri(answer.location), tuple(sorted(options.items())), answer.managed_versioning is True
+    )
 
 
 def ask(options: StorageOptions, request: Callable[[LanceNamespace], Any]) -> Any:
@@ -248,7 +255,7 @@ def ask(options: StorageOptions, request: Callable[[LanceNamespace], Any]) -> An
 
 def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
     """Return the sorted names of the tables of a namespace and of those in it."""
-    from lance_namespace import ListNamespacesRequest, ListTablesRequest
+    from lance_namespace import ListNamespacesRequest, ListTablesRequest, errors
 
     where = f"namespace {'.'.join(within)!r}" if within else "the namespaces"
 
@@ -267,9 +274,15 @@ def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
     def namespaces(token: str | None, catalog: LanceNamespace) -> Any:
         return catalog.list_namespaces(ListNamespacesRequest(id=within, page_token=token))
 
+    # Some catalogs have no tables outside of a namespace, or no namespaces in another.
+    refused = (errors.UnsupportedOperationError, *([] if within else [errors.InvalidInputError]))
     with asking(options, where):
-        names = [".".join([*within, name]) for name in pages(tables, "tables") if _is_part(name)]
-        below = [name for name in pages(namespaces, "namespaces") if _is_part(name)]
+        names: list[str] = []
+        with suppress(*refused):
+            names += [".".join([*within, name]) for name in pages(tables, "tables") if _is_part(name)]
+        below: list[str] = []
+        with suppress(*refused):
+            below += [name for name in pages(namespaces, "namespaces") if _is_part(name)]
     return sorted([*names, *(name for part in below for name in names_in_catalog(options, [*within, part]))])
 
 
@@ -296,7 +309,8 @@ def asking(options: StorageOptions, about: str) -> Iterator[None]:
             ) from None
         if isinstance(error, (errors.UnsupportedOperationError, NotImplementedError)):
             raise InvalidInput(f"The catalog {place} cannot do that with {about}: {text}.") from None
-        raise StorageError(f"The catalog {place} does not answer about {about}: {text}.") from None
+        what = "does not answer" if isinstance(error, ConnectionError) else "reports an error"
+        raise StorageError(f"The catalog {place} {what} about {about}: {text}.") from None
 
 
 def _parse(option: str) -> tuple[str, dict[str, str]]:
