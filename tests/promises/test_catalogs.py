@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from airflow_geneva import Database, connect_namespace, udf
 from airflow_geneva.engine.storage.outages import PATIENCE
 from airflow_geneva.errors import StorageError
 from tests.support.catalog import TOKEN, VendingCatalog
-from tests.support.object_store import Bucket, numbers
+from tests.support.object_store import CATALOGS, KEY, SECRET, Bucket, numbers, options_of
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +90,23 @@ def test_an_outage_of_the_catalog_is_waited_for(catalog: VendingCatalog, db: Dat
     catalog.failing = 3
     assert patient.open_table("prod.docs").version == 1
     assert catalog.failing == 0
+
+
+def test_the_catalog_of_seaweedfs_names_tables_in_its_own_way(endpoint: str) -> None:
+    """A catalog of another maker: it lists whole ids, has no tables at its root, and vends no keys here."""
+    key = f"{KEY}-of-administrator"
+    properties = {"uri": CATALOGS[endpoint], "headers.x-api-key": f"{key}:{SECRET}"}
+    db = connect_namespace("rest", properties, {**options_of(endpoint), "aws_access_key_id": key})
+    lake = f"lake-{uuid.uuid4().hex[:8]}"
+    for parts in ([lake], [lake, "prod"]):
+        db.lance.create_namespace(CreateNamespaceRequest(id=parts))
+    table = db.create_table(f"{lake}.prod.docs", numbers(*range(30)), max_rows_per_file=10)
+    table.add_columns({"y": slowly})
+    assert table.backfill("y", runner="inline").rows_computed == 30
+    view = table.query().select({"id": "id", "z": "y + 1"}).create_materialized_view(db, f"{lake}.prod.v")
+    assert view.refresh(runner="inline").rows_computed == 30
+    assert db.table_names([lake]) == [f"{lake}.prod.docs", f"{lake}.prod.v"]
+    assert set(db.table_names([lake])) <= set(db.table_names())
+    assert [job.target for job in db.jobs(table=view.name)] == [view.name]
+    db.drop_table(view.name)
+    assert db.table_names([lake, "prod"]) == [table.name]

@@ -257,6 +257,7 @@ def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
     """Return the sorted names of the tables of a namespace and of those in it."""
     from lance_namespace import ListNamespacesRequest, ListTablesRequest, errors
 
+    delimiter = _parse(dict(options)[CATALOG])[1].get("delimiter", "$")
     where = f"namespace {'.'.join(within)!r}" if within else "the namespaces"
 
     def pages(request: Callable[[str | None, LanceNamespace], Any], part: str) -> Iterator[str]:
@@ -267,6 +268,11 @@ def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
             token = answer.page_token
             if not token:
                 return
+
+    def whole(name: str) -> list[str]:
+        """Return a table's id; some catalogs list whole ids instead of names."""
+        parts = name.split(delimiter)
+        return parts if len(parts) > len(within) and parts[: len(within)] == within else [*within, name]
 
     def tables(token: str | None, catalog: LanceNamespace) -> Any:
         return catalog.list_tables(ListTablesRequest(id=within, page_token=token))
@@ -279,11 +285,11 @@ def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
     with asking(options, where):
         names: list[str] = []
         with suppress(*refused):
-            names += [".".join([*within, name]) for name in pages(tables, "tables") if _is_part(name)]
+            names += [".".join(parts) for parts in map(whole, pages(tables, "tables")) if all(map(_is_part, parts))]
         below: list[str] = []
         with suppress(*refused):
             below += [name for name in pages(namespaces, "namespaces") if _is_part(name)]
-    return sorted([*names, *(name for part in below for name in names_in_catalog(options, [*within, part]))])
+    return sorted({*names, *(name for part in below for name in names_in_catalog(options, [*within, part]))})
 
 
 def _is_part(name: str) -> bool:
