@@ -2,7 +2,7 @@ import os
 
 import pyarrow as pa
 
-from airflow_geneva import connect_namespace, udf
+from airflow_geneva import connect, connect_namespace, udf
 
 
 @udf(data_type=pa.int64())
@@ -25,3 +25,9 @@ table.add_columns({"n": length})
 table.backfill("n")
 db.table_names(namespace=["prod"])  # ["prod.docs"]
 # --8<-- [end:use]
+table.query().where("n > 1").create_materialized_view(connect("views"), "long_docs")
+# --8<-- [start:views]
+views = connect("views")
+view = views.open_view("long_docs", sources=[db])
+view.refresh()
+# --8<-- [end:views]

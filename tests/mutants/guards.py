@@ -43,7 +43,7 @@ def _read(path: Path) -> str:
 COMMIT = "commit/test_commit.py::"
 RACES = "promises/test_view_races.py::"
 REMADE = "promises/test_recreated_tables.py::"
-CATALOGS = "tests/storage/test_catalogs.py::"
+CATALOGS = "storage/test_catalogs.py::"
 STATE = "commit/test_view_state.py::"
 FACTS = "checkpoint/test_facts.py::"
 STORE = "checkpoint/test_store.py::"

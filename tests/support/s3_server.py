@@ -1,7 +1,7 @@
 """An S3 server, SeaweedFS, in the current folder and on free ports of 127.0.0.1, with its catalog of Lance tables.
 
-It prints the ports of both when it answers, and ends with its standard input, so that it does not outlive a test process
-that is killed.
+It prints the ports of both when it answers, and ends with its standard input, so that it does not outlive a test
+process that is killed.
 """
 
 from __future__ import annotations
