@@ -164,7 +164,7 @@ class Database(Summarized):
             advice = f"Create it first: db.create_table({name!r}, data)."
             if similar := difflib.get_close_matches(name.removesuffix(".lance"), names, 1):
                 advice = f"Did you mean {similar[0]!r}? Else create it first: db.create_table({name!r}, data)."
-            raise InvalidInput(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
+            raise NoSuchTable(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
     def open_view(self, name: str, sources: Iterable[str | os.PathLike[str] | Database] = ()) -> View:
