@@ -73,6 +73,16 @@ class LanceHook(BaseHook):
         return options
 
     @property
+    def vends_credentials(self) -> bool:
+        """Whether programs that ask Airflow for a table get the storage options: `vend_credentials` of the extra."""
+        return self._extra.get("vend_credentials") is True
+
+    def dag_on_request(self, kind: str) -> str | None:
+        """Return the DAG that answers requests of a kind, `backfill` or `refresh`, by the extra `backfill_dag`."""
+        found = self._extra.get(f"{kind}_dag")
+        return found if isinstance(found, str) and found else None
+
+    @property
     def is_lance(self) -> bool:
         """Whether the connection is one of type `lance`."""
         return bool(self._connection.conn_type == self.conn_type)
