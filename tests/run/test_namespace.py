@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,11 @@ def test_a_job_that_fails_says_why(catalog: LanceNamespace, tmp_path: Path) -> N
     failed = wait_for(catalog, backfill(catalog, "bad"))
     assert failed["status"] == "Failed"
     assert "told to" in failed["error"]
+
+
+def test_the_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = connect_namespace("dir", {"root": "library"}).create_table("docs", pa.table({"text": ["a", "bb"]}))
+    table.add_columns({"n": (samples.length, ["text"])})
+    runpy.run_path(str(Path(__file__).parents[2] / "docs" / "snippets" / "namespace.py"))
+    assert "1" in capsys.readouterr().out
