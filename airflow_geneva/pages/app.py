@@ -17,6 +17,7 @@ from starlette.responses import Response
 from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput, mask_secrets
+from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import (
     CurrentUser,
@@ -373,7 +374,7 @@ def show_error(request: Request, error: GenevaError | OSError) -> Response:
 
 
 def _error(request: Request, status: int, title: str | None = None, message: str | None = None) -> Response:
-    if PREFIX in request.url.path:
+    if f"{PAGES}{PREFIX}" in request.url.path:
         return failure(status, message)
     if request.url.path.endswith(".json"):
         return answer({"status": status, "error": message}, status)
