@@ -214,7 +214,9 @@ def read_query(database: Database, text: str) -> Query:
         )
     query = database.open_table(given.pop("source")).query()
     if (selected := given.pop("select", None)) is not None:
-        given["select"] = {name: _column(name, one) for name, one in dict(selected).items()}
+        if not isinstance(selected, dict):
+            raise InvalidInput(f"select={selected!r:.100} is no JSON object that maps columns to expressions.")
+        given["select"] = {name: _column(name, one) for name, one in selected.items()}
     for name, argument in given.items():
         query = getattr(query, name)(argument)
     return query

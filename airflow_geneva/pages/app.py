@@ -346,8 +346,10 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
 @app.exception_handler(RequestValidationError)
 @app.exception_handler(HttpError)
 def show_http_error(request: Request, error: HttpError | RequestValidationError) -> Response:
-    """Answer with an error page that does not repeat the request; 404 for a malformed URL."""
-    return _error(request, error.status_code if isinstance(error, HttpError) else 404)
+    """Answer with an error page that does not repeat the request; 404 for a malformed URL, 400 for a malformed body."""
+    if isinstance(error, HttpError):
+        return _error(request, error.status_code)
+    return _error(request, 400 if any("body" in one["loc"] for one in error.errors()) else 404)
 
 
 @app.exception_handler(Exception)

@@ -47,9 +47,11 @@ from airflow_geneva.pages.runs import jobs_of_run, read_jobs_of
 logger = logging.getLogger("airflow_geneva.pages")
 
 PREFIX = "/namespace/"
+_OF_A_TABLE = {"id", "identity", "context", "vend_credentials", "check_declared"}
 _DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh"}
 _STATES = {"queued": "Queued", "running": "Running", "success": "Succeeded", "failed": "Failed"}
 _CODES = {
+    HTTPStatus.BAD_REQUEST: errors.InvalidInputError,
     HTTPStatus.UNAUTHORIZED: errors.UnauthenticatedError,
     HTTPStatus.FORBIDDEN: errors.PermissionDeniedError,
     HTTPStatus.NOT_FOUND: errors.NamespaceNotFoundError,
@@ -165,10 +167,15 @@ def _below(database: VisibleDatabase, within: list[str]) -> tuple[list[str], lis
 @router.post("/table/{id}/exists")
 @router.post("/table/{id}/describe")
 @in_own_threads
-def describe_table(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+def describe_table(
+    conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$"
+) -> Response:
     """Say where a table lies; with the credentials of its store only if the connection's `vend_credentials` is true."""
+    if unknown := sorted(name for name, value in body.items() if value and name not in _OF_A_TABLE):
+        raise InvalidInput(f"The fields {unknown} of the request have no counterpart here. Leave them out.")
     location = database.database.open_table(name_of(_parts(id, delimiter))).location
-    vended = pylance_access(location.options)["storage_options"] if LanceHook(conn_id).vends_credentials else None
+    wanted = body.get("vend_credentials") is not False and LanceHook(conn_id).vends_credentials
+    vended = pylance_access(location.options)["storage_options"] if wanted else None
     return _answer(DescribeTableResponse(location=location.uri, storage_options=vended))
 
 

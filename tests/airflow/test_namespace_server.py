@@ -118,6 +118,31 @@ def test_tables_are_listed_described_and_opened(client: Client, desk: Desk, monk
     assert vended == {"aws_secret_access_key": SECRET}
 
 
+def test_fields_that_would_change_what_is_described_are_refused_and_not_ignored(
+    client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    connection(desk, monkeypatch, vend_credentials=True)
+    Rights.give("reader", connections=["lance_default"])
+    catalog, table = client(), [desk.table.name]
+    with pytest.raises(errors.InvalidInputError, match=r"\['branch'\] of the request"):
+        catalog.describe_table(DescribeTableRequest(id=table, branch="trial"))
+    with pytest.raises(errors.InvalidInputError, match=r"\['version'\] of the request"):
+        catalog.describe_table(DescribeTableRequest(id=table, version=1))
+    assert catalog.describe_table(DescribeTableRequest(id=table, vend_credentials=False)).storage_options is None
+    assert lance.dataset(namespace_client=catalog, table_id=table, version=1).version == 1
+
+
+def test_a_body_that_is_no_object_is_invalid_input(client: Client) -> None:
+    Rights.give("reader", connections=["lance_default"])
+    header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
+    address = f"{client.uri}/v1/table/docs/backfill_column"  # type: ignore[attr-defined]
+    request = urllib.request.Request(address, b"[]", {**header, "Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert (refused.value.code, json.load(refused.value)["code"]) == (400, int(errors.ErrorCode.INVALID_INPUT))
+
+
 def test_a_backfill_is_a_dag_run_that_is_followed(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
     desk.append("ab")
     desk.define(n="length")

@@ -191,3 +191,9 @@ def test_the_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     table.add_columns({"n": (samples.length, ["text"])})
     runpy.run_path(str(Path(__file__).parents[2] / "docs" / "snippets" / "namespace.py"))
     assert "1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("select", [5, ["id"], "id"])
+def test_a_query_whose_columns_are_no_object_is_refused(catalog: LanceNamespace, select: Any) -> None:
+    with pytest.raises(errors.InvalidInputError, match="is no JSON object that maps columns"):
+        create(catalog, query(select=select))
