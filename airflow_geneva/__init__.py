@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_geneva.database import Database, connect
+    from airflow_geneva.database import Database, connect, connect_namespace
     from airflow_geneva.engine.udf import UDF, Fail, Retry, Skip, expect, udf
     from airflow_geneva.errors import BatchFailed, GenevaError, UdfCrashed
     from airflow_geneva.query import Query
@@ -29,6 +29,7 @@ __all__ = [
     "UdfCrashed",
     "View",
     "connect",
+    "connect_namespace",
     "expect",
     "report",
     "udf",
@@ -39,7 +40,7 @@ __version__ = "0.2.0"
 
 # Every Airflow process imports this package to read the provider's description: nothing is loaded before it is used.
 _HOMES = {
-    "database": ("Database", "connect"),
+    "database": ("Database", "connect", "connect_namespace"),
     "errors": ("BatchFailed", "GenevaError", "UdfCrashed"),
     "services.limits.rate_limit": ("RateLimit", "RateLimited", "report"),
     "query": ("Query",),

@@ -1,4 +1,4 @@
-"""A folder of Lance tables, in LanceDB's layout."""
+"""A folder of Lance tables, in LanceDB's layout, or a catalog that names tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,20 @@ from airflow_geneva.engine.display import Summarized, Summary, counted
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, differences, fit_schema, write_rows
+from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
-from airflow_geneva.engine.storage.location import TableLocation, table_names
-from airflow_geneva.engine.storage.uri import check_name, is_local, join, normalize_uri
+from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
+from airflow_geneva.engine.storage.secrets import CATALOG
+from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view, lancedb_query
 from airflow_geneva.engine.views.sources import allow_databases
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from lance.namespace import DirectoryNamespace
+    from lance_namespace import LanceNamespace
 
 _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
 
@@ -38,10 +41,11 @@ _SHOWN_TABLES = 20
 
 @dataclass(frozen=True, repr=False)
 class Database(Summarized):
-    """A folder of tables, local or on an object store; created by :func:`connect`.
+    """A folder of tables, local or on an object store, or a catalog; created by :func:`connect` or
+    :func:`connect_namespace`.
 
     Args:
-        uri: normalized URI.
+        uri: normalized URI; of a catalog ``namespace://IMPL/ADDRESS``.
         options: storage options as sorted pairs; never shown by ``repr``.
     """
 
@@ -71,26 +75,43 @@ class Database(Summarized):
         return is_local(self.uri) and not os.path.isdir(self.uri)
 
     @property
-    def lance(self) -> DirectoryNamespace:
-        """The plain pylance namespace of this folder, with the same storage options."""
+    def lance(self) -> LanceNamespace:
+        """The plain pylance namespace of this folder, with the same storage options; or the catalog itself."""
+        if self.in_catalog:
+            return catalogs.client(self.options)
         from lance.namespace import DirectoryNamespace
 
         options = {f"storage.{name}": value for name, value in self.options}
         # Without a manifest table: the tables are the folders in this folder.
         return DirectoryNamespace(root=self.uri, manifest_enabled="false", **options)  # type: ignore[no-untyped-call]
 
-    def table_names(self) -> list[str]:
-        """Return the names of all tables, sorted; folders whose name is not a valid table name are left out."""
-        return table_names(self.uri, self.options)
+    @property
+    def in_catalog(self) -> bool:
+        """Whether it is a catalog, and not a folder."""
+        return catalogs.catalog_uri(self.options) is not None
 
-    def location(self, name: str) -> TableLocation:
-        """Return the location of a table that exists or could be created.
+    def table_names(self, namespace: Sequence[str] = ()) -> list[str]:
+        """Return the names of all tables, sorted; tables whose name is not a valid one are left out.
+
+        Args:
+            namespace: of a catalog, only tables of this namespace and of those in it: ``["prod"]`` for ``prod.docs``.
 
         Raises:
-            InvalidInput: the name would leave the database's folder.
+            InvalidInput: there is no such namespace, or the database is a folder, which has none.
         """
-        check_name(name, "table")
-        return TableLocation(join(self.uri, f"{name}.lance"), name, self.options)
+        if namespace and not self.in_catalog:
+            raise InvalidInput(
+                f"{self.uri} is a folder of tables and has no namespace {list(namespace)}: leave it out."
+            )
+        return table_names(self.uri, self.options, namespace)
+
+    def location(self, name: str) -> TableLocation:
+        """Return the location of a table that exists, or in a folder could be created; asks a catalog.
+
+        Raises:
+            InvalidInput: the name would leave the database's folder, or a catalog has no such table.
+        """
+        return locate(self.uri, name, self.options)
 
     def jobs(self, newest: int | None = 100, table: str | None = None) -> list[Job]:
         """Return the newest jobs, newest first; older jobs are not read.
@@ -129,8 +150,9 @@ class Database(Summarized):
         Raises:
             InvalidInput: there is no such table; the message lists the existing ones.
         """
-        location = self.location(name)
+        check_name(name, "table")
         try:
+            location = self.location(name)
             dataset = location.open()
         except InvalidInput:
             names = self.table_names()
@@ -142,17 +164,18 @@ class Database(Summarized):
             advice = f"Create it first: db.create_table({name!r}, data)."
             if similar := difflib.get_close_matches(name.removesuffix(".lance"), names, 1):
                 advice = f"Did you mean {similar[0]!r}? Else create it first: db.create_table({name!r}, data)."
-            raise InvalidInput(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
+            raise NoSuchTable(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
-    def open_view(self, name: str, sources: Iterable[str | os.PathLike[str]] = ()) -> View:
+    def open_view(self, name: str, sources: Iterable[str | os.PathLike[str] | Database] = ()) -> View:
         """Open a materialized view; its source may be in another database only if that database is named here.
 
         A view's definition names its source, and anyone with write access to the view can change the definition. So a
         source in another database is opened only in the process that created the view, or if `sources` names it.
 
         Args:
-            sources: paths or URIs of other databases that may contain the source.
+            sources: paths or URIs of other databases that may contain the source, or the databases themselves; another
+                catalog is given as :func:`connect_namespace` returned it.
 
         Raises:
             InvalidInput: the table does not exist, or is not a view.
@@ -162,7 +185,13 @@ class Database(Summarized):
             if lancedb_query(found.schema.metadata) is not None:
                 _ = ViewDefinition.read(found.schema.metadata, name)
             raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
-        return View(found.location, allow_databases(sources))
+        if isinstance(sources, (str, os.PathLike)):
+            allow_databases(sources)  # which says to give a list
+        given = list(sources)
+        others = (one.options for one in given if isinstance(one, Database))
+        options = catalogs.with_sources(found.location.options, others)
+        allowed = allow_databases(one.uri if isinstance(one, Database) else one for one in given)
+        return View(replace(found.location, options=options), allowed)
 
     def create_table(
         self,
@@ -192,12 +221,12 @@ class Database(Summarized):
         Raises:
             InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows or do not fit.
         """
-        location = self.location(name)
+        location = self._location_or_none(name)
         if mode not in _MODES:
             raise InvalidInput(f"mode={mode!r} is not valid: give one of {', '.join(map(repr, _MODES))}.")
         if data is None and schema is None:
             raise InvalidInput(f"Table {name!r} needs data or a schema. Give one of them.")
-        found = self.open_table(name) if location.exists() else None
+        found = self.open_table(name) if location is not None and location.exists() else None
         if found is not None and not exist_ok and mode == "create":
             raise InvalidInput(
                 f"Table {name!r} already exists in {self.uri}. Open it with db.open_table({name!r}), or give "
@@ -236,8 +265,32 @@ class Database(Summarized):
                 f"change. Leave out {_STABLE[0]!r}, or drop the table first: db.drop_table({name!r})."
             )
         options = {"enable_stable_row_ids": stable, "mode": "create" if found is None else "overwrite", **write_options}
-        write_rows(rows, name, location.uri, storage_options=location.storage_options, **options)
-        return Table(location)
+        with self.new_location(name) as place:
+            # pylance itself would declare a table that it creates.
+            write_rows(rows, place, **{**options, **({"mode": "overwrite"} if self.in_catalog else {})})
+        return Table(place)
+
+    def _location_or_none(self, name: str) -> TableLocation | None:
+        try:
+            return self.location(name)
+        except NoSuchTable:
+            return None
+
+    @contextmanager
+    def new_location(self, name: str) -> Iterator[TableLocation]:
+        """Yield where a table can be written; a catalog names a new one first, and forgets it if the block fails."""
+        location = self._location_or_none(name)
+        if location is not None:
+            yield location
+            return
+        options = catalogs.of_table(self.options, name)
+        place = TableLocation(catalogs.declare(options).uri, name, options)
+        try:
+            yield place
+        except BaseException:
+            with suppress(GenevaError):
+                catalogs.forget(options)
+            raise
 
     def drop_table(self, name: str) -> None:
         """Delete a table or view with its checkpoints and job records; this cannot be undone.
@@ -248,7 +301,10 @@ class Database(Summarized):
         import lance
 
         table = self.open_table(name)
-        lance.LanceDataset.drop(table.uri, storage_options=table.location.storage_options)
+        if self.in_catalog:
+            catalogs.drop(table.location.options)
+        else:
+            lance.LanceDataset.drop(table.uri, **table.location.access)
 
 
 def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Database:
@@ -268,11 +324,43 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         ```
     """
     database = Database(normalize_uri(uri), freeze_options(storage_options))
+    if database.uri.startswith(catalogs.SCHEME):
+        raise InvalidInput(
+            f"{database.uri} is a catalog, which is opened with its properties: connect_namespace(impl, properties)."
+        )
     if is_local(database.uri):
         _check_folder(Path(database.uri))
     if is_local(database.uri) and (similar := similar_folder(database.uri)):
         warnings.warn(f"There is no folder {database.uri} yet. Did you mean {similar}?", stacklevel=2)
     return database
+
+
+def connect_namespace(
+    impl: str, properties: Mapping[str, str], storage_options: Mapping[str, str] | None = None
+) -> Database:
+    """Open a catalog as a database: tables lie where it says, and are opened with the credentials that it hands out.
+
+    A table's name holds its namespace, as in ``prod.docs``.
+
+    Args:
+        impl: ``rest``, ``dir``, or the import path of a ``lance_namespace.LanceNamespace``, as
+            ``lance_namespace.connect`` takes it.
+        properties: what that kind of catalog takes, as text; kept out of plans, logs and ``repr``.
+        storage_options: settings of the store, as pylance takes them; those that the catalog hands out win.
+
+    Raises:
+        InvalidInput: there is no such kind of catalog, or it takes other properties.
+
+    Example:
+        ```python
+        db = connect_namespace("rest", {"uri": "https://catalog.example"})
+        table = db.open_table("prod.docs")
+        ```
+    """
+    settings = {**dict(freeze_options(storage_options)), CATALOG: catalogs.catalog_option(impl, properties)}
+    options = freeze_options(settings)
+    catalogs.client(options)
+    return Database(catalogs.catalog_uri(options) or "", options)
 
 
 def _check_folder(path: Path) -> None:

@@ -79,6 +79,10 @@ class InvalidInput(GenevaError, ValueError):
     """A request is not valid; nothing was started."""
 
 
+class NoSuchTable(InvalidInput):
+    """A catalog does not name the table."""
+
+
 class TableRemade(InvalidInput):
     """A table was dropped and created again after a job was planned on it."""
 

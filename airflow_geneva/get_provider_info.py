@@ -153,7 +153,16 @@ def get_provider_info() -> dict[str, Any]:
                             "Leave empty to use the identity of the machine."
                         ),
                         "schema": {"type": ["object", "null"]},
-                    }
+                    },
+                    "namespace": {
+                        "label": "Catalog",
+                        "description": (
+                            "For tables that a catalog names, instead of a database URI: a JSON object such as "
+                            '{"impl": "rest", "properties": {"uri": "https://catalog.example"}}, as connect_namespace '
+                            "takes it."
+                        ),
+                        "schema": {"type": ["object", "null"]},
+                    },
                 },
             }
         ],

@@ -15,7 +15,8 @@ from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.engine.lance_io.arrays import check_storable, single_batch
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
-from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.engine.storage.catalogs import with_sources
+from airflow_geneva.engine.storage.uri import check_name, without_credentials
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.of_process import give_udf
 from airflow_geneva.engine.views.definition import (
@@ -243,7 +244,7 @@ class Query:
             raise InvalidInput('The view has no name. Give one: create_materialized_view(db, "long_docs").')
         _check_int("max_rows_per_fragment", max_rows_per_fragment, least=1)
         database = chosen or Database(self.table.location.database_uri, self.table.location.options)
-        location = database.location(called)
+        check_name(called, "table")
         dataset = self.table.lance
         outputs = self._outputs(dataset)
         definition = self._definition(dataset, outputs)
@@ -257,9 +258,10 @@ class Query:
             warnings.warn(message, stacklevel=2)
         row_ids = select_row_ids(dataset, definition.where, self.shuffle_seed, self.max_rows, self.skipped_rows)
         schema = outputs.schema.with_metadata(definition.metadata())
-        create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
+        with database.new_location(called) as location:
+            create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
         keep_source(location, definition)
-        return View(location)
+        return View(replace(location, options=with_sources(location.options, [self.table.location.options])))
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
         """Return the whole filter; of a view, only computed rows pass it."""

@@ -144,7 +144,7 @@ class Table(Summarized, Readable, FailedRows):
         schema = self.schema
         rows = as_rows(data, schema)
         check_columns(self.name, schema.names, rows.schema.names)
-        write_rows(rows, self.name, self.uri, mode="append", storage_options=self.location.storage_options)
+        write_rows(rows, self.location, mode="append")
 
     def add_columns(self, columns: ColumnSpecs) -> None:
         """Define computed columns; their values are NULL until a backfill, no data is written.

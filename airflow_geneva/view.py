@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
+    from airflow_geneva.engine.job.meter import Stopwatch
+    from airflow_geneva.engine.run.background import JobFuture
     from airflow_geneva.engine.run.column_comparison import ColumnComparison
     from airflow_geneva.engine.run.column_function import ColumnFunction
     from airflow_geneva.engine.run.compare import Comparison
+    from airflow_geneva.engine.run.prepare import Udfs
     from airflow_geneva.engine.udf.expect import Expectation
 
 
@@ -190,13 +193,8 @@ class View(Table):
             JobFailed: the job failed; the view is unchanged.
         """
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.run.choice import check_old_code, check_runner
         from airflow_geneva.engine.run.pipeline import run_new
-        from airflow_geneva.engine.run.prepare import Udfs
-        from airflow_geneva.engine.run.view import load_udfs, plan
 
-        check_runner(runner)
         request = RefreshRequest(
             new_job_id(),
             src_version,
@@ -207,19 +205,43 @@ class View(Table):
             max_failed,
             indexes,
         )
+        with progress_bar(self.name):
+            plan, udfs, watch = self._plan_refresh_to_run(request, runner)
+            return run_new(plan, self.location, udfs, runner, watch)
+
+    def refresh_async(self, runner: str = "auto", **options: Any) -> JobFuture:
+        """Start a refresh in the background of this process.
+
+        Args:
+            runner, options: those of :meth:`refresh`.
+
+        Raises:
+            InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
+        """
+        from airflow_geneva.bar import show
+        from airflow_geneva.engine.run.background import start_in_background
+
+        plan, udfs, watch = self._plan_refresh_to_run(RefreshRequest.of(new_job_id(), options), runner)
+        return start_in_background(plan, self.location, udfs, runner, watch, show)
+
+    def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
+        from airflow_geneva.engine.job.meter import Stopwatch
+        from airflow_geneva.engine.run.choice import check_old_code, check_runner
+        from airflow_geneva.engine.run.prepare import Udfs
+        from airflow_geneva.engine.run.view import load_udfs, plan
+
+        check_runner(runner)
         watch, location = Stopwatch(), self.location.patient()
         dataset = location.open()
         definition = ViewDefinition.read(dataset.schema.metadata, self.name)
-        with progress_bar(self.name):
-            source = locate_source(location, definition, self.sources)
-            try:
-                planned = plan(location, definition, source, request, dataset)
-            except InvalidInput:
-                self._source(definition)  # which says more if it is the source that cannot be opened
-                raise
-            check_old_code(planned, runner)
-            udfs = Udfs.of_refresh(planned, load_udfs(definition))
-            return run_new(planned, self.location, udfs, runner, watch)
+        source = locate_source(location, definition, self.sources)
+        try:
+            planned = plan(location, definition, source, request, dataset)
+        except InvalidInput:
+            self._source(definition)  # which says more if it is the source that cannot be opened
+            raise
+        check_old_code(planned, runner)
+        return planned, Udfs.of_refresh(planned, load_udfs(definition)), watch
 
     def compare(
         self,

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +16,16 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from airflow_geneva.database import Database, connect, similar_folder
+from airflow_geneva.database import Database, connect, connect_namespace, similar_folder
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.storage.catalogs import SCHEME
 from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
 
+PROPERTIES = "AIRFLOW_GENEVA_NAMESPACE_PROPERTIES"
+"""Environment variable with the properties of a catalog, a JSON object."""
 _WIDTH_OF_A_FILE = 200
 
 ConnectionId = Annotated[
@@ -81,7 +84,8 @@ def open_database_argument(
     """Open the database that a command names, and return the arguments after it.
 
     Credentials are never on the command line: for a path or URI they are a JSON object in the environment variable
-    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``; an Airflow connection contains its own.
+    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``, for a catalog, ``namespace://IMPL/ADDRESS``, its properties in
+    ``AIRFLOW_GENEVA_NAMESPACE_PROPERTIES``; an Airflow connection contains its own.
 
     Args:
         arguments: the command's arguments, DB first; DB may be left out if there is a connection.
@@ -107,7 +111,10 @@ def open_database_argument(
 
 def _open(uri: str | None, conn_id: str | None) -> Database:
     if conn_id is None:
-        return connect(uri or "", read_storage_options(os.environ.get(CREDENTIALS)))
+        options = read_storage_options(os.environ.get(CREDENTIALS))
+        if uri is not None and uri.startswith(SCHEME):
+            return _open_catalog(uri, options)
+        return connect(uri or "", options)
     try:
         from airflow_geneva.hooks.lance import LanceHook
         from airflow_geneva.operators._airflow_internals import as_command
@@ -118,6 +125,20 @@ def _open(uri: str | None, conn_id: str | None) -> Database:
         ) from error
     with as_command():
         return LanceHook(conn_id).get_database(uri and normalize_uri(uri))
+
+
+def _open_catalog(uri: str, options: Mapping[str, str]) -> Database:
+    """Open a catalog by `namespace://IMPL/ADDRESS`; its other properties are in the environment."""
+    impl, _, address = uri.removeprefix(SCHEME).partition("/")
+    given = os.environ.get(PROPERTIES) or "{}"
+    try:
+        properties = json.loads(given)
+    except ValueError:
+        properties = None
+    if not isinstance(properties, dict):
+        raise InvalidInput(f'{PROPERTIES} is not a JSON object. Give one such as {{"headers.Authorization": "..."}}.')
+    place = {"root" if impl == "dir" else "uri": address} if address else {}
+    return connect_namespace(impl, {**place, **properties}, options)
 
 
 def print_json(document: Any) -> None:

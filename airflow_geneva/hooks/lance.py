@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.storage.location import read_storage_options, secret_values
+from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri, with_sources
+from airflow_geneva.engine.storage.files import freeze_options
+from airflow_geneva.engine.storage.location import read_storage_options
+from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
@@ -26,7 +30,10 @@ class LanceHook(BaseHook):
     """A Lance database, named by an Airflow connection of type `lance`.
 
     The connection's host is the database's URI, and its extra field holds `storage_options`, a JSON object in pylance's
-    form. Without credentials in it, the machine's own identity is used.
+    form. Without credentials in it, the machine's own identity is used. For tables that a catalog names, there is no
+    host, and the extra field holds `namespace`, as `connect_namespace` takes it:
+    `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`. A list of such objects, `source_namespaces`,
+    names other catalogs, in which sources of views lie.
 
     Args:
         lance_conn_id: the connection.
@@ -56,9 +63,24 @@ class LanceHook(BaseHook):
     def storage_options(self) -> dict[str, str]:
         """Credentials and settings for pylance; from the first access on Airflow masks the secrets in logs."""
         options = read_storage_options(self._extra.get("storage_options"))
+        if catalog := self._catalog("namespace", self._extra.get("namespace")):
+            options[CATALOG] = catalog
+        others = (self._catalog("source_namespaces", one) for one in self._list("source_namespaces"))
+        sources = [freeze_options({CATALOG: other}) for other in others if other]
+        options = dict(with_sources(freeze_options(options), sources))
         for secret in secret_values(options):
             mask_secret(secret)
         return options
+
+    @property
+    def vends_credentials(self) -> bool:
+        """Whether programs that ask Airflow for a table get the storage options: `vend_credentials` of the extra."""
+        return self._extra.get("vend_credentials") is True
+
+    def dag_on_request(self, kind: str) -> str | None:
+        """Return the DAG that answers requests of a kind, `backfill` or `refresh`, by the extra `backfill_dag`."""
+        found = self._extra.get(f"{kind}_dag")
+        return found if isinstance(found, str) and found else None
 
     @property
     def is_lance(self) -> bool:
@@ -72,6 +94,8 @@ class LanceHook(BaseHook):
         Raises:
             InvalidInput: the connection has no URI, or a path relative to the process's working directory.
         """
+        if found := catalog_uri(freeze_options(self.storage_options)):
+            return found
         return _absolute(self._host, f"The host of Airflow connection {self.lance_conn_id!r}")
 
     def get_database(self, database: str | None = None) -> Database:
@@ -80,9 +104,13 @@ class LanceHook(BaseHook):
         Args:
             database: another URI to use with the connection's storage options.
         """
-        from airflow_geneva.database import connect
+        from airflow_geneva.database import Database, connect
 
         options = self.storage_options
+        if CATALOG in options:
+            if database in (None, self.uri):
+                return Database(self.uri, freeze_options(options))
+            options = {name: value for name, value in options.items() if name != CATALOG}
         return connect(_absolute(database, "database") if database else self.uri, options)
 
     def get_conn(self) -> Database:
@@ -125,6 +153,27 @@ class LanceHook(BaseHook):
             return self.get_connection(self.lance_conn_id)
         except AirflowNotFoundException:
             raise self._missing() from None
+
+    def _list(self, name: str) -> list[Any]:
+        given = self._extra.get(name) or []
+        with suppress(ValueError):
+            given = json.loads(given) if isinstance(given, str) else given
+        return given if isinstance(given, list) else [given]
+
+    def _catalog(self, name: str, given: Any) -> str | None:
+        """Return the storage option of a catalog that the extra field names."""
+        try:
+            found = json.loads(given) if isinstance(given, str) and given.strip() else given or None
+        except ValueError:
+            found = given
+        if found is None:
+            return None
+        if not isinstance(found, Mapping) or not {"impl", "properties"} >= found.keys():
+            raise InvalidInput(
+                f"{name} in the extra field of Airflow connection {self.lance_conn_id!r} is not of the form "
+                '{"impl": "rest", "properties": {"uri": "https://catalog.example"}}. Give it, or leave it out.'
+            )
+        return catalog_option(found.get("impl"), found.get("properties") or {})
 
     @cached_property
     def _host(self) -> str:

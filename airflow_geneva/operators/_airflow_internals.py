@@ -223,6 +223,36 @@ def may_trigger_dag(user: Any, dag_id: str) -> bool:
     )  # fmt: skip
 
 
+def start_run(dag_id: str, run_id: str, conf: Mapping[str, Any], user: Any) -> None:
+    """Start a run of a DAG on behalf of a user, who must have the right to.
+
+    Raises:
+        InvalidInput: there is no such DAG, or it does not accept the configuration.
+    """
+    with _needed():
+        from airflow.api.common.trigger_dag import trigger_dag
+        from airflow.exceptions import DagNotFound, ParamValidationError
+        from airflow.utils.types import DagRunTriggeredByType
+    name = user.get_name()
+    try:
+        trigger_dag(
+            dag_id, triggered_by=DagRunTriggeredByType.REST_API, triggering_user_name=name, run_id=run_id, conf={**conf}
+        )  # fmt: skip
+    except (DagNotFound, ParamValidationError, ValueError) as error:
+        raise InvalidInput(f"DAG {dag_id!r} cannot be run: {error}") from error
+
+
+def state_of_run(dag_id: str, run_id: str) -> str | None:
+    """Return the state of a DAG run: queued, running, success or failed; None if there is no such run."""
+    with _needed():
+        from airflow.models.dagrun import DagRun
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+    with create_session() as session:
+        found = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+    return None if found is None else str(found)
+
+
 def may_read_connection(user: Any, conn_id: str) -> bool:
     """Whether a user may read a connection."""
     with _needed():

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 ON_PARTIAL = WARN, FAIL = "warn", "fail"
-_PLAN = re.compile(r"(?P<table>[^/]+)\.lance/_checkpoints/jobs/(?P<job>[^/]+)/[^/]+")
+_PLAN = re.compile(r"(?P<table>.+)/_checkpoints/jobs/(?P<job>[^/]+)/[^/]+")
 _TEMPLATE = re.compile(r"\{\{|\{%")
 _N = TypeVar("_N", int, float)
 
@@ -298,13 +298,15 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     from airflow_geneva.engine.run.pipeline import PlannedJob
 
     uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
-    found = _PLAN.fullmatch(uri.removeprefix(f"{database.uri}/")) if uri.startswith(f"{database.uri}/") else None
-    if found is None:
+    found = _PLAN.fullmatch(uri)
+    # A plan of an earlier version of this package does not name its table.
+    name = reference.get("table") or (found["table"].rpartition("/")[2].removesuffix(".lance") if found else "")
+    location = database.location(str(name)) if found else None
+    if found is None or location is None or location.uri != found["table"]:
         raise InvalidInput(
             f"The XCom of the plan task names a plan in {uri!r:.300}, which is none of a table in this task's "
             f"database, {database.uri}. Give all tasks the same connection and database, and clear the plan task."
         )
-    location = database.location(found["table"])
     folder = JobFolder.of(location.checkpoints, found["job"])
     load = partial(load_plan, folder.storage, fingerprint)
     saved, record = folder.storage.side_by_side(load, lambda: folder.read(RECORD) or {})

@@ -12,7 +12,6 @@ from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.run.pipeline import PlannedJob
-from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
     except ImportError:
         return None
     work = job.work
-    source = TableLocation(work.read.uri, work.read.name, job.location.options)
+    source = work.read.location(job.location.options)
     read, written = source.open(work.version), job.location.open()
     namespace, name = dataset_name(source.uri)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
-from airflow_geneva.engine.storage.location import secret_values
+from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._airflow_internals import rendered_in_task
@@ -136,7 +136,7 @@ class _Parts:
         return [*self.arguments(job, index, dag_id), *added]
 
     def _store(self, job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
-        folder, place = job.folder.storage, job.location.database_uri
+        folder, place = job.folder.storage, job.location.uri.rpartition("/")[0]
         for name, data in files.items():
             if not folder.exists(name):  # the name contains the hash of the content
                 folder.write_bytes(name, data)

@@ -19,7 +19,6 @@ from airflow_geneva.engine.job.outbox import OutboxEntry, find_commits, read_out
 from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.engine.lance_io.conflicts import conflict_retries
 from airflow_geneva.engine.lance_io.table_versions import VersionStamp, stamp_of
-from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
@@ -249,8 +248,7 @@ def _record_rejection(job: PlannedJob, by: str) -> None:
 
 
 def _stamp(job: PlannedJob, version: int) -> VersionStamp | None:
-    location = job.location
-    return stamp_of(Storage(location.database_uri, location.options), location.name, version)
+    return stamp_of(job.location, version)
 
 
 def _state_of(task_id: str, context: Context) -> str | None:

@@ -19,6 +19,7 @@ from fastapi import Depends, Request
 
 from airflow_geneva.database import Database
 from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.timeouts import with_short_timeouts
 from airflow_geneva.engine.storage.uri import is_local, without_credentials
 from airflow_geneva.engine.views.definition import ViewDefinition
@@ -43,6 +44,7 @@ class CurrentUser:
     """The user of one request; caches the answers of Airflow's auth manager about this user."""
 
     def __init__(self, user: Any) -> None:
+        self.user = user
         self.may_read_dag = cache(partial(may_read_dag, user))
         self.may_trigger_dag = cache(partial(may_trigger_dag, user))
         # A user who may read a connection may see everything in its database.
@@ -196,6 +198,10 @@ class VisibleDatabase:
     def place(self) -> str | None:
         """The URI without credentials; None if the viewer may not read the connection."""
         return without_credentials(self.database.uri) if self.viewer.may_read_connection(self.conn_id) else None
+
+    @property
+    def in_catalog(self) -> bool:
+        return catalog_uri(self.database.options) is not None
 
     @property
     def missing(self) -> str | None:

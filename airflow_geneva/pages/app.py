@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
@@ -18,8 +16,8 @@ from starlette.responses import Response
 
 from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput, mask_secrets
+from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import (
     CurrentUser,
@@ -33,20 +31,18 @@ from airflow_geneva.pages.access import (
 from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph, read_database
 from airflow_geneva.pages.documents import answer, database_document, job_document, table_document
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
+from airflow_geneva.pages.namespace import PREFIX, failure, router
+from airflow_geneva.pages.own_threads import in_own_threads
 from airflow_geneva.pages.rendering import HEADERS, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
 from airflow_geneva.pages.tables import compare, count_freshness, describe_table, read_histories
 
 logger = logging.getLogger("airflow_geneva.pages")
 
-_T = TypeVar("_T")
-
 _COUNT_SECONDS = 2.0
 _FIRST_SECONDS = 0.5
 _POLL_SECONDS = 2.0
 _IDLE_SECONDS = 30.0
-_PATIENCE_SECONDS = 30.0
-_THREADS = StoreThreads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 # Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
@@ -54,6 +50,8 @@ app = FastAPI(
     title="Geneva", dependencies=[Depends(user_dependency())], docs_url=None, redoc_url=None, openapi_url=None,
     redirect_slashes=False,
 )  # fmt: skip
+
+app.include_router(router)
 
 FiltersDep = Annotated[Filters, Depends()]
 PageNumber = Annotated[int, Query(ge=1, le=10_000)]
@@ -83,23 +81,6 @@ class TaskPlace:
     task_id: str
     jobs: tuple[JobOfRun, ...]
     job: JobPlace | None
-
-
-def in_own_threads(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
-    """Run a route or a dependency, which may wait for a store, in threads that Airflow's API server does not share."""
-
-    @wraps(answer)
-    async def wait(**values: Any) -> _T:
-        return await _THREADS.run(_store_of(values), partial(answer, **values), _PATIENCE_SECONDS)
-
-    return wait
-
-
-def _store_of(values: Mapping[str, Any]) -> Hashable:
-    """Return a key for the store that a request reads."""
-    task = values.get("task")
-    place: JobPlace | None = values.get("job", task.job if task else None)
-    return place.location.database_uri if place else (values.get("conn_id"), values.get("dag_id"))
 
 
 def task_place(
@@ -365,8 +346,10 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
 @app.exception_handler(RequestValidationError)
 @app.exception_handler(HttpError)
 def show_http_error(request: Request, error: HttpError | RequestValidationError) -> Response:
-    """Answer with an error page that does not repeat the request; 404 for a malformed URL."""
-    return _error(request, error.status_code if isinstance(error, HttpError) else 404)
+    """Answer with an error page that does not repeat the request; 404 for a malformed URL, 400 for a malformed body."""
+    if isinstance(error, HttpError):
+        return _error(request, error.status_code)
+    return _error(request, 400 if any("body" in one["loc"] for one in error.errors()) else 404)
 
 
 @app.exception_handler(Exception)
@@ -393,6 +376,8 @@ def show_error(request: Request, error: GenevaError | OSError) -> Response:
 
 
 def _error(request: Request, status: int, title: str | None = None, message: str | None = None) -> Response:
+    if f"{PAGES}{PREFIX}" in request.url.path:
+        return failure(status, message)
     if request.url.path.endswith(".json"):
         return answer({"status": status, "error": message}, status)
     return page(request, "error.html", status, status=status, title=title, message=message)

@@ -48,11 +48,16 @@ class JobOfRun:
 
     def locate(self) -> tuple[TableLocation, bool]:
         """Return the location of the job's table, and whether it is in the connection's database."""
-        inside = f"/{check_name(self.table, 'table')}.lance/_checkpoints/jobs/{self.job_id}/"
-        place, found, _ = self.plan_uri.rpartition(inside)
+        inside = f"/_checkpoints/jobs/{self.job_id}/"
+        table, found, _ = self.plan_uri.rpartition(inside)
         if not found or not is_job_id(self.job_id):
             raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
         database = open_database(self.lance_conn_id)
+        if database.in_catalog and (location := database.location(self.table)).uri == table:
+            return location, True
+        place, _, name = table.rpartition("/")
+        if name != f"{check_name(self.table, 'table')}.lance":
+            raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
         own = database.uri == normalize_uri(place)
         if not own:
             database = open_database(self.lance_conn_id, place)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_geneva.engine.storage.location import secret_values
+from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.errors import InvalidInput, is_service_variable
 
 if TYPE_CHECKING:

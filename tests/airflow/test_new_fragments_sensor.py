@@ -365,7 +365,7 @@ def test_a_time_out_of_the_task_is_no_trouble_with_the_store(desk: Desk, monkeyp
         raise AirflowTaskTimeout("too late")
 
     desk.append("a")
-    monkeypatch.setattr("lance.dataset", late)
+    monkeypatch.setattr("lance.LanceDataset", late)
     with pytest.raises(AirflowTaskTimeout):
         looks(desk, 1)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +20,7 @@ import pytest
 
 from airflow_geneva.spark.submit import CREDENTIALS
 from tests.support.object_store import SECRET
-from tests.support.operating_site import APPLY, COMMIT, DAYS, KEPT, ROWS, Site, open_site
+from tests.support.operating_site import APPLY, COMMIT, DAYS, KEPT, ROOT, ROWS, Site, open_site
 from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.crash]
@@ -411,6 +413,26 @@ def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
     assert b"lance_remote" in stored
     # The DAG's own source and the spelled-out env_vars of this test are the author's; the key is nowhere.
     assert SECRET.encode() not in stored.replace(f"{SECRET}-token".encode(), b"")
+
+
+def test_a_program_that_knows_lance_only_has_a_column_and_a_view_computed(site: Site, tmp_path: Path) -> None:
+    for dag_id in ("geneva_backfill", "geneva_refresh"):
+        site.stack.unpause(dag_id)
+    program = (ROOT / "docs/snippets/ask_for_a_backfill.py").read_text().replace('"docs', '"asked')
+    (tmp_path / "program.py").write_text(program)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "AIRFLOW_TOKEN": site.stack.token,
+        "GENEVA_NAMESPACE": f"{site.stack.url}/geneva/namespace/lance_local",
+    }
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == 0, done.stderr + site.stack.logs()
+    backfill, refresh, read = done.stdout.splitlines()
+    assert "'status': 'Succeeded'" in backfill
+    assert f"'rows_computed': '{ROWS}'" in backfill
+    assert "'status': 'Succeeded'" in refresh
+    assert read == f"{ROWS} 0"
 
 
 def drivers(site: Site, table: str) -> list[psutil.Process]:

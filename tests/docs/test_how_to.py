@@ -15,8 +15,10 @@ import numpy as np
 import PIL.Image
 import pyarrow as pa
 import pytest
+from lance.namespace import RestAdapter
+from lance_namespace import CreateNamespaceRequest
 
-from airflow_geneva import connect, expect, udf
+from airflow_geneva import connect, connect_namespace, expect, udf
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.spark.submit import Resources, SparkMaster
@@ -41,6 +43,19 @@ def test_the_snippet_about_some_rows_runs(tmp_path: Path, monkeypatch: pytest.Mo
     left = run("selective")
     assert left["r"].rows_computed == 2
     assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3, 4, 5, None]
+
+
+def test_the_snippet_about_a_catalog_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RestAdapter("dir", {"root": str(tmp_path / "catalog")}, port=0) as server:
+        monkeypatch.setenv("CATALOG_URL", f"http://127.0.0.1:{server.port}")
+        monkeypatch.setenv("CATALOG_TOKEN", "token")
+        made = connect_namespace("rest", {"uri": f"http://127.0.0.1:{server.port}"})
+        made.lance.create_namespace(CreateNamespaceRequest(id=["prod"]))
+        left = run("catalogs")
+        assert left["table"].to_arrow()["n"].to_pylist() == [1, 2]
+        assert left["db"].table_names(namespace=["prod"]) == ["prod.docs"]
+        assert left["view"].to_arrow()["n"].to_pylist() == [2]
 
 
 def test_the_snippet_about_changing_a_model_runs(
@@ -282,7 +297,10 @@ def test_connections_are_json_that_leads_somewhere(name: str, document: str) -> 
         assert connection["host"].endswith("/v1")
     else:
         assert connection["conn_type"] == "lance"
-        assert connection["host"].startswith(("/", "s3://"))
+        if catalog := connection.get("extra", {}).get("namespace"):
+            assert connect_namespace(**catalog).uri.startswith("namespace://rest/https://")
+        else:
+            assert connection["host"].startswith(("/", "s3://"))
 
 
 def test_connections_are_found() -> None:

@@ -48,7 +48,7 @@ def private_attributes() -> set[str]:
     }
 
 
-PRIVATE = ("_ds", "_path", "_storage_options", "_take_rows")
+PRIVATE = ("_ds", "_namespace_client", "_path", "_storage_options", "_table_id", "_take_rows")
 
 
 def hide(patch: pytest.MonkeyPatch, name: str) -> None:

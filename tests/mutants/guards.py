@@ -43,6 +43,7 @@ def _read(path: Path) -> str:
 COMMIT = "commit/test_commit.py::"
 RACES = "promises/test_view_races.py::"
 REMADE = "promises/test_recreated_tables.py::"
+CATALOGS = "storage/test_catalogs.py::"
 STATE = "commit/test_view_state.py::"
 FACTS = "checkpoint/test_facts.py::"
 STORE = "checkpoint/test_store.py::"
@@ -244,9 +245,21 @@ GUARDS = [
     ),
     Guard(
         "A job would commit to a table that was created again under the same name.",
-        "_, made, _ = place.side_by_side(first, transaction, partial(self.look, options))",
-        "_, made = place.side_by_side(first, transaction)",
+        "_, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.look, options))",
+        "_, made = place.checkpoints.side_by_side(first, transaction)",
         (REMADE + "test_nothing_is_committed_to_a_table_that_is_made_again_while_staged_files_are_verified",),
+    ),
+    Guard(
+        "A job would commit to a table that its catalog has moved or renamed.",
+        "return catalogs.describe(self.options, anew=True).uri == self.uri",
+        "return True",
+        (CATALOGS + "test_a_table_that_its_catalog_names_no_longer_is_left_as_it_is",),
+    ),
+    Guard(
+        "A commit that a catalog recorded for the new table of that name would stay there.",
+        "return replace(self, uri=now.uri) if now is not None and now.managed_versioning else self",
+        "return self",
+        (CATALOGS + "test_a_table_that_its_catalog_names_no_longer_is_left_as_it_is",),
     ),
     Guard(
         "A commit that reached a table that was created again would stay there.",

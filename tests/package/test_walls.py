@@ -40,12 +40,12 @@ ROOMS = (
 FLOORS = {"engine", "services"}
 HOUSE = ("services", "engine", "spark", "nouns", "functions", "cli", "Airflow")
 FOUNDATIONS = {"display", "errors", "faults"}
-NOUNS = {"database", "table", "query", "view"}
+NOUNS = {"database", "table", "query", "view", "namespace"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
 ENTRANCES = {"cli", "functions", "watch", "get_provider_info"}
 MOST_AT_THE_ROOT = 24
 VALUES = {"pyarrow", "lance", "numpy", "pandas"}
-ON_EXECUTORS = {"pyarrow", "lance", "cloudpickle", "numpy"}
+ON_EXECUTORS = {"pyarrow", "lance", "lance_namespace", "cloudpickle", "numpy"}  # the third comes with the second
 STANDARD_LIBRARY = sys.stdlib_module_names | {"annotationlib", "tomllib"}  # these two came after Python 3.10
 MOST_LINES = 600
 

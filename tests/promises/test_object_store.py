@@ -176,16 +176,16 @@ def test_checkpoints_are_packed_and_old_jobs_reduced(
 
 
 def test_the_newest_version_of_a_table_is_known_without_opening_it(db: Database) -> None:
-    place = Storage(db.uri, db.options)
-    assert newest_stamp(place, "docs") is None
+    docs = db.location("docs")
+    assert newest_stamp(docs) is None
     stamps = []
     for _ in range(2):
         table = db.create_table("docs", numbers(1))
-        stamps.append(newest_stamp(place, "docs"))
+        stamps.append(newest_stamp(docs))
         table.add(numbers(2))
-        stamps.append(newest_stamp(place, "docs"))
-        assert stamp_of(place, "docs", 1) == stamps[-2]
-        assert stamp_of(place, "docs", 3) is None
+        stamps.append(newest_stamp(docs))
+        assert stamp_of(docs, 1) == stamps[-2]
+        assert stamp_of(docs, 3) is None
         db.drop_table("docs")
     assert [stamp.version for stamp in stamps if stamp] == [1, 2, 1, 2]
     assert len(set(stamps)) == 4

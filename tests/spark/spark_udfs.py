@@ -69,6 +69,12 @@ def dies_once_at_700(x: int, log: str) -> int:
 
 
 @udf(data_type=pa.int64())
+def slow_and_dies_once_at_700(x: int, log: str) -> int:
+    time.sleep(0.004)
+    return int(dies_once_at_700.func(x, log))
+
+
+@udf(data_type=pa.int64())
 def compacts_once_at_700(x: int, log: str) -> int:
     """As if another process compacted the table, and updated a column that is no input, while tasks run."""
     note(log, [x])

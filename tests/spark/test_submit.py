@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_geneva.engine.storage.location import is_secret, read_storage_options, secret_values
+from airflow_geneva.engine.storage.location import read_storage_options
+from airflow_geneva.engine.storage.secrets import is_secret, secret_values
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.code import package_zip
 from airflow_geneva.spark.submit import (

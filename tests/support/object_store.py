@@ -19,6 +19,8 @@ from tests.support.s3_server import WEED
 
 # They are also valid for an Azure account: see tests/support/azurite.py.
 KEY, SECRET = "thekeyid", "dGhlLXZlcnktc2VjcmV0LWtleQ=="
+CATALOGS: dict[str, str] = {}
+"""The catalog of Lance tables that each running server has, by the address of its store."""
 SERVER = Path(__file__).with_name("s3_server.py")
 
 
@@ -37,7 +39,9 @@ def running_server(folder: Path) -> Iterator[str]:
     try:
         port = server.stdout.readline()
         assert port, f"The S3 server did not start. See {folder}/server.log."
-        yield f"http://127.0.0.1:{int(port)}"
+        store, catalog = (f"http://127.0.0.1:{int(number)}" for number in port.split())
+        CATALOGS[store] = catalog
+        yield store
     finally:
         server.stdin.close()
         server.wait(timeout=120)

@@ -21,6 +21,7 @@ from tests.support.object_store import KEY, SECRET, Bucket
 from tests.support.operating_files import DAGS, ENDLESS, UDFS, where_by_date
 from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
+ROOT = Path(__file__).parents[2]
 ROWS, FRAGMENT = 40, 20
 GATE = 19  # the row at which the function waits while the gate of its table is closed
 KEPT = 15  # rows before it that are in checkpoints at that time
@@ -29,7 +30,7 @@ APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
 TABLES = [
     "dates", "days", "twice", "first", "high", "low", "paused", "plan_success", "commit_success", "commit_failed",
     "finish_failed", "finish_success", "timeout", "apply_failed", "plan_failed", "killed", "lost", "ended", "running",
-    "host",
+    "host", "asked",
 ]  # fmt: skip
 
 SETTINGS = {
@@ -214,6 +215,7 @@ def open_site(root: Path, new_database: Path, endpoint: str) -> Iterator[Site]:
         "operating_udfs.py": udfs,
         "endless_udfs.py": ENDLESS.format(folder=str(folder)),
         "operating_dags.py": DAGS.format(folder=str(folder), where=where_by_date(), secret=SECRET),
+        "on_request.py": (ROOT / "dags_examples/on_request.py").read_text(),
         ".airflowignore": "udfs",
     }
     connections = {
@@ -236,6 +238,7 @@ def open_site(root: Path, new_database: Path, endpoint: str) -> Iterator[Site]:
         table.add_columns({"n": operating_udfs.gated})
     days = database.open_table("days")
     days.query().select(["text", "n"]).create_materialized_view(database, "days_view")
+    database.open_table("asked").query().select(["text", "n"]).create_materialized_view(database, "asked_view")
     with start_stack(root / "home", new_database, files, {**connections, **SETTINGS}, ()) as stack:
         stack.start("api-server")
         stack.airflow("dags", "reserialize")

@@ -1,6 +1,7 @@
-"""An S3 server, SeaweedFS, in the current folder and on free ports of 127.0.0.1: it prints its port when it answers.
+"""An S3 server, SeaweedFS, in the current folder and on free ports of 127.0.0.1, with its catalog of Lance tables.
 
-It ends with its standard input, so that it does not outlive a test process that is killed.
+It prints the ports of both when it answers, and ends with its standard input, so that it does not outlive a test
+process that is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WEED = Path(sys.executable).with_name("weed.exe" if sys.platform == "win32" else
 def free_ports() -> dict[str, int]:
     """Return a port for each option of the server, outside of the range that systems use for outgoing connections."""
     ports: dict[str, int] = {}
-    for name in (f"{part}.port{kind}" for part in PARTS for kind in ("", ".grpc")):
+    for name in [f"{part}.port{kind}" for part in PARTS for kind in ("", ".grpc")] + ["s3.port.lance"]:
         while name not in ports:
             port = random.randrange(10_000, 32_000)
             try:
@@ -41,7 +42,7 @@ def start(ports: dict[str, int]) -> subprocess.Popen[bytes]:
     # Each bucket has its own volume, and a nearly full disk is enough for the tests.
     sizes = {"volume.max": 1000, "master.volumeSizeLimitMB": 1024, "volume.minFreeSpace": "16MiB"}
     # Without peers the master leads at once, and the volume server does not come back 5 s later.
-    off = {"master.peers": "none", "s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false"}
+    off = {"master.peers": "none", "s3.port.iceberg": 0, "master.telemetry": "false"}
     options = {**places, **files, **sizes, **off, **ports}
     command = [
         str(WEED),
@@ -82,7 +83,7 @@ def main(key: str, secret: str) -> None:
             if server.poll() is not None:
                 return
             time.sleep(0.1)
-        print(ports["s3.port"], flush=True)
+        print(ports["s3.port"], ports["s3.port.lance"], flush=True)
         sys.stdin.read()
     finally:
         server.kill()  # it would take 25 s to end

@@ -118,10 +118,10 @@ class Stack:
         return done.stdout
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        return self._ask(method, f"/api/v2{path}", {"authorization": f"Bearer {self._token}"}, body)
+        return self._ask(method, f"/api/v2{path}", {"authorization": f"Bearer {self.token}"}, body)
 
     @cached_property
-    def _token(self) -> str:
+    def token(self) -> str:
         """Get a token; every user is an administrator, but Airflow 3.1 requires a token."""
         return str(self._ask("GET", "/auth/token", {})["access_token"])
 

@@ -325,9 +325,7 @@ def _mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDatase
             )
             transaction = lance.Transaction(dataset.version, update)
             with engine_errors():
-                dataset = lance.LanceDataset.commit(
-                    location.open(), transaction, storage_options=location.storage_options
-                )
+                dataset = lance.LanceDataset.commit(location.open(), transaction, **location.access)
         except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:

@@ -34,6 +34,7 @@ from airflow_geneva.engine.lance_io.engine_errors import (
 )
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, rows_at_once
+from airflow_geneva.engine.storage.catalogs import options_for
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import is_local, join
 from airflow_geneva.errors import StorageError
@@ -130,7 +131,10 @@ class DataFileWriter(FileWriter):
 
 
 def _data_files(dataset: lance.LanceDataset) -> Storage:
-    return Storage.at(join(dataset.uri, "data"), dataset._storage_options)
+    place, catalog, table = join(dataset.uri, "data"), dataset._namespace_client, dataset._table_id
+    if catalog is None or table is None:
+        return Storage.at(place, dataset._storage_options)
+    return Storage(place, options_for(catalog, table))
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import convert_array, copy_sliced_columns
+from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 
 _ROWS_PER_FILE = 1 << 20
@@ -83,8 +85,8 @@ def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.T
     return pa.Table.from_batches(map(fitted, rows.to_batches()), schema)
 
 
-def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **options: Any) -> None:
-    """Write rows to a table with pylance.
+def write_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, **options: Any) -> None:
+    """Write rows to a table with pylance; a table in a catalog must be declared there.
 
     Raises:
         InvalidInput: the rows do not fit the table; pylance's own message names lines of its source code.
@@ -103,15 +105,18 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **opt
 
     if isinstance(rows, pa.RecordBatchReader):
         rows = pa.RecordBatchReader.from_batches(rows.schema, batches(rows))
+    access = pylance_access(location.options)
+    # In a catalog, pylance itself asks where the table lies.
+    uri = None if "table_id" in access else location.uri
     try:
-        lance.write_dataset(rows, uri, **options)
+        lance.write_dataset(rows, uri, **access, **options)
     except OSError as error:
         if raised:
             raise raised[0] from None
         if not str(error).startswith(_ABOUT_ROWS):
             raise
         why = _RUST.sub("", str(error))
-        raise InvalidInput(f"The rows do not fit table {name!r}: {why}") from error
+        raise InvalidInput(f"The rows do not fit table {location.name!r}: {why}") from error
 
 
 def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:

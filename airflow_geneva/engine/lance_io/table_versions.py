@@ -22,9 +22,10 @@ from airflow_geneva.engine.lance_io.engine_errors import (
     is_failure,
     is_unavailable,
 )
+from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options
+from airflow_geneva.engine.storage.outages import StorageOptions
 from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ _CLEANED_UP = "cleaned up"
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
 """Lance names a manifest by this number minus its version, so that the newest sorts first; older tables by version."""
-_KEPT: dict[tuple[str, str], bool] = {}
-"""Whether this process keeps the newest manifest of a table on an object store, by database and name."""
+_KEPT: dict[str, bool] = {}
+"""Whether this process keeps the newest manifest of a table on an object store, by its URI."""
+_VERSIONS = "_versions"
 _MOST_KEPT_FRAGMENTS = 20_000
 _START = 64
 """Bytes to read from a manifest: it begins with its transaction, which begins with a unique id."""
@@ -58,55 +60,52 @@ class VersionStamp:
     highest_fragment_id: int = field(default=-1, compare=False)
 
 
-def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
+def newest_stamp(location: TableLocation) -> VersionStamp | None:
     """Return the stamp of a table's newest version, or None.
 
     On an object store, this costs one listing until there is a new version: pylance compares the ETag in the listing
     with that of the manifest in memory. Very large manifests are not kept in memory; 64 bytes of them are read instead.
     """
-    place = database.root, table
-    location = TableLocation(database.path(f"{table}.lance"), table, database.options)
+    place = location.uri
+    folder = Storage(place, location.options)
     with suppress(FileNotFoundError, InvalidInput):  # the table was dropped or cannot be opened: see below
-        if not database.local and _KEPT.get(place) is not False and (place in _KEPT or location.exists()):
+        if not folder.local and _KEPT.get(place) is not False and (place in _KEPT or location.exists()):
             newest = location.open()
             _KEPT[place] = newest.stats.dataset_stats()["num_fragments"] <= _MOST_KEPT_FRAGMENTS
-            return _stamp_of(database, table, int(newest.version), written_at(newest))
+            return _stamp_of(location, int(newest.version), written_at(newest))
     if _KEPT.get(place):
         del _KEPT[place]
     versions: dict[int, str] = {}
-    for name in database.list_folder(_folder(table))[1]:
+    for name in folder.list_folder(_VERSIONS)[1]:
         if number := _MANIFEST.fullmatch(name):
             version = int(number[1])
             versions[_LAST - version if len(number[1]) == 20 else version] = name
     with suppress(FileNotFoundError):  # dropped meanwhile
         if versions:
             last = max(versions)
-            return VersionStamp(last, _commit(database, f"{_folder(table)}/{versions[last]}"))
+            return VersionStamp(last, _commit(folder, versions[last]))
     return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _stamp_of(database: Storage, table: str, version: int, _written: int) -> VersionStamp:
+def _stamp_of(location: TableLocation, version: int, _written: int) -> VersionStamp:
     """Return the stamp of a version, cached by its time of writing; FileNotFoundError if it does not exist."""
-    if (found := stamp_of(database, table, version)) is None:
-        raise FileNotFoundError(database.path(_folder(table)))
+    if (found := stamp_of(location, version)) is None:
+        raise FileNotFoundError(location.uri)
     return found
 
 
-def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
+def stamp_of(location: TableLocation, version: int) -> VersionStamp | None:
     """Return the stamp of a version of a table; None if it does not exist or was cleaned up."""
+    folder = Storage(location.uri, location.options)
     for name in (f"{_LAST - version:020}.manifest", f"{version}.manifest"):
         with suppress(FileNotFoundError):
-            return VersionStamp(version, _commit(database, f"{_folder(table)}/{name}"))
+            return VersionStamp(version, _commit(folder, name))
     return None
 
 
-def _folder(table: str) -> str:
-    return f"{table}.lance/_versions"
-
-
-def _commit(database: Storage, name: str) -> str:
-    return sha256(database.read_part(name, 0, _START)).hexdigest()[:16]
+def _commit(table: Storage, name: str) -> str:
+    return sha256(table.read_part(f"{_VERSIONS}/{name}", 0, _START)).hexdigest()[:16]
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
@@ -172,7 +171,8 @@ class PlannedTable:
     """The table version that a job was planned on; the job recognizes the table by it.
 
     `written` is the time of the version in nanoseconds, which differs in another table. `commit` is the hash in the
-    version's stamp; "" if the job commits nothing to the table.
+    version's stamp; "" if the job commits nothing to the table. `catalog` is the URI of the table's catalog; "" in a
+    folder.
     """
 
     uri: str
@@ -180,14 +180,16 @@ class PlannedTable:
     version: int
     written: int
     commit: str = ""
+    catalog: str = ""
 
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
-        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset))
+        catalog = catalog_uri(location.options) or ""
+        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset), catalog=catalog)
 
     def stamped(self, options: StorageOptions) -> PlannedTable:
         """Add the version's stamp when a job begins; later checks compare with it."""
-        stamp = stamp_of(*self._place(options), self.version)
+        stamp = stamp_of(self.location(options), self.version)
         return replace(self, commit=_CLEANED_UP if stamp is None else stamp.commit)
 
     def check(self, dataset: lance.LanceDataset) -> None:
@@ -219,35 +221,38 @@ class PlannedTable:
         """
         import lance
 
-        place = self._place(options)[0]
-        _, made, _ = place.side_by_side(first, transaction, partial(self.look, options))
+        place = self.location(options)
+        _, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.look, options))
         fault_point(before)
         # A commit on an older version would restore that version in place of a table that was created again.
-        newest = TableLocation(self.uri, self.name, options).open()
-        committed = lance.LanceDataset.commit(newest, made, storage_options=newest._storage_options)
+        newest = place.open()
+        committed = lance.LanceDataset.commit(newest, made, **place.access)
         fault_point(after)
-        current, _ = place.side_by_side(partial(self._is_current, options), partial(then, committed))
+        current, _ = place.checkpoints.side_by_side(partial(self._is_current, options), partial(then, committed))
         if not current:
             self._take_back(options, int(committed.version), made)
             raise self._remade()
         return committed
 
-    def _place(self, options: StorageOptions) -> tuple[Storage, str]:
-        folder, _, name = self.uri.rpartition("/")
-        return Storage(folder, options), name.removesuffix(".lance")
+    def location(self, options: StorageOptions) -> TableLocation:
+        """Return where the table lies, with its credentials from the storage options of the job."""
+        return TableLocation(self.uri, self.name, options_in(options, self.catalog))
 
     def _is_current(self, options: StorageOptions) -> bool:
-        now = stamp_of(*self._place(options), self.version)
+        if not self.location(options).is_named():
+            return False
+        now = stamp_of(self.location(options), self.version)
         if now is not None:
             return self.commit in ("", now.commit)
         # The version was cleaned up, or a new table has not reached its number yet.
-        newest = newest_stamp(*self._place(options))
+        newest = newest_stamp(self.location(options))
         return newest is not None and newest.version > self.version
 
     def _take_back(self, options: StorageOptions, version: int, transaction: lance.Transaction) -> None:
         try:
             with engine_errors():
-                now = TableLocation(self.uri, self.name, options).open()
+                place = self.location(options).where_committed()
+                now = place.open()
                 found = read_transaction(now, version) if now.version >= version else None
         except (InvalidInput, EngineError):  # dropped again
             return
@@ -255,26 +260,27 @@ class PlannedTable:
             return
         if now.version == version:
             others = (int(reference["version"]) for reference in now.version_refs())
-            undone = self._restore(options, version, max((other for other in others if other < version), default=0))
+            undone = self._restore(place, version, max((other for other in others if other < version), default=0))
             if undone == version + 1:
                 return
             # Lance reported no conflict, but our restore also undid another writer's commit: undo the restore.
-            self._restore(options, undone, undone - 1)
+            self._restore(place, undone, undone - 1)
         raise TableRemade(
             f"{self._remade()} But its version {version} is a commit of this job, and others have committed since: "
             f"restore version {version - 1} and repeat their commits, or compute the column or the view again."
         )
 
-    def _restore(self, options: StorageOptions, newest: int, version: int) -> int:
+    def _restore(self, place: TableLocation, newest: int, version: int) -> int:
         import lance
 
         restore = lance.Transaction(newest, lance.LanceOperation.Restore(version))
-        return int(lance.LanceDataset.commit(self.uri, restore, storage_options=pylance_options(options)).version)
+        return int(lance.LanceDataset.commit(place.uri, restore, **place.access).version)
 
     def _remade(self) -> TableRemade:
+        moved = " In a catalog, it may also have been moved, renamed or dropped." if self.catalog else ""
         return TableRemade(
             f"Table {self.name!r} at {self.uri} was dropped and made again after the job was planned on version "
-            f"{self.version} of it; the new table is left as it is. Plan again: clear the plan task with its "
+            f"{self.version} of it; the new table is left as it is.{moved} Plan again: clear the plan task with its "
             "downstream tasks; outside of Airflow, run the backfill or the refresh again."
         )
 

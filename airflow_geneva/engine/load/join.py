@@ -14,6 +14,7 @@ import pyarrow as pa
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.rows import write_rows
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _store(rows: pa.RecordBatchReader, folder: str) -> lance.LanceDataset:
     import lance
 
     uri = f"{folder}/values.lance"
-    write_rows(rows, "values", uri)
+    write_rows(rows, TableLocation(uri, "values"))
     return lance.dataset(uri)
 
 

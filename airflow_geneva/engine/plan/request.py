@@ -118,6 +118,13 @@ class RefreshRequest:
     max_failed: int | float | None = None
     indexes: str | None = None
 
+    @staticmethod
+    def of(job_id: str, options: Mapping[str, Any]) -> RefreshRequest:
+        """Make a request from keyword arguments; arguments that are not fields of the request are sizes."""
+        own = {part.name for part in fields(RefreshRequest)} - {"job_id", "sizing"}
+        sizing = check_sizing({name: value for name, value in options.items() if name not in own})
+        return RefreshRequest(job_id, **{name: options[name] for name in own & set(options)}, sizing=sizing)
+
     def check(self) -> None:
         _check_shared(self, (*ON_CODE_CHANGE, OLD_CODE))
         if not isinstance(self.ignore_checkpoints, bool):

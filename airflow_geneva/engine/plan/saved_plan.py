@@ -203,6 +203,7 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
                 "plan_uri": job.path(plan_name(saved.fingerprint)),
                 "fingerprint": saved.fingerprint,
                 "job_id": saved.work.job_id,
+                "table": saved.work.table_name,
                 "shard": shard.index,
                 "shards": len(plan.shards),
                 "checkpoint_prefix": saved.work.prefix,

@@ -47,7 +47,7 @@ from airflow_geneva.engine.run.view import ViewPublisher
 from airflow_geneva.engine.run.waiting import Waiting
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.packages import missing_package
-from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
+from airflow_geneva.errors import ExpectationFailed, InvalidInput, JobFailed, StorageError
 from airflow_geneva.services.limits.rate_limit import Meter, Usage
 
 if TYPE_CHECKING:
@@ -501,7 +501,10 @@ class PlannedJob:
         self, committed: Iterable[ShardResult], error: BaseException, seconds: Mapping[str, float]
     ) -> BackfillResult:
         """Record that the job failed, and which rows it committed before; other computed rows stay in checkpoints."""
-        result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
+        try:
+            result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
+        except InvalidInput:  # the table was dropped, and with it all records
+            return BackfillResult(self.work.job_id, FAILED).with_seconds(**seconds)
         try:
             return self._write_end(result, str(error) or type(error).__name__)
         except StorageError as unkept:

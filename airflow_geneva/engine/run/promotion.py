@@ -404,7 +404,7 @@ def _repeat_metadata(location: TableLocation, dataset: lance.LanceDataset, versi
             newest = location.open()
             transaction = lance.Transaction(newest.version, again)
             try:
-                lance.LanceDataset.commit(newest, transaction, storage_options=newest._storage_options)
+                lance.LanceDataset.commit(newest, transaction, **location.access)
                 break
             except OSError as error:
                 if is_undecided(error):

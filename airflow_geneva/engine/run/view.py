@@ -68,7 +68,7 @@ class ViewTarget(ReusableView, Target):
         if opened:
             source, view = opened
         else:
-            source = TableLocation(work.read.uri, work.read.name, location.options).open(work.version)
+            source = work.read.location(location.options).open(work.version)
             work.read.check(source)
             view = location.open()
             work.written.check(view)

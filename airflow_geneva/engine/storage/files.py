@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error, engine_errors, is_failure, is_outage
+from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
-from airflow_geneva.engine.storage.outages import pylance_options, wait_out
+from airflow_geneva.engine.storage.outages import PATIENCE, wait_out
 from airflow_geneva.engine.storage.uri import is_local, join, normalize_uri
 from airflow_geneva.errors import InvalidInput, StorageError
 
@@ -33,8 +34,8 @@ _TRIES = 5
 # pylance's file session raises RuntimeError where a local disk raises OSError.
 _STORE_ERRORS = (OSError, RuntimeError)
 
-# The innermost Lance table that contains a URI, or is it.
-_TABLE = re.compile(r"^.*\.lance(?=/|$)")
+# The Lance table that contains a folder of checkpoints, or else the innermost one that contains a URI, or is it.
+_TABLE = re.compile(r"^.*(?=/_checkpoints(?:/|$))|^.*\.lance(?=/|$)")
 # Where this package's own folders begin in a path; a link in them could lead to the folders of another table.
 _OWN = re.compile(r"/(?:_checkpoints|_geneva)(?=/|$)")
 
@@ -84,11 +85,11 @@ def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], 
 
 
 @functools.lru_cache(maxsize=64)
-def _session(root: str, options: tuple[tuple[str, str], ...], pid: int) -> LanceFileSession:
+def _session(root: str, options: tuple[tuple[str, str], ...], patient: bool, pid: int) -> LanceFileSession:
     from lance.file import LanceFileSession
 
     try:
-        return LanceFileSession(root, storage_options=dict(options) or None)
+        return LanceFileSession(root, **pylance_access(options, patient))
     except ValueError as error:
         if "No object store provider" not in str(error):
             raise
@@ -115,12 +116,11 @@ class Storage:
     @property
     def session(self) -> LanceFileSession:
         """The Lance file session of this folder, one per process; pylance's retries last as long as the patience."""
-        patient = tuple(sorted((pylance_options(self.options) or {}).items()))
-        return _session(self.root, patient, os.getpid())
+        return _session(self.root, self.options, PATIENCE in dict(self.options), os.getpid())
 
     def _ask(self, request: Callable[[LanceFileSession], _T]) -> _T:
         """Send a request, and repeat it during an outage: here pylance itself retries for a few seconds only."""
-        return wait_out(self.root, self.options, lambda: request(_session(self.root, self.options, os.getpid())))
+        return wait_out(self.root, self.options, lambda: request(_session(self.root, self.options, False, os.getpid())))
 
     @property
     def local(self) -> bool:
@@ -327,8 +327,8 @@ class Storage:
                 "a Lance table only."
             )
         with engine_errors(lambda error: StorageError(f"Cannot list {self.root}: {describe_store_error(error)}")):
-            options = pylance_options(self.options)
-            files = self._ask(lambda _: lance.dataset(table[0], storage_options=options).all_files().read_all())
+            access = pylance_access(self.options)
+            files = self._ask(lambda _: lance.LanceDataset(table[0], **access).all_files().read_all())
         top = f"{self.root}/"[len(table[0]) + 1 :]
         for path, size, modified in zip(*map(files.column, ("path", "size_bytes", "last_modified")), strict=True):
             name = path.as_py()

@@ -1,43 +1,34 @@
-"""Locate and open tables, and tell which of their storage options are secrets."""
+"""Locate and open tables, in a folder or by a catalog."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors, is_outage
+from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.outages import STORE_PATIENCE, pylance_options, wait_out, with_patience
-from airflow_geneva.engine.storage.uri import is_local, is_name, join
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.engine.storage.outages import STORE_PATIENCE, wait_out, with_patience
+from airflow_geneva.engine.storage.uri import check_name, is_local, is_name, join
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 
 if TYPE_CHECKING:
     import lance
 
-# On every DataReplacement commit Lance warns on standard error that the operation is unstable, and Airflow logs that
-# as an error. The user can do nothing about it. Lance reads the variable once, on import; the user's own value wins.
-os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
+# On every DataReplacement commit Lance warns on standard error that the operation is unstable, and on the first write
+# into a catalog that the table is new; Airflow logs that as an error. The user can do nothing about it. Lance reads the
+# variable once, on import; the user's own value wins.
+os.environ.setdefault(
+    "LANCE_LOG", "warn,lance_table::transaction::manifest_build=error,lance::dataset::write::insert=error"
+)
 
 _EXAMPLE = 'Give a JSON object of strings, such as {"aws_region": "eu-west-1", "aws_endpoint": "https://minio:9000"}.'
 
 _CACHE_BYTES = 64 << 20
-# Every other option counts as a secret.
-_HARMLESS_NAMES = """
-account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
-aws_endpoint aws_endpoint_url aws_region aws_s3_express aws_server_side_encryption aws_skip_signature
-aws_unsigned_payload aws_virtual_hosted_style_request azure_endpoint azure_storage_account_name
-azure_storage_endpoint azure_storage_use_emulator client_max_retries client_retry_timeout connect_timeout
-download_retry_count endpoint endpoint_url geneva_store_patience google_bucket http1_only http2_only
-pool_idle_timeout pool_max_idle_per_host region request_timeout s3_express skip_signature timeout
-unsigned_payload use_emulator user_agent virtual_hosted_style_request
-"""
-_HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 
 @dataclass(frozen=True)
@@ -48,22 +39,47 @@ class TableLocation:
     name: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", catalogs.of_table(self.options, self.name))
+
+    @property
+    def in_catalog(self) -> bool:
+        return catalogs.catalog_uri(self.options) is not None
+
     @property
     def checkpoints(self) -> Storage:
         return Storage(join(self.uri, "_checkpoints"), self.options)
 
     @property
     def limits(self) -> Storage:
-        """The folder that stores the limits of its database."""
+        """The folder that stores the limits of its database; in a catalog, credentials are for one table only."""
+        if self.in_catalog:
+            return self.checkpoints.folder("limits")
         return Storage(join(self.database_uri, "_geneva", "limits"), self.options)
 
     @property
     def database_uri(self) -> str:
-        return self.uri.rpartition("/")[0]
+        """The folder of its database, or `namespace://IMPL/ADDRESS` of its catalog."""
+        return catalogs.catalog_uri(self.options) or self.uri.rpartition("/")[0]
 
     @property
-    def storage_options(self) -> dict[str, str] | None:
-        return pylance_options(self.options)
+    def access(self) -> dict[str, Any]:
+        """Arguments of pylance that open the table or commit to it."""
+        return catalogs.commit_access(self.options)
+
+    def is_named(self) -> bool:
+        """Whether the catalog still says that the table lies here; asks it. A table in a folder needs no catalog."""
+        if not self.in_catalog:
+            return True
+        try:
+            return catalogs.describe(self.options, anew=True).uri == self.uri
+        except NoSuchTable:
+            return False
+
+    def where_committed(self) -> TableLocation:
+        """Return where commits go: a catalog that manages versions records them in the table that has the name now."""
+        now = catalogs.describe(self.options) if self.in_catalog else None
+        return replace(self, uri=now.uri) if now is not None and now.managed_versioning else self
 
     def patient(self, seconds: int = STORE_PATIENCE) -> TableLocation:
         """Return this location with a patience (maximum wait during an outage of its store), unless it has one."""
@@ -97,14 +113,26 @@ class TableLocation:
             return wait_out(
                 self.uri,
                 self.options,
-                lambda: lance.dataset(
-                    self.uri, version=version, storage_options=self.storage_options, session=_session(os.getpid())
-                ),
+                lambda: lance.LanceDataset(self.uri, version, session=_session(os.getpid()), **self.access),
             )
 
 
-def table_names(database_uri: str, options: tuple[tuple[str, str], ...]) -> list[str]:
+def locate(database_uri: str, name: str, options: tuple[tuple[str, str], ...]) -> TableLocation:
+    """Return the location of a table; in a folder it may not exist.
+
+    Raises:
+        InvalidInput: the name is not valid, or a catalog has no such table (`NoSuchTable`).
+    """
+    check_name(name, "table")
+    if catalogs.catalog_uri(options) is None:
+        return TableLocation(join(database_uri, f"{name}.lance"), name, options)
+    return TableLocation(catalogs.describe(catalogs.of_table(options, name), anew=True).uri, name, options)
+
+
+def table_names(database_uri: str, options: tuple[tuple[str, str], ...], namespace: Sequence[str] = ()) -> list[str]:
     """Return the sorted names of a database's tables; folders without a valid table name are left out."""
+    if catalogs.catalog_uri(options) is not None:
+        return catalogs.names_in_catalog(options, list(namespace))
     folders, _ = Storage(database_uri, options).list_folder()
     tables = [name for name in folders if name.endswith(".lance")]
     if is_local(database_uri):
@@ -135,19 +163,6 @@ def read_storage_options(given: Any) -> dict[str, str]:
     if not isinstance(found, Mapping):
         raise InvalidInput(f"storage_options is of type {type(found).__name__}. {_EXAMPLE}")
     return {name: _option_text(name, value) for name, value in found.items() if value is not None}
-
-
-def is_secret(name: str, value: str) -> bool:
-    return name.lower() not in _HARMLESS or "@" in value or "?" in value
-
-
-def secret_values(options: Mapping[str, str]) -> list[str]:
-    """Return the secret values and the passwords in them; an empty list means that the machine's identity is used."""
-    values = [value for name, value in options.items() if value and is_secret(name, value)]
-    for value in list(values):
-        with contextlib.suppress(ValueError):
-            values.append(urlsplit(value).password or "")
-    return [value for value in values if value]
 
 
 def _option_text(name: Any, value: Any) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.errors import InvalidInput
@@ -203,7 +204,7 @@ def create_view(
             max_rows_per_file=max_rows_per_fragment,
             enable_stable_row_ids=True,
             data_storage_version=DATA_STORAGE_VERSION,
-            storage_options=location.storage_options,
+            **pylance_access(location.options),
         )
     except OSError as error:
         if location.exists():
@@ -220,7 +221,7 @@ def create_view(
             operation=lance.LanceOperation.Overwrite(whole, fragments),
             transaction_properties={CREATED_FROM: str(source_version)},
         ),
-        storage_options=location.storage_options,
+        **location.access,
         enable_stable_row_ids=True,
     )
     if made.version != 1:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable
 
 from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.storage.catalogs import SCHEME, options_in
 from airflow_geneva.engine.storage.files import in_threads
-from airflow_geneva.engine.storage.location import TableLocation, table_names
-from airflow_geneva.engine.storage.uri import check_name, join, normalize_uri, without_credentials
+from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
+from airflow_geneva.engine.storage.uri import check_name, normalize_uri, without_credentials
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.errors import InvalidInput
 
@@ -48,7 +49,7 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
             f"If it is right, allow it: db.open_view({view.name!r}, sources=[...]), in Airflow "
             "RefreshTaskGroup(sources=[...]), of the command --source."
         )
-    return TableLocation(join(database, f"{table}.lance"), table, view.options)
+    return locate(database, table, options_in(view.options, database if database.startswith(SCHEME) else ""))
 
 
 def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:
@@ -58,8 +59,8 @@ def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefi
     """
 
     def look(name: str) -> tuple[TableLocation, ViewDefinition] | None:
-        location = TableLocation(join(source.database_uri, f"{name}.lance"), name, source.options)
         try:
+            location = locate(source.database_uri, name, source.options)
             metadata = location.open().schema.metadata
             definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
         except BaseException as error:  # one damaged view must not hide the others

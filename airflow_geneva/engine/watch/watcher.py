@@ -30,7 +30,7 @@ from airflow_geneva.engine.watch.new_rows import (
     new_rows_since,
     sample_files,
 )
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable
 
 if TYPE_CHECKING:
     import lance
@@ -86,9 +86,17 @@ class Observation:
 
 def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions:
     """Return the newest versions without opening the tables; an unchanged table costs one listing."""
-    place = Storage(database.uri, with_short_timeouts(database.uri, database.options))
+    short = replace(database, options=with_short_timeouts(database.uri, database.options))
     names = [wanted.table] if wanted.view is None else [wanted.table, wanted.view]
-    return NewestVersions(*place.side_by_side(*(partial(newest_stamp, place, name) for name in names)))
+    place = Storage(database.uri, short.options)
+    return NewestVersions(*place.side_by_side(*(partial(_newest_stamp, short, name) for name in names)))
+
+
+def _newest_stamp(database: Database, name: str) -> VersionStamp | None:
+    try:
+        return newest_stamp(database.location(name))
+    except NoSuchTable:
+        return None
 
 
 def observe(
@@ -176,7 +184,7 @@ class _Check:
     def _stamp_of(self, version: int) -> VersionStamp | None:
         if self.newest.table is not None and version == self.newest.table.version:
             return self.newest.table
-        return stamp_of(Storage(self.database.uri, self.database.options), self.wanted.table, version)
+        return stamp_of(self.location, version)
 
     def _unseen_by_view(self, name: str) -> NewRows:
         database, table = self.database, self.wanted.table

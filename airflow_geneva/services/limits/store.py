@@ -13,8 +13,8 @@ import pyarrow as pa
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import is_undecided
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors
+from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.outages import pylance_options
 from airflow_geneva.errors import StorageError
 from airflow_geneva.services.limits.budget import LATENESS, Budget, own_seconds
 
@@ -52,17 +52,19 @@ class BudgetTable:
         """Read the newest budget; create the table if it is missing. `StorageError` if the store does not answer."""
         import lance
 
-        began, options = own_seconds(), pylance_options(self.storage.options)
+        began, access = own_seconds(), pylance_access(self.storage.options)
         with engine_errors(lambda error: StorageError(f"Cannot read the limit {self.key!r} at {self.uri}: {error}.")):
             try:
-                dataset = lance.dataset(self.uri, storage_options=options)
+                dataset = lance.LanceDataset(self.uri, **access)
             except (OSError, ValueError):
                 try:
                     nothing = pa.table({"nothing": pa.array([], pa.int8())})
-                    dataset = lance.write_dataset(nothing, self.uri, mode="create", storage_options=options)
+                    dataset = lance.write_dataset(
+                        nothing, self.uri, mode="create", storage_options=access["storage_options"]
+                    )
                 except OSError:
                     # Another process made it first.
-                    dataset = lance.dataset(self.uri, storage_options=options)
+                    dataset = lance.LanceDataset(self.uri, **access)
             text = dataset.config().get(_KEY)
         return Found(Budget() if text is None else Budget.from_json(text), dataset.version, began)
 
@@ -73,14 +75,14 @@ class BudgetTable:
         # A cleanup may have removed the versions in between, and Lance would not detect that others wrote them.
         if own_seconds() - found.read_at > LATENESS:
             return False
-        options = pylance_options(self.storage.options)
+        access = pylance_access(self.storage.options)
         update = lance.LanceOperation.UpdateMap(updates={_KEY: budget.to_json()}, replace=False)
         operation = lance.LanceOperation.UpdateConfig(config_updates=update)
         with engine_errors(lambda error: StorageError(f"Cannot write the limit {self.key!r} at {self.uri}: {error}.")):
             try:
                 fault_point("limit.before")
                 dataset = lance.LanceDataset.commit(
-                    self.uri, operation, read_version=found.version, storage_options=options, max_retries=0
+                    self.uri, operation, read_version=found.version, max_retries=0, **access
                 )
             except OSError as error:
                 if is_undecided(error):

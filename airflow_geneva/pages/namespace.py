@@ -1,0 +1,243 @@
+"""Lance's namespace over HTTP: programs list and open tables, and ask for backfills and refreshes as DAG runs.
+
+All of it is for users who may read the connection; a DAG run is started for those who may start runs of its DAG.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from http import HTTPStatus
+from secrets import token_hex
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from lance_namespace import (
+    AlterTableBackfillColumnsRequest,
+    DescribeTableResponse,
+    DescribeTransactionResponse,
+    ListNamespacesResponse,
+    ListTablesResponse,
+    RefreshMaterializedViewRequest,
+    errors,
+)
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
+from airflow_geneva.hooks.lance import LanceHook
+from airflow_geneva.namespace import (
+    as_namespace_error,
+    backfill_options,
+    describe_job,
+    find_job,
+    name_of,
+    refresh_options,
+)
+from airflow_geneva.operators._airflow_internals import start_run, state_of_run
+from airflow_geneva.pages.access import ViewerDep, VisibleDatabase
+from airflow_geneva.pages.own_threads import in_own_threads
+from airflow_geneva.pages.rendering import NOT_KEPT
+from airflow_geneva.pages.runs import jobs_of_run, read_jobs_of
+
+logger = logging.getLogger("airflow_geneva.pages")
+
+PREFIX = "/namespace/"
+_OF_A_TABLE = {"id", "identity", "context", "vend_credentials", "check_declared"}
+_DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh"}
+_STATES = {"queued": "Queued", "running": "Running", "success": "Succeeded", "failed": "Failed"}
+_CODES = {
+    HTTPStatus.BAD_REQUEST: errors.InvalidInputError,
+    HTTPStatus.UNAUTHORIZED: errors.UnauthenticatedError,
+    HTTPStatus.FORBIDDEN: errors.PermissionDeniedError,
+    HTTPStatus.NOT_FOUND: errors.NamespaceNotFoundError,
+    HTTPStatus.NOT_ACCEPTABLE: errors.UnsupportedOperationError,
+    HTTPStatus.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
+}
+_STATUS = {
+    errors.ErrorCode.UNSUPPORTED: HTTPStatus.NOT_ACCEPTABLE,
+    errors.ErrorCode.NAMESPACE_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    errors.ErrorCode.TABLE_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    errors.ErrorCode.TRANSACTION_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    errors.ErrorCode.INVALID_INPUT: HTTPStatus.BAD_REQUEST,
+    errors.ErrorCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    errors.ErrorCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    errors.ErrorCode.CONCURRENT_MODIFICATION: HTTPStatus.CONFLICT,
+    errors.ErrorCode.INVALID_TABLE_STATE: HTTPStatus.CONFLICT,
+    errors.ErrorCode.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def failure(status: int, message: str | None) -> Response:
+    """Answer with an error in the form of the specification, for an error that no operation expected."""
+    kind = _CODES.get(HTTPStatus(status), errors.InternalError)
+    return _error(kind(message or HTTPStatus(status).phrase))
+
+
+def _error(error: errors.LanceNamespaceError) -> Response:
+    text = mask_secrets(str(error))
+    return JSONResponse({"error": text, "code": int(error.code)}, _STATUS.get(error.code, 500), NOT_KEPT)
+
+
+class _Route(APIRoute):
+    """A route that answers errors of this package in the form of the specification."""
+
+    def get_route_handler(self) -> Any:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except errors.LanceNamespaceError as error:
+                return _error(error)
+            except (GenevaError, OSError, ValidationError) as error:
+                kind = InvalidInput(str(error)) if isinstance(error, ValidationError) else error
+                logger.warning("%s is not answered: %s", request.url.path, mask_secrets(str(error)))
+                return _error(as_namespace_error(kind) or errors.InternalError(str(error)))
+
+        return answer
+
+
+router = APIRouter(prefix=PREFIX + "{conn_id}/v1", route_class=_Route)
+
+
+def opened(request: Request, viewer: ViewerDep, conn_id: str) -> VisibleDatabase:
+    """Return the database of a connection that the user may read; refuse requests that a browser's cookie signs."""
+    if "authorization" not in request.headers:
+        raise HTTPException(401)
+    if not viewer.may_read_connection(conn_id):
+        raise HTTPException(403)
+    return VisibleDatabase.open(conn_id, viewer)
+
+
+DatabaseDep = Annotated[VisibleDatabase, Depends(in_own_threads(opened))]
+
+
+def _parts(given: str, delimiter: str) -> list[str]:
+    return [] if given in ("", delimiter) else given.split(delimiter)
+
+
+def _answer(model: BaseModel) -> Response:
+    return JSONResponse(model.model_dump(mode="json", by_alias=True, exclude_none=True), headers=NOT_KEPT)
+
+
+@router.get("/namespace/{id}/table/list")
+@in_own_threads
+def list_tables(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+    """List the tables of a namespace."""
+    _, names = _below(database, _parts(id, delimiter))
+    return _answer(ListTablesResponse(tables=names))
+
+
+@router.get("/namespace/{id}/list")
+@in_own_threads
+def list_namespaces(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+    """List the namespaces in a namespace; a folder of tables has none."""
+    namespaces, _ = _below(database, _parts(id, delimiter))
+    return _answer(ListNamespacesResponse(namespaces=namespaces))
+
+
+@router.post("/namespace/{id}/exists")
+@router.post("/namespace/{id}/describe")
+@in_own_threads
+def find_namespace(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+    """Answer 404 for a namespace that does not exist."""
+    _below(database, _parts(id, delimiter))
+    return JSONResponse({}, headers=NOT_KEPT)
+
+
+def _below(database: VisibleDatabase, within: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the namespaces and tables that lie directly in a namespace."""
+    if not database.in_catalog:
+        if within:
+            raise errors.NamespaceNotFoundError(f"A folder of tables has no namespace {'.'.join(within)!r}.")
+        return [], database.tables()
+    beginning = "".join(f"{part}." for part in within)
+    found = [name.removeprefix(beginning) for name in database.tables() if name.startswith(beginning)]
+    if within and not found:
+        raise errors.NamespaceNotFoundError(f"There is no namespace {'.'.join(within)!r} with tables.")
+    deeper = sorted({name.partition(".")[0] for name in found if "." in name})
+    return deeper, [name for name in found if "." not in name]
+
+
+@router.post("/table/{id}/exists")
+@router.post("/table/{id}/describe")
+@in_own_threads
+def describe_table(
+    conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$"
+) -> Response:
+    """Say where a table lies; with the credentials of its store only if the connection's `vend_credentials` is true."""
+    if unknown := sorted(name for name, value in body.items() if value and name not in _OF_A_TABLE):
+        raise InvalidInput(f"The fields {unknown} of the request have no counterpart here. Leave them out.")
+    location = database.database.open_table(name_of(_parts(id, delimiter))).location
+    wanted = body.get("vend_credentials") is not False and LanceHook(conn_id).vends_credentials
+    vended = pylance_access(location.options)["storage_options"] if wanted else None
+    return _answer(DescribeTableResponse(location=location.uri, storage_options=vended))
+
+
+@router.post("/table/{id}/backfill_column")
+@in_own_threads
+def backfill_column(
+    conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$"
+) -> Response:
+    """Start the DAG that backfills on request."""
+    asked = AlterTableBackfillColumnsRequest.model_validate(body)
+    name = name_of(_parts(id, delimiter))
+    conf = {"table": name, "column": asked.column, **backfill_options(asked)}
+    database.database.open_table(name).definition(asked.column)
+    return _start(database, conn_id, "backfill", conf)
+
+
+@router.post("/materialized_view/{id}/refresh")
+@in_own_threads
+def refresh_view(conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$") -> Response:
+    """Start the DAG that refreshes on request."""
+    asked = RefreshMaterializedViewRequest.model_validate(body)
+    view = database.database.open_view(name_of(_parts(id, delimiter)))
+    return _start(database, conn_id, "refresh", {"view": view.name, **refresh_options(asked)})
+
+
+def _start(database: VisibleDatabase, conn_id: str, kind: str, conf: Mapping[str, Any]) -> Response:
+    """Start a DAG run, and return its id as the job's, which is `DAG:RUN`."""
+    dag_id = LanceHook(conn_id).dag_on_request(kind) or _DAGS[kind]
+    if not database.viewer.may_trigger_dag(dag_id):
+        raise errors.PermissionDeniedError(f"You may not start runs of DAG {dag_id!r}, which answers such requests.")
+    run_id = f"namespace__{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}__{token_hex(4)}"
+    start_run(dag_id, run_id, {"lance_conn_id": conn_id, **conf}, database.viewer.user)
+    return JSONResponse({"job_id": f"{dag_id}:{run_id}"}, headers=NOT_KEPT)
+
+
+@router.post("/transaction/{id}/describe")
+@in_own_threads
+def describe_transaction(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+    """Say how a DAG run that was asked for goes, or another job of the database, by its id."""
+    dag_id, separated, run_id = id.rpartition(delimiter)[2].partition(":")
+    if separated:
+        return _answer(_describe_run(database, dag_id, run_id))
+    job = find_job(database.database, _parts(id, delimiter))
+    if job is None or not database.viewer.may_see_job(conn_id, job):
+        raise errors.TransactionNotFoundError(f"There is no job {id!r}.")
+    return _answer(describe_job(job))
+
+
+def _describe_run(database: VisibleDatabase, dag_id: str, run_id: str) -> DescribeTransactionResponse:
+    state = state_of_run(dag_id, run_id) if database.viewer.may_read_dag(dag_id) else None
+    if state is None:
+        raise errors.TransactionNotFoundError(f"There is no run {run_id!r} of a DAG {dag_id!r} that you may read.")
+    about = {"dag_id": dag_id, "run_id": run_id}
+    for found in read_jobs_of(jobs_of_run(dag_id, run_id), database.viewer):
+        if found.job is not None:
+            about |= {**(describe_job(found.job).properties or {}), "job_id": found.job.id}
+    return DescribeTransactionResponse(status=_STATES.get(state, "Queued"), properties=about)
+
+
+@router.api_route("/{rest:path}", methods=["GET", "POST"])
+def refuse(conn_id: str, database: DatabaseDep, rest: str) -> Response:
+    """Answer that an operation is not supported here: it belongs to the tables' store, or to the catalog."""
+    raise errors.UnsupportedOperationError(
+        f"{rest.rpartition('/')[2]!r} is no operation of this server, which lists, describes, backfills and refreshes."
+    )

@@ -1,0 +1,225 @@
+"""Airflow's API server answers an unmodified client of Lance's namespaces, by the rights that Airflow knows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import lance_namespace
+import pytest
+import uvicorn
+from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
+from fastapi import FastAPI
+from lance_namespace import (
+    AlterTableBackfillColumnsRequest,
+    CountTableRowsRequest,
+    DescribeTableRequest,
+    DescribeTransactionRequest,
+    LanceNamespace,
+    ListNamespacesRequest,
+    ListTablesRequest,
+    RefreshMaterializedViewRequest,
+    TableExistsRequest,
+    errors,
+)
+
+from tests.airflow.conftest import Desk
+from tests.support.desk import make_view
+from tests.support.driving import DagBag, Driver, register
+from tests.support.rights import Rights
+
+pytestmark = pytest.mark.airflow
+
+SECRET = "a-secret-access-key-of-somebody"
+EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "on_request.py"
+Client = Callable[..., LanceNamespace]
+
+
+@pytest.fixture
+def dags(airflow_db: Path) -> dict[str, Any]:
+    bag = DagBag(EXAMPLE)
+    assert not bag.import_errors
+    return dict(bag.dags)
+
+
+@pytest.fixture
+def client(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """Opens the namespace of the desk's connection as a user."""
+    from airflow_geneva.pages.app import app
+
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights.Rights")
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
+    for name in ("dags", "connections", "triggers"):
+        monkeypatch.setattr(Rights, name, {})
+    manager = create_auth_manager()
+    whole = FastAPI()
+    whole.mount("/geneva", app)
+    server = uvicorn.Server(uvicorn.Config(whole, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    uri = f"http://127.0.0.1:{port}/geneva/namespace/lance_default"
+
+    def connect(user: str | None = "reader") -> LanceNamespace:
+        headers = {} if user is None else {"headers.Authorization": f"Bearer {Rights.token(user, manager)}"}
+        return lance_namespace.connect("rest", {"uri": uri, **headers})
+
+    connect.uri = uri  # type: ignore[attr-defined]
+    yield connect
+    server.should_exit = True
+    thread.join()
+    purge_cached_app()
+
+
+def connection(desk: Desk, monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
+    extra["storage_options"] = {"aws_secret_access_key": SECRET}
+    value = {"conn_type": "lance", "host": desk.database.uri, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(value))
+
+
+def run_of(job_id: str, dags: dict[str, Any]) -> Driver:
+    dag_id, _, run_id = job_id.partition(":")
+    return Driver(dags[dag_id], register(dags[dag_id]), run_id)
+
+
+def describe(catalog: LanceNamespace, job_id: str) -> tuple[str, dict[str, str]]:
+    found = catalog.describe_transaction(DescribeTransactionRequest(id=[job_id]))
+    return found.status, found.properties or {}
+
+
+def test_tables_are_listed_described_and_opened(client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.append("ab")
+    connection(desk, monkeypatch)
+    Rights.give("reader", connections=["lance_default"])
+    catalog, name = client(), desk.table.name
+    assert catalog.list_tables(ListTablesRequest(id=[])).tables == [name]
+    assert catalog.list_namespaces(ListNamespacesRequest(id=[])).namespaces == []
+    found = catalog.describe_table(DescribeTableRequest(id=[name]))
+    assert (found.location, found.storage_options) == (desk.table.uri, None)
+    catalog.table_exists(TableExistsRequest(id=[name]))
+    assert lance.dataset(namespace_client=catalog, table_id=[name]).count_rows() == 20
+    with pytest.raises(errors.TableNotFoundError, match="There is no table 'other'"):
+        catalog.describe_table(DescribeTableRequest(id=["other"]))
+    with pytest.raises(errors.NamespaceNotFoundError):
+        catalog.list_tables(ListTablesRequest(id=["prod"]))
+    with pytest.raises(errors.UnsupportedOperationError, match="'count_rows' is no operation of this server"):
+        catalog.count_table_rows(CountTableRowsRequest(id=[name]))
+    connection(desk, monkeypatch, vend_credentials=True)
+    vended = catalog.describe_table(DescribeTableRequest(id=[name])).storage_options
+    assert vended == {"aws_secret_access_key": SECRET}
+
+
+def test_fields_that_would_change_what_is_described_are_refused_and_not_ignored(
+    client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    connection(desk, monkeypatch, vend_credentials=True)
+    Rights.give("reader", connections=["lance_default"])
+    catalog, table = client(), [desk.table.name]
+    with pytest.raises(errors.InvalidInputError, match=r"\['branch'\] of the request"):
+        catalog.describe_table(DescribeTableRequest(id=table, branch="trial"))
+    with pytest.raises(errors.InvalidInputError, match=r"\['version'\] of the request"):
+        catalog.describe_table(DescribeTableRequest(id=table, version=1))
+    assert catalog.describe_table(DescribeTableRequest(id=table, vend_credentials=False)).storage_options is None
+    assert lance.dataset(namespace_client=catalog, table_id=table, version=1).version == 1
+
+
+def test_a_body_that_is_no_object_is_invalid_input(client: Client) -> None:
+    Rights.give("reader", connections=["lance_default"])
+    header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
+    address = f"{client.uri}/v1/table/docs/backfill_column"  # type: ignore[attr-defined]
+    request = urllib.request.Request(address, b"[]", {**header, "Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert (refused.value.code, json.load(refused.value)["code"]) == (400, int(errors.ErrorCode.INVALID_INPUT))
+
+
+def test_a_backfill_is_a_dag_run_that_is_followed(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    for dag in dags.values():
+        register(dag)
+    Rights.give("reader", connections=["lance_default"], dags=["geneva_backfill"], triggers=["geneva_backfill"])
+    catalog = client()
+    asked = AlterTableBackfillColumnsRequest(id=[desk.table.name], column="n", where="text LIKE 'a%'", task_size=5)
+    job_id = catalog.alter_table_backfill_columns(asked).job_id
+    assert describe(catalog, job_id)[0] == "Queued"
+    assert run_of(job_id, dags).go().state == "success"
+    status, about = describe(catalog, job_id)
+    assert (status, about["rows_computed"], about["state"]) == ("Succeeded", "10", "DONE")
+    assert sum(value is not None for value in desk.values().values()) == 10
+    assert describe(catalog, about["job_id"])[1]["rows_computed"] == "10"
+
+
+def test_a_refresh_is_a_dag_run_too_and_the_connection_names_its_dag(
+    client: Client, desk: Desk, dags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("ab")
+    make_view(desk)
+    register(dags["geneva_refresh"])
+    Rights.give("reader", connections=["lance_default"], dags=["geneva_refresh"], triggers=["geneva_refresh"])
+    asked = RefreshMaterializedViewRequest(id=["v"], max_rows_per_fragment=7)
+    job_id = client().refresh_materialized_view(asked).job_id
+    assert run_of(job_id, dags).go().state == "success"
+    assert describe(client(), job_id)[1]["rows_computed"] == "20"
+    assert len(desk.database.open_view("v").lance.get_fragments()) == 3
+    connection(desk, monkeypatch, refresh_dag="another")
+    with pytest.raises(errors.PermissionDeniedError, match="'another'"):
+        client().refresh_materialized_view(asked)
+
+
+def test_what_cannot_be_had_starts_nothing(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
+    desk.append("a")
+    Rights.give("reader", connections=["lance_default"], dags=["gone"], triggers=["geneva_backfill", "geneva_refresh"])
+    catalog, table = client(), [desk.table.name]
+    with pytest.raises(errors.InvalidInputError, match=r"Column 'text' of table .* has no UDF"):
+        catalog.alter_table_backfill_columns(AlterTableBackfillColumnsRequest(id=table, column="text"))
+    desk.define(n="length")
+    with pytest.raises(errors.InvalidInputError, match=r"\['cluster'\] of the request have no counterpart"):
+        catalog.alter_table_backfill_columns(AlterTableBackfillColumnsRequest(id=table, column="n", cluster="c"))
+    with pytest.raises(errors.InvalidInputError, match="is a table and not a view"):
+        catalog.refresh_materialized_view(RefreshMaterializedViewRequest(id=table))
+    with pytest.raises(errors.TransactionNotFoundError):
+        catalog.describe_transaction(DescribeTransactionRequest(id=["gone:run"]))
+    with pytest.raises(errors.TransactionNotFoundError):
+        catalog.describe_transaction(DescribeTransactionRequest(id=["no-such-job"]))
+
+
+def test_nothing_is_answered_without_the_right_to_it(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    register(dags["geneva_backfill"])
+    Rights.give("reader", connections=["lance_default"])
+    asked = AlterTableBackfillColumnsRequest(id=[desk.table.name], column="n")
+    with pytest.raises(errors.UnauthenticatedError):
+        client(None).list_tables(ListTablesRequest(id=[]))
+    with pytest.raises(errors.PermissionDeniedError):
+        client("stranger").list_tables(ListTablesRequest(id=[]))
+    with pytest.raises(errors.PermissionDeniedError):
+        client("stranger").alter_table_backfill_columns(asked)
+    with pytest.raises(errors.PermissionDeniedError, match="You may not start runs of DAG 'geneva_backfill'"):
+        client().alter_table_backfill_columns(asked)
+    Rights.give("reader", triggers=["geneva_backfill"])
+    job_id = client().alter_table_backfill_columns(asked).job_id
+    with pytest.raises(errors.TransactionNotFoundError, match="that you may read"):
+        describe(client(), job_id)
+
+
+def test_a_page_of_another_site_cannot_ask_in_the_name_of_a_user(client: Client, desk: Desk) -> None:
+    """A browser sends the cookie of Airflow's login along, and never a header of its own."""
+    Rights.give("reader", connections=["lance_default"])
+    token = Rights.token("reader", create_auth_manager())
+    address = f"{client.uri}/v1/namespace/%24/table/list"  # type: ignore[attr-defined]
+    request = urllib.request.Request(address, headers={"Cookie": f"_token={token}"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 401
