@@ -463,8 +463,8 @@ class Table(Summarized, Readable, FailedRows):
 
         Args:
             source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or a list of them; a Lance
-                table or view, or its path; or rows, as `add` takes them. Files on an object store are read with the
-                storage options of this table.
+                table or view, or its path; or rows, as `add` takes them. Files on S3 are read with the storage options
+                of this table, files on other stores with the machine's own identity.
             on: the key column, or several; the table and the source both have them. NULL matches nothing.
             columns: the columns to load; by default all of the source but the keys.
             format: ``parquet``, ``csv``, ``json`` or ``lance``; by default the extension of the files.

@@ -27,8 +27,8 @@ class PlanLoadOperator(PlanOperator):
 
     Args:
         table: the table's name.
-        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; files on an
-            object store are read with the storage options of the connection.
+        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; files on S3
+            are read with the storage options of the connection, files on other stores with the machine's own identity.
         on: the key column, or several.
         columns: the columns to load; by default all of the source but the keys.
         format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files.

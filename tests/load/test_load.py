@@ -348,3 +348,12 @@ def test_values_that_exceed_the_memory_of_the_join_are_loaded(
     found = table.lance.to_table(columns=["id", "wide"])
     wide = found["wide"].combine_chunks().flatten().to_numpy().reshape(count, width)
     assert (wide == found["id"].to_numpy()[:, None]).all()
+
+
+def test_credentials_that_would_not_be_used_are_refused_by_name(tmp_path: Path) -> None:
+    options = {"google_service_account_key": "a-secret", "aws_access_key_id": "k", "aws_region": "r"}
+    table = connect(tmp_path, options).create_table("docs", pa.table({"id": [1]}))
+    message = r"Files at gs:// are read with .* and not with the storage options \['google_service_account_key'\]"
+    with pytest.raises(InvalidInput, match=message) as refused:
+        table.load_columns("gs://bucket/values.parquet", on="id", runner="inline")
+    assert "a-secret" not in str(refused.value)

@@ -16,7 +16,9 @@ import pyarrow.fs as pfs
 
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.rows import as_rows
+from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.secrets import is_secret
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.errors import InvalidInput
 
@@ -295,7 +297,11 @@ _S3 = {
 
 
 def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
-    """Return pyarrow's file system for a URI, with pylance's storage options, and a function from URIs to its paths."""
+    """Return pyarrow's file system for a URI, with pylance's storage options, and a function from URIs to its paths.
+
+    Raises:
+        InvalidInput: the options have credentials that are not passed on to this kind of store.
+    """
     if is_local(uri):
         return pfs.LocalFileSystem(), str
     scheme = uri.partition("://")[0]
@@ -303,9 +309,15 @@ def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
     def path(one: str) -> str:
         return one.partition("://")[2]
 
+    own = pylance_access(options)["storage_options"] or {}
     if scheme != "s3":
+        if secrets := sorted(name for name, value in own.items() if is_secret(name, value) and name[:4] != "aws_"):
+            raise InvalidInput(
+                f"Files at {scheme}:// are read with the machine's own identity, and not with the storage options "
+                f"{secrets} of the table. Load from S3, from a folder, or from a Lance table."
+            )
         return pfs.FileSystem.from_uri(uri)[0], path
-    given = {name.lower(): value for name, value in options}
+    given = {name.lower(): value for name, value in own.items()}
     found: dict[str, Any] = {}
     for name, keys in _S3.items():
         values = [given[key] for key in keys if key in given]
