@@ -55,7 +55,7 @@ _CODES = {
     HTTPStatus.UNAUTHORIZED: errors.UnauthenticatedError,
     HTTPStatus.FORBIDDEN: errors.PermissionDeniedError,
     HTTPStatus.NOT_FOUND: errors.NamespaceNotFoundError,
-    HTTPStatus.NOT_ACCEPTABLE: errors.UnsupportedOperationError,
+    HTTPStatus.METHOD_NOT_ALLOWED: errors.UnsupportedOperationError,
     HTTPStatus.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }
 _STATUS = {

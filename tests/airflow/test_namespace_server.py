@@ -219,7 +219,11 @@ def test_a_page_of_another_site_cannot_ask_in_the_name_of_a_user(client: Client,
     Rights.give("reader", connections=["lance_default"])
     token = Rights.token("reader", create_auth_manager())
     address = f"{client.uri}/v1/namespace/%24/table/list"  # type: ignore[attr-defined]
-    request = urllib.request.Request(address, headers={"Cookie": f"_token={token}"})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request)
-    assert refused.value.code == 401
+    for headers, method, expected in (
+        ({"Cookie": f"_token={token}"}, "GET", (401, 16)),
+        ({"Authorization": f"Bearer {token}"}, "DELETE", (406, 0)),
+    ):
+        request = urllib.request.Request(address, headers=headers, method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        assert (refused.value.code, json.loads(refused.value.read())["code"]) == expected
