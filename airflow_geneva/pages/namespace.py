@@ -83,7 +83,7 @@ def _error(error: errors.LanceNamespaceError) -> Response:
     return JSONResponse({"error": text, "code": int(error.code)}, _STATUS.get(error.code, 500), NOT_KEPT)
 
 
-class _Route(APIRoute):
+class NamespaceRoute(APIRoute):
     """A route that answers errors of this package in the form of the specification."""
 
     def get_route_handler(self) -> Any:
@@ -102,7 +102,7 @@ class _Route(APIRoute):
         return answer
 
 
-router = APIRouter(prefix=PREFIX + "{conn_id}/v1", route_class=_Route)
+router = APIRouter(prefix=PREFIX + "{conn_id}/v1", route_class=NamespaceRoute)
 
 
 def opened(request: Request, viewer: ViewerDep, conn_id: str) -> VisibleDatabase:

@@ -39,6 +39,7 @@ from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.operators import _airflow_internals as internals
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.graph import Key, Node, lay_out
+from airflow_geneva.pages.namespace import NamespaceRoute
 from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
@@ -55,14 +56,22 @@ pytestmark = pytest.mark.airflow
 
 def filled(route: APIRoute) -> str:
     query = "?dag_id=d&run_id=r&task_id=t&uri=lance://shelf/docs&first=y&second=z"
-    return re.sub(r"\{[a-z_]+\}", "pages.css", route.path) + query
+    return re.sub(r"\{[a-z_:]+\}", "pages.css", route.path) + query
 
 
 def test_every_route_asks_who_is_there(browse: Get) -> None:
-    assert {type(route) for route in app.routes} == {APIRoute}
-    paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
-    assert len(paths) == 23
+    programs = [route for route in app.routes if isinstance(route, NamespaceRoute)]
+    pages = [route for route in app.routes if type(route) is APIRoute]
+    assert len(programs) + len(pages) == len(app.routes)
+    paths = [filled(route) for route in pages]
+    assert (len(paths), len(programs)) == (23, 10)
     client = TestClient(app)
+    for route in programs:
+        for method in route.methods:
+            for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Bearer x.y.z"}):
+                answer = client.request(method, filled(route), headers=headers, json={})
+                assert answer.status_code in (401, 403), (route.path, headers)
+                assert "shelf" not in answer.text
     for path in paths:
         for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
             answer = client.get(path, headers=headers)

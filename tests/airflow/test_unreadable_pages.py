@@ -18,6 +18,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.storage import timeouts as patience
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.pages import app as pages
+from airflow_geneva.pages import own_threads
 from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
 from tests.support.driving import register
 from tests.support.rights import Rights
@@ -156,8 +157,8 @@ def test_pages_about_a_store_that_hangs_hold_up_no_others(
     make_table(database)
     remote(monkeypatch, deaf, timeout="600s")
     threads = StoreThreads("geneva-page-test", most=2)
-    monkeypatch.setattr(pages, "_THREADS", threads)
-    monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(own_threads, "_THREADS", threads)
+    monkeypatch.setattr(own_threads, "_PATIENCE_SECONDS", 0.5)
 
     def ours() -> list[str]:
         return [found.name for found in threading.enumerate() if found.name == "geneva-page-test"]
@@ -166,7 +167,7 @@ def test_pages_about_a_store_that_hangs_hold_up_no_others(
         page = text_of(reader("/databases/far", status=503))
         assert "has not answered for 0.5 seconds" in page
         assert len(ours()) <= 2
-    monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(own_threads, "_PATIENCE_SECONDS", 30.0)
     assert ">docs</a>" in reader("/databases/shelf")
 
 
