@@ -276,6 +276,11 @@ class Database(Summarized):
         except NoSuchTable:
             return None
 
+    def has_table(self, name: str) -> bool:
+        """Whether there is a table or view of this name."""
+        location = self._location_or_none(name)
+        return location is not None and location.exists()
+
     @contextmanager
     def new_location(self, name: str) -> Iterator[TableLocation]:
         """Yield where a table can be written; a catalog names a new one first, and forgets it if the block fails."""

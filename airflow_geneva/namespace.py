@@ -175,34 +175,72 @@ def create_view(database: Database, name: str, request: CreateMaterializedViewRe
 
     Raises:
         InvalidInput: the query is not one of this package, or the request asks for what views here do not have.
+        TableAlreadyExistsError: there is a table or view of that name.
     """
+    _check_request(database, name, request)
+    return read_query(database, request.source_query, request.output_schema).create_materialized_view(database, name)
+
+
+def check_view(database: Database, name: str, request: CreateMaterializedViewRequest) -> None:
+    """Raise the errors of :func:`create_view` that are found without the code of UDFs, of which none is imported."""
+    given, schema = _check_request(database, name, request), request.output_schema
+    selected = given.get("select")
+    if isinstance(selected, dict) and (udfs := [column for column in selected if isinstance(selected[column], list)]):
+        for column in udfs:
+            _column(column, selected[column], load=str)
+        rest = {column: sql for column, sql in selected.items() if column not in udfs}
+        given, schema = {**given, "select": rest or None, "explode": None}, ""
+    read_query(database, json.dumps(given), schema)
+
+
+def _check_request(database: Database, name: str, request: CreateMaterializedViewRequest) -> dict[str, Any]:
+    """Refuse what views here do not have, and return the arguments of the query."""
     if request.udtf_spec is not None or request.kind == "udtf":
         raise InvalidInput(
             "Views here have no table functions. Compute a list per row with a UDF, and give its column as 'explode'."
         )
     if request.auto_refresh:
         raise InvalidInput("auto_refresh is not known here: a DAG on the source's asset, or a schedule, refreshes.")
-    query = read_query(database, request.source_query)
-    if (request.kind == "chunker") != (query.exploded is not None):
+    given = _arguments(request.source_query)
+    if (request.kind == "chunker") != (given.get("explode") is not None):
         raise InvalidInput(f"A view of kind {request.kind!r} does not fit: 'explode' of the query makes a 'chunker'.")
-    if request.output_schema and not _same(expected := _schema(request.output_schema), query.output_schema()):
-        raise InvalidInput(
-            f"output_schema is not that of the query, whose columns are {_columns(query.output_schema())}, and not "
-            f"{_columns(expected)}. Correct it, or leave it empty."
-        )
-    return query.create_materialized_view(database, name)
+    if database.has_table(name):
+        raise errors.TableAlreadyExistsError(f"There is a table or view {name!r} already.")
+    return given
 
 
-def read_query(database: Database, text: str) -> Query:
+def read_query(database: Database, text: str, output_schema: str = "") -> Query:
     """Return the query of a request: a JSON object with the arguments of a :class:`airflow_geneva.Query`.
 
     `source` is the name of a table or view; `select` maps columns to SQL expressions, or to an import path of a UDF and
     its inputs, `["my_project.udfs:embed", ["text"]]`; `where`, `shuffle` (a seed), `limit`, `offset` and `explode` are
     optional. A UDF is imported only if the source of its module makes one of that name.
 
+    Args:
+        text: the JSON object.
+        output_schema: the expected columns of the query, an Arrow schema in base64; empty: any.
+
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: it is something else, or does not fit its table.
     """
+    given = _arguments(text)
+    query = database.open_table(given.pop("source")).query()
+    if (selected := given.pop("select", None)) is not None:
+        if not isinstance(selected, dict):
+            raise InvalidInput(f"select={selected!r:.100} is no JSON object that maps columns to expressions.")
+        given["select"] = {name: _column(name, one) for name, one in selected.items()}
+    for name, argument in given.items():
+        query = query if argument is None else getattr(query, name)(argument)
+    found = query.output_schema()
+    if output_schema and not _same(expected := _schema(output_schema), found):
+        raise InvalidInput(
+            f"output_schema is not that of the query, whose columns are {_columns(found)}, and not "
+            f"{_columns(expected)}. Correct it, or leave it empty."
+        )
+    return query
+
+
+def _arguments(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except ValueError:
@@ -212,22 +250,15 @@ def read_query(database: Database, text: str) -> Query:
             f"source_query={text!r:.200} is not a query of this package. Give a JSON object with 'source', and of "
             f'{", ".join(map(repr, _QUERY[1:]))} what it has: {{"source": "docs", "select": {{"n": "length(text)"}}}}.'
         )
-    query = database.open_table(given.pop("source")).query()
-    if (selected := given.pop("select", None)) is not None:
-        if not isinstance(selected, dict):
-            raise InvalidInput(f"select={selected!r:.100} is no JSON object that maps columns to expressions.")
-        given["select"] = {name: _column(name, one) for name, one in selected.items()}
-    for name, argument in given.items():
-        query = getattr(query, name)(argument)
-    return query
+    return given
 
 
-def _column(name: str, given: Any) -> Any:
+def _column(name: str, given: Any, load: Callable[[str], Any] = load_stored_udf) -> Any:
     if isinstance(given, str) and ":" not in given.partition("'")[0]:
         return given
     match given:
         case [str() as path, list() as inputs]:
-            return load_stored_udf(path), inputs
+            return load(path), inputs
     raise InvalidInput(
         f'Column {name!r} is given as {given!r:.100}. Give SQL, or a UDF with its inputs: ["module:name", ["text"]].'
     )

@@ -1,10 +1,13 @@
-"""Answer programs that ask Airflow, as a namespace of Lance, to backfill a column or to refresh a view."""
+"""Answer programs that ask Airflow, as a namespace of Lance, to backfill a column, or to create or refresh a view."""
 
 from __future__ import annotations
 
 # --8<-- [start:example]
-from airflow.sdk import DAG, Param
+from typing import Any
 
+from airflow.sdk import DAG, Param, task
+
+from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 
 CONNECTION = "{{ params.lance_conn_id }}"
@@ -52,4 +55,28 @@ with DAG(
         lance_conn_id=CONNECTION,
         **given("src_version", "max_rows_per_fragment", *SIZES),
     )
+
+with DAG(
+    dag_id="geneva_create_view",
+    schedule=None,
+    params={
+        **params("lance_conn_id", "view", "source_query", optional=("output_schema",)),
+        "with_no_data": Param(True, type="boolean"),
+    },
+    default_args={"retries": 2},
+    tags=["geneva"],
+    doc_md=__doc__,
+):
+    create = CreateMaterializedViewOperator(
+        task_id="create",
+        view="{{ params.view }}",
+        lance_conn_id=CONNECTION,
+        **given("source_query", "output_schema"),
+    )
+
+    @task.short_circuit
+    def wants_data(params: dict[str, Any]) -> bool:
+        return not params["with_no_data"]
+
+    create >> wants_data() >> RefreshTaskGroup(view="{{ params.view }}", lance_conn_id=CONNECTION)
 # --8<-- [end:example]

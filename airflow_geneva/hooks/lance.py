@@ -78,7 +78,7 @@ class LanceHook(BaseHook):
         return self._extra.get("vend_credentials") is True
 
     def dag_on_request(self, kind: str) -> str | None:
-        """Return the DAG that answers requests of a kind, `backfill` or `refresh`, by the extra `backfill_dag`."""
+        """Return the DAG that answers requests of a kind, such as `backfill`, by the extra field `backfill_dag`."""
         found = self._extra.get(f"{kind}_dag")
         return found if isinstance(found, str) and found else None
 

@@ -19,7 +19,7 @@ from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.lance_io.conflicts import max_retries
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.engine.storage.outages import with_patience
-from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
+from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._airflow_internals import default_retry_policy
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+ERROR = "error"
+"""XCom key of the error of a task without a job."""
 ON_PARTIAL = WARN, FAIL = "warn", "fail"
 _PLAN = re.compile(r"(?P<table>.+)/_checkpoints/jobs/(?P<job>[^/]+)/[^/]+")
 _TEMPLATE = re.compile(r"\{\{|\{%")
@@ -232,6 +234,17 @@ def cause_first(log: Any) -> Iterator[None]:
     except UdfError as error:
         log.error("%s", error)
         raise UdfError(str(error).partition("\n")[0], error.row_index) from None
+
+
+@contextmanager
+def telling(context: Mapping[str, Any]) -> Iterator[None]:
+    """Push the error of a failed attempt to XCom, for programs that asked for the run and cannot read its logs."""
+    try:
+        yield
+    except (GenevaError, OSError, AirflowFailException) as error:
+        if "ti" in context:
+            context["ti"].xcom_push(ERROR, mask_secrets(str(error)))
+        raise
 
 
 @contextmanager

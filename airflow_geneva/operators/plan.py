@@ -43,6 +43,7 @@ from airflow_geneva.operators._lance_task import (
     optional_text,
     parse_bool,
     required_text,
+    telling,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ class PlanOperator(LanceOperator, SkipMixin):
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
+        with telling(context):
+            return self._execute(context)
+
+    def _execute(self, context: Context) -> list[dict[str, Any]]:
         began = time.monotonic()
         configured = Configuration.read()
         table, newest = open_newest(self.open_database(), self._target())

@@ -10,6 +10,7 @@ from airflow.sdk import Context
 from airflow_geneva.engine.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
+    Configuration,
     LanceOperator,
     load_named_udf,
     open_patiently,
@@ -18,6 +19,7 @@ from airflow_geneva.operators._lance_task import (
     parse_bool,
     parse_json,
     required_text,
+    telling,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class CreateMaterializedViewOperator(LanceOperator):
 
     Args:
         view: the view's name.
-        table: name of its source table or view.
+        table: name of its source table or view; needed without `source_query`.
         where: SQL filter, or None.
         select: names of columns; or columns by name: a column's name or an SQL expression as text, or
             `{"udf": "module:name", "inputs": [...]}`, where `inputs` is optional. None: all columns. JSON text is
@@ -49,6 +51,10 @@ class CreateMaterializedViewOperator(LanceOperator):
         recreate: drop a view with another definition.
         max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
         source_database: URI of the source's database, opened with the same connection; None: the view's database.
+        source_query: the whole query as JSON text, instead of the arguments from `table` to `offset`: the form of a
+            request that another program makes, see `airflow_geneva.namespace.read_query`. Its functions are imported
+            only if the source of their module makes UDFs of these names.
+        output_schema: the expected columns of `source_query`, an Arrow schema in base64; empty: any.
         expect: conditions on values, by column, from `airflow_geneva.expect`; values that violate them do not become
             visible. If they differ from those of an existing view, the view's conditions are changed. None keeps the
             view's conditions.
@@ -68,14 +74,14 @@ class CreateMaterializedViewOperator(LanceOperator):
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
         *("view", "table", "where", "select", "add_columns", "shuffle_seed", "limit", "offset", "recreate"),
-        *("explode", "max_rows_per_fragment", "source_database"),
+        *("explode", "max_rows_per_fragment", "source_database", "source_query", "output_schema"),
     )
 
     def __init__(
         self,
         *,
         view: str,
-        table: str,
+        table: str | None = None,
         where: str | None = None,
         select: Sequence[str] | Mapping[str, Any] | str | None = None,
         add_columns: Mapping[str, Any] | str | None = None,
@@ -86,6 +92,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         recreate: bool | str = False,
         max_rows_per_fragment: int | str | None = None,
         source_database: str | None = None,
+        source_query: str | None = None,
+        output_schema: str | None = None,
         expect: Mapping[str, Expectation | Sequence[Expectation]] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -102,16 +110,19 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.recreate = recreate
         self.max_rows_per_fragment = max_rows_per_fragment
         self.source_database = source_database
+        self.source_query = source_query
+        self.output_schema = output_schema
         self.expect = expect
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_geneva.view import View
 
-        database, name = self.open_database(), required_text("view", self.view)
-        made = self._create(database, name)
-        if self.expect is not None:
-            View(database.location(name)).expect(self.expect)
-        return made
+        with telling(context):
+            database, name = self.open_database(), required_text("view", self.view)
+            made = self._create(database, name)
+            if self.expect is not None:
+                View(database.location(name)).expect(self.expect)
+            return made
 
     def _create(self, database: Database, name: str) -> dict[str, Any]:
         from airflow_geneva.query import ROWS_PER_FRAGMENT
@@ -122,7 +133,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         if rows < 1:
             raise InvalidInput(f"max_rows_per_fragment={rows} is not valid: give a whole number of at least 1.")
         differences: list[str] = []
-        if database.location(name).exists():
+        if database.has_table(name):
             differences = self._compare(database, name, query)
             if not differences:
                 self.log.info("View %s exists already, with this definition.", name)
@@ -141,7 +152,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         try:
             view = query.create_materialized_view(database, name, max_rows_per_fragment=rows)
         except (InvalidInput, OSError):
-            if not database.location(name).exists() or self._compare(database, name, query):
+            if not database.has_table(name) or self._compare(database, name, query):
                 raise
             self.log.info("Another process created view %s meanwhile, with this definition.", name)
             return {"view": name, "created": False, "differences": differences}
@@ -154,6 +165,8 @@ class CreateMaterializedViewOperator(LanceOperator):
             query.definition().expecting(self.expect, query.output_schema(), name)
 
     def _query(self, database: Database) -> Query:
+        if (text := optional_text(self.source_query)) is not None:
+            return self._requested_query(database, text)
         place = optional_text(self.source_database)
         source = database if place is None else open_patiently(self.lance_conn_id, place)
         query = source.open_table(required_text("table", self.table)).query()
@@ -171,6 +184,26 @@ class CreateMaterializedViewOperator(LanceOperator):
         if more and not isinstance(more, Mapping):
             raise InvalidInput(f"add_columns is {more!r:.200}. Give columns by name, as for select.")
         return query.add_columns(_specs(more)) if more else query
+
+    def _requested_query(self, database: Database, text: str) -> Query:
+        from airflow_geneva.engine.udf.stored import udf_modules
+        from airflow_geneva.namespace import read_query
+
+        for name in (
+            "table",
+            "where",
+            "select",
+            "add_columns",
+            "explode",
+            "shuffle_seed",
+            "limit",
+            "offset",
+            "source_database",
+        ):
+            if getattr(self, name) is not None:
+                raise InvalidInput(f"source_query is the whole query, and {name} is given too. Leave one of them out.")
+        with udf_modules(Configuration.read().udf_modules):
+            return read_query(database, text, optional_text(self.output_schema) or "")
 
     def _compare(self, database: Database, name: str, query: Query) -> list[str]:
         """Describe how the existing view differs from the requested one."""

@@ -5,6 +5,7 @@ All of it is for users who may read the connection; a DAG run is started for tho
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -17,6 +18,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from lance_namespace import (
     AlterTableBackfillColumnsRequest,
+    CreateMaterializedViewRequest,
     DescribeTableResponse,
     DescribeTransactionResponse,
     ListNamespacesResponse,
@@ -33,6 +35,7 @@ from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.namespace import (
     as_namespace_error,
     backfill_options,
+    check_view,
     describe_job,
     find_job,
     name_of,
@@ -42,13 +45,15 @@ from airflow_geneva.operators._airflow_internals import start_run, state_of_run
 from airflow_geneva.pages.access import ViewerDep, VisibleDatabase
 from airflow_geneva.pages.own_threads import in_own_threads
 from airflow_geneva.pages.rendering import NOT_KEPT
-from airflow_geneva.pages.runs import jobs_of_run, read_jobs_of
+from airflow_geneva.pages.runs import error_of_run, jobs_of_run, read_jobs_of
 
 logger = logging.getLogger("airflow_geneva.pages")
 
 PREFIX = "/namespace/"
 _OF_A_TABLE = {"id", "identity", "context", "vend_credentials", "check_declared"}
-_DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh"}
+_DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh", "create_view": "geneva_create_view"}
+_NOT_YET = 0
+"""The version of a view that a DAG run is going to create; versions of Lance begin at 1."""
 _STATES = {"queued": "Queued", "running": "Running", "success": "Succeeded", "failed": "Failed"}
 _CODES = {
     HTTPStatus.BAD_REQUEST: errors.InvalidInputError,
@@ -63,6 +68,7 @@ _STATUS = {
     errors.ErrorCode.NAMESPACE_NOT_FOUND: HTTPStatus.NOT_FOUND,
     errors.ErrorCode.TABLE_NOT_FOUND: HTTPStatus.NOT_FOUND,
     errors.ErrorCode.TRANSACTION_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    errors.ErrorCode.TABLE_ALREADY_EXISTS: HTTPStatus.CONFLICT,
     errors.ErrorCode.INVALID_INPUT: HTTPStatus.BAD_REQUEST,
     errors.ErrorCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     errors.ErrorCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
@@ -121,32 +127,50 @@ def _parts(given: str, delimiter: str) -> list[str]:
     return [] if given in ("", delimiter) else given.split(delimiter)
 
 
+async def named(request: Request, id: str, delimiter: str = "$") -> list[str]:
+    """Return the parts of the identifier in a path; refuse a body that names something else."""
+    parts = _parts(id, delimiter)
+    try:
+        body = json.loads(await request.body() or b"{}")
+    except ValueError as error:
+        raise InvalidInput(f"The body of the request is no JSON: {error}.") from None
+    found = body.get("id") if isinstance(body, dict) else None
+    if found is not None and (
+        not isinstance(found, list) or _parts(delimiter.join(map(str, found)), delimiter) != parts
+    ):
+        raise InvalidInput(f"The path names {parts}, and the body names {found}. Name the same, or leave it out there.")
+    return parts
+
+
+PartsDep = Annotated[list[str], Depends(named)]
+
+
 def _answer(model: BaseModel) -> Response:
     return JSONResponse(model.model_dump(mode="json", by_alias=True, exclude_none=True), headers=NOT_KEPT)
 
 
 @router.get("/namespace/{id}/table/list")
 @in_own_threads
-def list_tables(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+def list_tables(conn_id: str, database: DatabaseDep, parts: PartsDep) -> Response:
     """List the tables of a namespace."""
-    _, names = _below(database, _parts(id, delimiter))
+    _, names = _below(database, parts)
     return _answer(ListTablesResponse(tables=names))
 
 
 @router.get("/namespace/{id}/list")
 @in_own_threads
-def list_namespaces(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+def list_namespaces(conn_id: str, database: DatabaseDep, parts: PartsDep) -> Response:
     """List the namespaces in a namespace; a folder of tables has none."""
-    namespaces, _ = _below(database, _parts(id, delimiter))
+    namespaces, _ = _below(database, parts)
     return _answer(ListNamespacesResponse(namespaces=namespaces))
 
 
 @router.post("/namespace/{id}/exists")
 @router.post("/namespace/{id}/describe")
 @in_own_threads
-def find_namespace(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+def find_namespace(conn_id: str, database: DatabaseDep, parts: PartsDep) -> Response:
     """Answer 404 for a namespace that does not exist."""
-    _below(database, _parts(id, delimiter))
+    _below(database, parts)
     return JSONResponse({}, headers=NOT_KEPT)
 
 
@@ -167,13 +191,11 @@ def _below(database: VisibleDatabase, within: list[str]) -> tuple[list[str], lis
 @router.post("/table/{id}/exists")
 @router.post("/table/{id}/describe")
 @in_own_threads
-def describe_table(
-    conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$"
-) -> Response:
+def describe_table(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
     """Say where a table lies; with the credentials of its store only if the connection's `vend_credentials` is true."""
     if unknown := sorted(name for name, value in body.items() if value and name not in _OF_A_TABLE):
         raise InvalidInput(f"The fields {unknown} of the request have no counterpart here. Leave them out.")
-    location = database.database.open_table(name_of(_parts(id, delimiter))).location
+    location = database.database.open_table(name_of(parts)).location
     wanted = body.get("vend_credentials") is not False and LanceHook(conn_id).vends_credentials
     vended = pylance_access(location.options)["storage_options"] if wanted else None
     return _answer(DescribeTableResponse(location=location.uri, storage_options=vended))
@@ -181,12 +203,10 @@ def describe_table(
 
 @router.post("/table/{id}/backfill_column")
 @in_own_threads
-def backfill_column(
-    conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$"
-) -> Response:
+def backfill_column(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
     """Start the DAG that backfills on request."""
     asked = AlterTableBackfillColumnsRequest.model_validate(body)
-    name = name_of(_parts(id, delimiter))
+    name = name_of(parts)
     conf = {"table": name, "column": asked.column, **backfill_options(asked)}
     database.database.open_table(name).definition(asked.column)
     return _start(database, conn_id, "backfill", conf)
@@ -194,33 +214,45 @@ def backfill_column(
 
 @router.post("/materialized_view/{id}/refresh")
 @in_own_threads
-def refresh_view(conn_id: str, database: DatabaseDep, id: str, body: dict[str, Any], delimiter: str = "$") -> Response:
+def refresh_view(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
     """Start the DAG that refreshes on request."""
     asked = RefreshMaterializedViewRequest.model_validate(body)
-    view = database.database.open_view(name_of(_parts(id, delimiter)))
+    view = database.database.open_view(name_of(parts))
     return _start(database, conn_id, "refresh", {"view": view.name, **refresh_options(asked)})
 
 
-def _start(database: VisibleDatabase, conn_id: str, kind: str, conf: Mapping[str, Any]) -> Response:
+@router.post("/materialized_view/{id}/create")
+@in_own_threads
+def create_view(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
+    """Start the DAG that creates views, which imports the functions of the query; this process never does."""
+    asked = CreateMaterializedViewRequest.model_validate(body)
+    name = name_of(parts)
+    check_view(database.database, name, asked)
+    conf = {"view": name, "source_query": asked.source_query, "output_schema": asked.output_schema}
+    with_no_data = asked.with_no_data is not False
+    return _start(database, conn_id, "create_view", {**conf, "with_no_data": with_no_data}, version=_NOT_YET)
+
+
+def _start(database: VisibleDatabase, conn_id: str, kind: str, conf: Mapping[str, Any], **more: int) -> Response:
     """Start a DAG run, and return its id as the job's, which is `DAG:RUN`."""
     dag_id = LanceHook(conn_id).dag_on_request(kind) or _DAGS[kind]
     if not database.viewer.may_trigger_dag(dag_id):
         raise errors.PermissionDeniedError(f"You may not start runs of DAG {dag_id!r}, which answers such requests.")
     run_id = f"namespace__{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}__{token_hex(4)}"
     start_run(dag_id, run_id, {"lance_conn_id": conn_id, **conf}, database.viewer.user)
-    return JSONResponse({"job_id": f"{dag_id}:{run_id}"}, headers=NOT_KEPT)
+    return JSONResponse({"job_id": f"{dag_id}:{run_id}", **more}, headers=NOT_KEPT)
 
 
 @router.post("/transaction/{id}/describe")
 @in_own_threads
-def describe_transaction(conn_id: str, database: DatabaseDep, id: str, delimiter: str = "$") -> Response:
+def describe_transaction(conn_id: str, database: DatabaseDep, parts: PartsDep) -> Response:
     """Say how a DAG run that was asked for goes, or another job of the database, by its id."""
-    dag_id, separated, run_id = id.rpartition(delimiter)[2].partition(":")
+    dag_id, separated, run_id = (parts or [""])[-1].partition(":")
     if separated:
         return _answer(_describe_run(database, dag_id, run_id))
-    job = find_job(database.database, _parts(id, delimiter))
+    job = find_job(database.database, parts)
     if job is None or not database.viewer.may_see_job(conn_id, job):
-        raise errors.TransactionNotFoundError(f"There is no job {id!r}.")
+        raise errors.TransactionNotFoundError(f"There is no job {'.'.join(parts)!r}.")
     return _answer(describe_job(job))
 
 
@@ -232,6 +264,8 @@ def _describe_run(database: VisibleDatabase, dag_id: str, run_id: str) -> Descri
     for found in read_jobs_of(jobs_of_run(dag_id, run_id), database.viewer):
         if found.job is not None:
             about |= {**(describe_job(found.job).properties or {}), "job_id": found.job.id}
+    if state == "failed" and "error" not in about and (error := error_of_run(dag_id, run_id)):
+        about["error"] = mask_secrets(error)
     return DescribeTransactionResponse(status=_STATES.get(state, "Queued"), properties=about)
 
 
@@ -239,5 +273,6 @@ def _describe_run(database: VisibleDatabase, dag_id: str, run_id: str) -> Descri
 def refuse(conn_id: str, database: DatabaseDep, rest: str) -> Response:
     """Answer that an operation is not supported here: it belongs to the tables' store, or to the catalog."""
     raise errors.UnsupportedOperationError(
-        f"{rest.rpartition('/')[2]!r} is no operation of this server, which lists, describes, backfills and refreshes."
+        f"{rest.rpartition('/')[2]!r} is no operation of this server, which lists and describes tables, fills columns, "
+        "and creates and refreshes views."
     )

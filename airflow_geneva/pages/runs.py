@@ -18,6 +18,7 @@ from airflow_geneva.pages.access import CurrentUser, open_database
 
 # Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
 _SUMMARY = "summary"
+_ERROR = "error"
 JOBS_OF_A_DAG = 30
 
 
@@ -74,6 +75,11 @@ def jobs_of_dag(dag_id: str) -> list[JobOfRun]:
     """Return the newest jobs that tasks of a DAG planned, newest first."""
     found = (JobOfRun.read(dag_id, *row) for row in xcoms(dag_id, _SUMMARY, most=JOBS_OF_A_DAG))
     return [planned for planned in found if planned is not None]
+
+
+def error_of_run(dag_id: str, run_id: str) -> str | None:
+    """Return the error that a task of a DAG run pushed; a task that has a job records its error there."""
+    return next((str(value) for *_, value in xcoms(dag_id, _ERROR, run_id)), None)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import sys
 import threading
 import time
 import urllib.error
@@ -13,6 +15,7 @@ from typing import Any
 
 import lance
 import lance_namespace
+import pyarrow as pa
 import pytest
 import uvicorn
 from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
@@ -20,6 +23,8 @@ from fastapi import FastAPI
 from lance_namespace import (
     AlterTableBackfillColumnsRequest,
     CountTableRowsRequest,
+    CreateMaterializedViewRequest,
+    CreateMaterializedViewResponse,
     DescribeTableRequest,
     DescribeTransactionRequest,
     LanceNamespace,
@@ -177,6 +182,126 @@ def test_a_refresh_is_a_dag_run_too_and_the_connection_names_its_dag(
         client().refresh_materialized_view(asked)
 
 
+def create(catalog: LanceNamespace, view: str, source: str, **asked: Any) -> CreateMaterializedViewResponse:
+    """Ask for a view; names of the specification's fields are the request's, and others are the query's."""
+    request = {name: asked.pop(name) for name in ("with_no_data", "output_schema") if name in asked}
+    given = {"output_schema": "", **request, "source_query": json.dumps({"source": source, **asked})}
+    return catalog.create_materialized_view(CreateMaterializedViewRequest(id=[view], kind="query", **given))
+
+
+def test_a_view_is_created_by_a_dag_run_that_refreshes_it_too(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
+    desk.append("ab")
+    register(dags["geneva_create_view"])
+    Rights.give("reader", connections=["lance_default"], dags=["geneva_create_view"])
+    catalog, select = client(), {"text": "text", "n": ["geneva_dag_udfs:length", ["text"]]}
+    with pytest.raises(errors.PermissionDeniedError, match="You may not start runs of DAG 'geneva_create_view'"):
+        create(catalog, "v", desk.table.name, select=select)
+    Rights.give("reader", triggers=["geneva_create_view"])
+    created = create(catalog, "v", desk.table.name, select=select, where="text LIKE 'a%'", with_no_data=False)
+    assert created.version == 0
+    assert created.job_id is not None
+    assert run_of(created.job_id, dags).go().state == "success"
+    status, about = describe(catalog, created.job_id)
+    assert (status, about["rows_computed"], about["version"]) == ("Succeeded", "10", "2")
+    assert lance.dataset(namespace_client=catalog, table_id=["v"]).to_table(columns=["n"])["n"].to_pylist() == [3] * 10
+    with pytest.raises(errors.LanceNamespaceError, match="There is a table or view 'v' already"):
+        create(catalog, "v", desk.table.name, select=select)
+
+
+def test_a_view_is_created_without_data_and_its_run_can_be_cleared(
+    client: Client, desk: Desk, dags: dict[str, Any]
+) -> None:
+    desk.append("a")
+    register(dags["geneva_create_view"])
+    Rights.give("reader", connections=["lance_default"], dags=dags, triggers=dags)
+    schema = pa.schema([("twice", pa.string())])
+    asked = {"select": {"twice": "text || text"}, "output_schema": base64.b64encode(schema.serialize()).decode()}
+    job_id = create(client(), "v", desk.table.name, **asked).job_id
+    assert job_id is not None
+    run = run_of(job_id, dags).go()
+    assert (run.state, run.states()["refresh.plan"]) == ("success", "skipped")
+    assert describe(client(), job_id)[0] == "Succeeded"
+    assert desk.database.open_view("v").to_arrow().num_rows == 0
+    assert run.clear("create").go().state == "success"
+
+
+def test_the_api_server_imports_no_function_of_a_view_and_the_run_says_why_it_failed(
+    client: Client, desk: Desk, dags: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    register(dags["geneva_create_view"])
+    Rights.give("reader", connections=["lance_default"], dags=dags, triggers=dags)
+    (tmp_path / "view_udfs.py").write_text("import airflow_geneva\n\nnot_a_udf = 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job_id = create(client(), "v", desk.table.name, select={"n": ["view_udfs:not_a_udf", ["text"]]}).job_id
+    assert job_id is not None
+    assert "view_udfs" not in sys.modules
+    assert run_of(job_id, dags).go().state == "failed"
+    status, about = describe(client(), job_id)
+    assert status == "Failed"
+    assert "makes no UDF of 'not_a_udf'" in about["error"]
+    assert "view_udfs" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"where": "nothing > 1"}, "nothing"),
+        ({"select": {"n": "nothing + 1", "m": ["some.module:udf", ["text"]]}}, "nothing"),
+        ({"select": {"m": ["some.module:udf"]}}, "Give SQL, or a UDF with its inputs"),
+        ({"select": {"n": "length(text)"}, "output_schema": "eA=="}, "no Arrow schema in base64"),
+        ({"explode": "text"}, "does not fit: 'explode' of the query makes a 'chunker'"),
+    ],
+)
+def test_a_view_that_cannot_be_had_is_refused_at_once(
+    client: Client, desk: Desk, dags: dict[str, Any], asked: dict[str, Any], message: str
+) -> None:
+    desk.append("a")
+    Rights.give("reader", connections=["lance_default"], triggers=["geneva_create_view"])
+    with pytest.raises(errors.InvalidInputError, match=message):
+        create(client(), "v", desk.table.name, **asked)
+    with pytest.raises(errors.TableNotFoundError, match="There is no table 'other'"):
+        create(client(), "v", "other")
+
+
+def test_a_filter_that_does_not_fit_is_told_by_the_run(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    register(dags["geneva_backfill"])
+    Rights.give("reader", connections=["lance_default"], dags=dags, triggers=dags)
+    asked = AlterTableBackfillColumnsRequest(id=[desk.table.name], column="n", where="nothing > 1")
+    job_id = client().alter_table_backfill_columns(asked).job_id
+    assert run_of(job_id, dags).go().state == "failed"
+    assert "nothing" in describe(client(), job_id)[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("namespace/%24/exists", {}),
+        ("table/docs/describe", {}),
+        ("table/docs/backfill_column", {"column": "n"}),
+        ("materialized_view/docs/refresh", {}),
+        ("materialized_view/docs/create", {"kind": "query", "source_query": "{}", "output_schema": ""}),
+        ("transaction/docs/describe", {}),
+    ],
+)
+def test_a_body_that_names_something_else_than_the_path_is_refused(
+    client: Client, desk: Desk, path: str, body: dict[str, Any]
+) -> None:
+    Rights.give("reader", connections=["lance_default"])
+    header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
+    for named in (["other"], "docs", [["docs"]]):
+        data = json.dumps({**body, "id": named}).encode()
+        address = f"{client.uri}/v1/{path}"  # type: ignore[attr-defined]
+        request = urllib.request.Request(address, data, {**header, "Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        answer = json.load(refused.value)
+        assert (refused.value.code, answer["code"]) == (400, int(errors.ErrorCode.INVALID_INPUT))
+        assert "and the body names" in answer["error"]
+
+
 def test_what_cannot_be_had_starts_nothing(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
     desk.append("a")
     Rights.give("reader", connections=["lance_default"], dags=["gone"], triggers=["geneva_backfill", "geneva_refresh"])
@@ -212,6 +337,20 @@ def test_nothing_is_answered_without_the_right_to_it(client: Client, desk: Desk,
     job_id = client().alter_table_backfill_columns(asked).job_id
     with pytest.raises(errors.TransactionNotFoundError, match="that you may read"):
         describe(client(), job_id)
+
+
+def test_a_page_of_a_table_called_namespace_keeps_the_form_of_pages(client: Client, desk: Desk) -> None:
+    Rights.give("reader", connections=["lance_default"])
+    header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
+    pages = client.uri.partition("/namespace/")[0]  # type: ignore[attr-defined]
+    for path, kind in (("tables/namespace", "text/html"), ("tables/namespace.json", "application/json")):
+        request = urllib.request.Request(f"{pages}/databases/lance_default/{path}", headers=header)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        text = refused.value.read().decode()
+        assert (refused.value.code, refused.value.headers.get_content_type()) == (404, kind)
+        assert '"code"' not in text
+        assert kind == "text/html" or json.loads(text)["status"] == 404
 
 
 def test_a_page_of_another_site_cannot_ask_in_the_name_of_a_user(client: Client, desk: Desk) -> None:

@@ -132,6 +132,20 @@ def test_a_backfill_that_cannot_be_had_is_refused_by_name(
         backfill(catalog, **asked)
 
 
+@pytest.mark.parametrize("asked", [{"output_limit": 3}, {"cluster": "c"}, {"manifest": "m"}])
+def test_a_refresh_that_cannot_be_had_is_refused_by_name(catalog: LanceNamespace, asked: dict[str, Any]) -> None:
+    """`output_limit` caps the rows of a view after `explode`, and a query with `explode` has no limit here."""
+    create(catalog, query())
+    with pytest.raises(errors.InvalidInputError, match=rf"fields \['{next(iter(asked))}'\] of the request have no"):
+        catalog.refresh_materialized_view(RefreshMaterializedViewRequest(id=["long"], **asked))
+
+
+def test_a_view_that_exists_is_not_created_again(catalog: LanceNamespace) -> None:
+    create(catalog, query())
+    with pytest.raises(errors.TableAlreadyExistsError, match="There is a table or view 'long' already"):
+        create(catalog, query())
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
