@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from lance_namespace import (
     AlterTableBackfillColumnsRequest,
     CreateMaterializedViewRequest,
+    DeclareTableResponse,
     DescribeTableResponse,
     DescribeTransactionResponse,
     ListNamespacesResponse,
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.namespace import (
@@ -193,12 +195,35 @@ def _below(database: VisibleDatabase, within: list[str]) -> tuple[list[str], lis
 @in_own_threads
 def describe_table(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
     """Say where a table lies; with the credentials of its store only if the connection's `vend_credentials` is true."""
+    _check_fields(body)
+    location = database.database.open_table(name_of(parts)).location
+    return _answer(DescribeTableResponse(**_access(conn_id, location, body)))
+
+
+@router.post("/table/{id}/declare")
+@in_own_threads
+def declare_table(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
+    """Say where a program may write a new table; nothing is written here."""
+    _check_fields(body)
+    name = name_of(parts)
+    if database.in_catalog:
+        raise errors.UnsupportedOperationError(
+            f"The tables of connection {conn_id!r} are those of a catalog: declare {name!r} there."
+        )
+    if database.database.has_table(name):
+        raise errors.TableAlreadyExistsError(f"There is a table or view {name!r} already.")
+    return _answer(DeclareTableResponse(**_access(conn_id, database.database.location(name), body)))
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
     if unknown := sorted(name for name, value in body.items() if value and name not in _OF_A_TABLE):
         raise InvalidInput(f"The fields {unknown} of the request have no counterpart here. Leave them out.")
-    location = database.database.open_table(name_of(parts)).location
+
+
+def _access(conn_id: str, location: TableLocation, body: Mapping[str, Any]) -> dict[str, Any]:
     wanted = body.get("vend_credentials") is not False and LanceHook(conn_id).vends_credentials
     vended = pylance_access(location.options)["storage_options"] if wanted else None
-    return _answer(DescribeTableResponse(location=location.uri, storage_options=vended))
+    return {"location": location.uri, "storage_options": vended}
 
 
 @router.post("/table/{id}/backfill_column")

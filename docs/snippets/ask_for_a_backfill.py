@@ -1,14 +1,20 @@
-"""What a program needs that asks Airflow to backfill a column: Lance, and nothing of this package."""
+"""What a program needs that asks Airflow to compute a column and a view: Lance, and nothing of this package."""
 
 from __future__ import annotations
 
 # --8<-- [start:ask]
+import json
 import os
 import time
 
 import lance
 import lance_namespace
-from lance_namespace import AlterTableBackfillColumnsRequest, DescribeTransactionRequest, RefreshMaterializedViewRequest
+from lance_namespace import (
+    AlterTableBackfillColumnsRequest,
+    CreateMaterializedViewRequest,
+    DescribeTransactionRequest,
+    RefreshMaterializedViewRequest,
+)
 
 properties = {
     "uri": os.environ["GENEVA_NAMESPACE"],  # https://airflow.example/geneva/namespace/lance_default
@@ -28,9 +34,16 @@ def wait_for(job_id: str) -> dict[str, str]:
 asked = AlterTableBackfillColumnsRequest(id=["docs"], column="n", where="day >= date '2026-01-01'")
 print(wait_for(catalog.alter_table_backfill_columns(asked).job_id))
 
+query = {"source": "docs", "select": {"day": "day", "n": ["my_project.udfs:measure", ["text"]]}}
+view = CreateMaterializedViewRequest(
+    id=["docs_view"], kind="query", source_query=json.dumps(query), output_schema="", with_no_data=False
+)
+print(wait_for(catalog.create_materialized_view(view).job_id))
+
 refresh = RefreshMaterializedViewRequest(id=["docs_view"])
 print(wait_for(catalog.refresh_materialized_view(refresh).job_id))
 
-rows = lance.dataset(namespace_client=catalog, table_id=["docs_view"]).to_table()
-print(rows.num_rows, rows["n"].null_count)
+for name in ("docs", "docs_view"):
+    rows = lance.dataset(namespace_client=catalog, table_id=[name]).to_table()
+    print(name, rows.num_rows, rows["n"].null_count)
 # --8<-- [end:ask]

@@ -25,6 +25,7 @@ from lance_namespace import (
     CountTableRowsRequest,
     CreateMaterializedViewRequest,
     CreateMaterializedViewResponse,
+    DeclareTableRequest,
     DescribeTableRequest,
     DescribeTransactionRequest,
     LanceNamespace,
@@ -121,6 +122,22 @@ def test_tables_are_listed_described_and_opened(client: Client, desk: Desk, monk
     connection(desk, monkeypatch, vend_credentials=True)
     vended = catalog.describe_table(DescribeTableRequest(id=[name])).storage_options
     assert vended == {"aws_secret_access_key": SECRET}
+
+
+def test_a_new_table_is_declared_where_the_program_writes_it(
+    client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection(desk, monkeypatch)
+    Rights.give("reader", connections=["lance_default"])
+    catalog, rows = client(), pa.table({"text": ["a", "bb"]})
+    assert lance.write_dataset(rows, namespace_client=catalog, table_id=["new"], mode="create").count_rows() == 2
+    assert desk.database.open_table("new").to_arrow() == rows
+    with pytest.raises(errors.TableAlreadyExistsError, match="There is a table or view 'new' already"):
+        catalog.declare_table(DeclareTableRequest(id=["new"]))
+    with pytest.raises(errors.InvalidInputError, match=r"\['location'\] of the request"):
+        catalog.declare_table(DeclareTableRequest(id=["other"], location="s3://elsewhere/other.lance"))
+    with pytest.raises(errors.InvalidInputError, match="'no=name' is not"):
+        catalog.declare_table(DeclareTableRequest(id=["no=name"]))
 
 
 def test_fields_that_would_change_what_is_described_are_refused_and_not_ignored(

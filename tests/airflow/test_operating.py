@@ -416,23 +416,35 @@ def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
 
 
 def test_a_program_that_knows_lance_only_has_a_column_and_a_view_computed(site: Site, tmp_path: Path) -> None:
-    for dag_id in ("geneva_backfill", "geneva_refresh"):
+    for dag_id in ("geneva_backfill", "geneva_create_view", "geneva_refresh"):
         site.stack.unpause(dag_id)
-    program = (ROOT / "docs/snippets/ask_for_a_backfill.py").read_text().replace('"docs', '"asked')
-    (tmp_path / "program.py").write_text(program)
     environment = {
         "PATH": os.environ["PATH"],
         "AIRFLOW_TOKEN": site.stack.token,
         "GENEVA_NAMESPACE": f"{site.stack.url}/geneva/namespace/lance_local",
     }
-    command = [sys.executable, str(tmp_path / "program.py")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_SECONDS)
-    assert done.returncode == 0, done.stderr + site.stack.logs()
-    backfill, refresh, read = done.stdout.splitlines()
-    assert "'status': 'Succeeded'" in backfill
-    assert f"'rows_computed': '{ROWS}'" in backfill
-    assert "'status': 'Succeeded'" in refresh
-    assert read == f"{ROWS} 0"
+
+    def run(snippet: str) -> list[str]:
+        program = (
+            (ROOT / "docs/snippets" / snippet).read_text().replace("my_project.udfs:measure", "operating_udfs:gated")
+        )
+        (tmp_path / "program.py").write_text(program.replace('"docs', '"asked'))
+        command = [sys.executable, str(tmp_path / "program.py")]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_SECONDS
+        )
+        assert done.returncode == 0, done.stderr + site.stack.logs()
+        return done.stdout.splitlines()
+
+    assert run("create_a_table.py") == []
+    site.define("asked")
+    backfill, created, refresh, *read = run("ask_for_a_backfill.py")
+    for done, computed in ((backfill, ROWS), (created, ROWS), (refresh, 0)):
+        assert "'status': 'Succeeded'" in done
+        assert f"'rows_computed': '{computed}'" in done
+    assert read == [f"asked {ROWS} 0", f"asked_view {ROWS} 0"]
+    assert site.visible("asked") == ROWS
+    assert site.database.open_view("asked_view").to_arrow()["n"].to_pylist() == list(range(ROWS))
 
 
 def drivers(site: Site, table: str) -> list[psutil.Process]:

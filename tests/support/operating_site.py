@@ -30,7 +30,7 @@ APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
 TABLES = [
     "dates", "days", "twice", "first", "high", "low", "paused", "plan_success", "commit_success", "commit_failed",
     "finish_failed", "finish_success", "timeout", "apply_failed", "plan_failed", "killed", "lost", "ended", "running",
-    "host", "asked",
+    "host",
 ]  # fmt: skip
 
 SETTINGS = {
@@ -129,6 +129,11 @@ class Site:
         ]
         assert [n for _, n in known] == [int(text.split("-")[1]) for text, _ in known]
         return len(known)
+
+    def define(self, table: str) -> None:
+        import operating_udfs
+
+        self.database.open_table(table).add_columns({"n": operating_udfs.gated})
 
     def append(self, table: str, rows: Sequence[int]) -> None:
         self.database.open_table(table).add(inputs(table, rows))
@@ -238,7 +243,6 @@ def open_site(root: Path, new_database: Path, endpoint: str) -> Iterator[Site]:
         table.add_columns({"n": operating_udfs.gated})
     days = database.open_table("days")
     days.query().select(["text", "n"]).create_materialized_view(database, "days_view")
-    database.open_table("asked").query().select(["text", "n"]).create_materialized_view(database, "asked_view")
     with start_stack(root / "home", new_database, files, {**connections, **SETTINGS}, ()) as stack:
         stack.start("api-server")
         stack.airflow("dags", "reserialize")
