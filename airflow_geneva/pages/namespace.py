@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from http import HTTPStatus
-from secrets import token_hex
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request
@@ -35,12 +33,17 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.namespace import (
+    DAGS,
+    NOT_YET,
+    RUN_STATUS,
     as_namespace_error,
     backfill_options,
     check_view,
+    create_options,
     describe_job,
     find_job,
     name_of,
+    new_run_id,
     refresh_options,
 )
 from airflow_geneva.operators._airflow_internals import start_run, state_of_run
@@ -53,10 +56,6 @@ logger = logging.getLogger("airflow_geneva.pages")
 
 PREFIX = "/namespace/"
 _OF_A_TABLE = {"id", "identity", "context", "vend_credentials", "check_declared"}
-_DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh", "create_view": "geneva_create_view"}
-_NOT_YET = 0
-"""The version of a view that a DAG run is going to create; versions of Lance begin at 1."""
-_STATES = {"queued": "Queued", "running": "Running", "success": "Succeeded", "failed": "Failed"}
 _CODES = {
     HTTPStatus.BAD_REQUEST: errors.InvalidInputError,
     HTTPStatus.UNAUTHORIZED: errors.UnauthenticatedError,
@@ -253,17 +252,15 @@ def create_view(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict
     asked = CreateMaterializedViewRequest.model_validate(body)
     name = name_of(parts)
     check_view(database.database, name, asked)
-    conf = {"view": name, "source_query": asked.source_query, "output_schema": asked.output_schema}
-    with_no_data = asked.with_no_data is not False
-    return _start(database, conn_id, "create_view", {**conf, "with_no_data": with_no_data}, version=_NOT_YET)
+    return _start(database, conn_id, "create_view", create_options(name, asked), version=NOT_YET)
 
 
 def _start(database: VisibleDatabase, conn_id: str, kind: str, conf: Mapping[str, Any], **more: int) -> Response:
     """Start a DAG run, and return its id as the job's, which is `DAG:RUN`."""
-    dag_id = LanceHook(conn_id).dag_on_request(kind) or _DAGS[kind]
+    dag_id = LanceHook(conn_id).dag_on_request(kind) or DAGS[kind]
     if not database.viewer.may_trigger_dag(dag_id):
         raise errors.PermissionDeniedError(f"You may not start runs of DAG {dag_id!r}, which answers such requests.")
-    run_id = f"namespace__{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}__{token_hex(4)}"
+    run_id = new_run_id()
     start_run(dag_id, run_id, {"lance_conn_id": conn_id, **conf}, database.viewer.user)
     return JSONResponse({"job_id": f"{dag_id}:{run_id}", **more}, headers=NOT_KEPT)
 
@@ -291,7 +288,7 @@ def _describe_run(database: VisibleDatabase, dag_id: str, run_id: str) -> Descri
             about |= {**(describe_job(found.job).properties or {}), "job_id": found.job.id}
     if state == "failed" and "error" not in about and (error := error_of_run(dag_id, run_id)):
         about["error"] = mask_secrets(error)
-    return DescribeTransactionResponse(status=_STATES.get(state, "Queued"), properties=about)
+    return DescribeTransactionResponse(status=RUN_STATUS.get(state, "Queued"), properties=about)
 
 
 @router.api_route("/{rest:path}", methods=["GET", "POST"])

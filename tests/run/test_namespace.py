@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import runpy
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lance
 import lance_namespace
@@ -211,3 +215,131 @@ def test_the_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_query_whose_columns_are_no_object_is_refused(catalog: LanceNamespace, select: Any) -> None:
     with pytest.raises(errors.InvalidInputError, match="is no JSON object that maps columns"):
         create(catalog, query(select=select))
+
+
+TOKEN = "eyJhbGciOi.a-token-of-airflow.x"
+
+
+class Airflow(BaseHTTPRequestHandler):
+    """Answers as Airflow's REST API does, and keeps what was asked."""
+
+    asked: ClassVar[list[tuple[str, Any]]] = []
+    status = 200
+    answer: ClassVar[dict[str, Any]] = {}
+
+    def do_POST(self) -> None:
+        assert self.headers["Authorization"] == f"Bearer {TOKEN}"
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
+        self.asked.append((self.path, body))
+        text = json.dumps(self.answer or {"detail": f"told {self.headers['Authorization']}"}).encode()
+        self.send_response(self.status)
+        self.send_header("Location", "http://127.0.0.1:9/stolen")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def airflow_server() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Airflow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Airflow.asked.clear()
+    Airflow.status, Airflow.answer = 200, {"state": "queued"}
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def connect_through(folder: Path, url: str, **more: str) -> LanceNamespace:
+    properties = {"impl": "dir", "root": str(folder), "airflow.url": url, "airflow.token": TOKEN, **more}
+    return lance_namespace.connect("airflow_geneva.namespace.GenevaNamespace", properties)
+
+
+def test_a_namespace_can_start_dag_runs_elsewhere(catalog: LanceNamespace, tmp_path: Path) -> None:
+    create(catalog, query())
+    with airflow_server() as url:
+        elsewhere = connect_through(tmp_path, url, **{"airflow.lance_conn_id": "shelf", "airflow.refresh_dag": "mine"})
+        ids = [backfill(elsewhere, where="id < 4", num_frags=1)]
+        ids += [elsewhere.refresh_materialized_view(RefreshMaterializedViewRequest(id=["long"])).job_id]
+        created = create(elsewhere, query(), id=["other"], with_no_data=False)
+        ids += [created.job_id]
+        confs = [body["conf"] for _, body in Airflow.asked]
+        assert confs == [
+            {"lance_conn_id": "shelf", "table": "docs", "column": "n", "where": "id < 4", "num_frags": 1},
+            {"lance_conn_id": "shelf", "view": "long"},
+            {
+                "lance_conn_id": "shelf",
+                "view": "other",
+                "source_query": query(),
+                "output_schema": "",
+                "with_no_data": False,
+            },
+        ]
+        dags = ["geneva_backfill", "mine", "geneva_create_view"]
+        assert [path for path, _ in Airflow.asked] == [f"/api/v2/dags/{dag}/dagRuns" for dag in dags]
+        assert ids == [f"{dag}:{body['dag_run_id']}" for dag, (_, body) in zip(dags, Airflow.asked, strict=True)]
+        assert created.version == 0
+        found = elsewhere.describe_transaction(DescribeTransactionRequest(id=[ids[0]]))
+        assert (found.status, found.properties["dag_id"]) == ("Queued", "geneva_backfill")
+    assert values(catalog, "docs", "n") == [None] * 6
+    assert catalog.list_tables(ListTablesRequest(id=[])).tables == ["docs", "long"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, errors.UnauthenticatedError),
+        (403, errors.PermissionDeniedError),
+        (404, errors.InvalidInputError),
+        (422, errors.InvalidInputError),
+        (302, errors.ServiceUnavailableError),
+        (500, errors.ServiceUnavailableError),
+    ],
+)
+def test_what_airflow_does_not_accept_is_an_error_without_the_token(
+    catalog: LanceNamespace, tmp_path: Path, status: int, kind: type[Exception]
+) -> None:
+    with airflow_server() as url:
+        elsewhere = connect_through(tmp_path, url, **{"airflow.lance_conn_id": "shelf"})
+        Airflow.status, Airflow.answer = status, {}
+        with pytest.raises(
+            kind, match=r"does not accept a request about DAG 'geneva_backfill': .*told Bearer \*\*\*"
+        ) as told:
+            backfill(elsewhere)
+        assert len(Airflow.asked) == 1
+        assert TOKEN not in f"{told.value!r} {elsewhere!r} {elsewhere.namespace_id()} {vars(elsewhere)}"
+        with pytest.raises(errors.InvalidInputError, match="has no UDF"):
+            backfill(elsewhere, "text")
+        with pytest.raises(errors.TableAlreadyExistsError):
+            create(elsewhere, query(), id=["docs"])
+        assert len(Airflow.asked) == 1
+    with pytest.raises(errors.ServiceUnavailableError, match="does not accept a request"):
+        backfill(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "Give airflow.url, airflow.token and airflow.lance_conn_id"),
+        (
+            {"airflow.lance_conn_id": "shelf", "airflow.dag": "x"},
+            r"'airflow\.dag', 'airflow\.lance_conn_id'.* do not fit",
+        ),
+        ({"airflow.lance_conn_id": "shelf", "airflow.url": "file:///etc"}, r"airflow\.url is no address"),
+        (
+            {"airflow.lance_conn_id": "shelf", "airflow.token": "a\nb"},
+            r"airflow\.token has characters that no token has",
+        ),
+    ],
+)
+def test_properties_of_airflow_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match=message) as told:
+        connect_through(tmp_path, "http://127.0.0.1:9", **given)
+    assert TOKEN not in str(told.value)
