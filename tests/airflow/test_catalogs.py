@@ -22,6 +22,7 @@ from airflow_geneva.engine.storage.catalogs import options_in
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import TableWatcher
 from airflow_geneva.hooks.lance import LanceHook
+from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk, Logs
 from tests.support.browsing import Get, ids_of, of_task
@@ -104,6 +105,13 @@ def test_a_view_in_a_catalog_is_refreshed_and_a_sensor_sees_new_rows(
     assert missing is not None
     assert missing.told == "Table prod.none does not exist yet."
     assert catalog.refused == []
+
+
+def test_a_task_creates_a_view_in_a_catalog_once(desk_in_catalog: Desk) -> None:
+    create = CreateMaterializedViewOperator(
+        task_id="create", view="prod.v", table=desk_in_catalog.table.name, select=["text"]
+    )
+    assert [create.execute({})["created"] for _ in range(2)] == [True, False]
 
 
 def test_pages_and_commands_show_the_tables_and_jobs_of_a_catalog(
