@@ -327,3 +327,43 @@ class View(Table):
         raise InvalidInput(
             f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."
         )
+
+
+@dataclass(frozen=True, repr=False)
+class LancedbView(View):
+    """A materialized view that LanceDB made, of SQL expressions; it keeps LanceDB's layout, and LanceDB can go on.
+
+    It is refreshed in this process, without a job record, and all else that views of this package have is refused.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the newest version."""
+        return self.lance.schema
+
+    def _visible(self, schema: pa.Schema) -> tuple[list[str], str | None]:
+        return Table._visible(self, schema)
+
+    def state(self, dataset: LanceDataset | None = None) -> str:
+        return Table.state(self, dataset)
+
+    def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
+        return Table._columns(self, schema)
+
+    def refresh(self, src_version: int | None = None, *other: Any, **options: Any) -> BackfillResult:
+        """Update the view to its source, as LanceDB would: only rows that differ are written.
+
+        Args:
+            src_version: the source version to refresh to, which may be an earlier one; by default the newest.
+            other, options: only ``runner``, which must not be ``spark``.
+
+        Raises:
+            InvalidInput: the view has a query that only LanceDB refreshes, or other arguments were given.
+        """
+        from airflow_geneva.engine.run.lancedb_view import refresh_lancedb_view
+
+        if other or options.keys() - {"runner"} or options.get("runner") == "spark":
+            raise InvalidInput(
+                f"View {self.name!r} is one of LanceDB, refreshed in this process. Give src_version or nothing."
+            )
+        return refresh_lancedb_view(self.location.patient(), src_version)

@@ -297,8 +297,9 @@ class ViewDefinition:
         """Read the definition from a view's schema metadata; `InvalidInput` if it is not a view of this package."""
         if (query := lancedb_query(metadata)) is not None:
             raise InvalidInput(
-                f"Table {view!r} is a materialized view of LanceDB, which only LanceDB refreshes: {query:.500}. "
-                "Refresh it there, or create a view here with this query: table.query()...create_materialized_view()."
+                f"Table {view!r} is a materialized view of LanceDB: {query:.500}. It is refreshed in one process: "
+                f"db.open_view({view!r}).refresh(), in a DAG in a @task; or by LanceDB. For all else, create a view "
+                "here with this query: table.query()...create_materialized_view()."
             )
         if not is_view(metadata):
             raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
