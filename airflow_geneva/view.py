@@ -350,19 +350,30 @@ class LancedbView(View):
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         return Table._columns(self, schema)
 
-    def refresh(self, src_version: int | None = None, *other: Any, **options: Any) -> BackfillResult:
-        """Update the view to its source, as LanceDB would: only rows that differ are written.
+    def refresh(
+        self,
+        src_version: int | None = None,
+        max_rows_per_fragment: int | None = None,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool = False,
+        runner: str = "auto",
+        max_failed: int | float | None = None,
+        indexes: str | None = None,
+        **sizing: Unpack[SizingOptions],
+    ) -> BackfillResult:
+        """Update the view to its source: only rows that differ are written.
 
         Args:
             src_version: the source version to refresh to, which may be an earlier one; by default the newest.
-            other, options: only ``runner``, which must not be ``spark``.
+            on_code_change, ignore_checkpoints, max_failed: have no effect, as no function is called.
+            max_rows_per_fragment, runner, indexes, sizing: must not be given, or be ``inline`` or ``auto``.
 
         Raises:
             InvalidInput: the view has a query that only LanceDB refreshes, or other arguments were given.
         """
         from airflow_geneva.engine.run.lancedb_view import refresh_lancedb_view
 
-        if other or options.keys() - {"runner"} or options.get("runner") == "spark":
+        if max_rows_per_fragment is not None or indexes or sizing or runner not in ("auto", "inline"):
             raise InvalidInput(
                 f"View {self.name!r} is one of LanceDB, refreshed in this process. Give src_version or nothing."
             )

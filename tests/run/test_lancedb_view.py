@@ -13,8 +13,10 @@ import pytest
 
 from airflow_geneva import Table, View, connect
 from airflow_geneva.engine.lance_io.table_versions import written_at
+from airflow_geneva.engine.run import lancedb_view
 from airflow_geneva.engine.views.lancedb_query import LancedbQuery, _parse
 from airflow_geneva.errors import InvalidInput
+from tests.support.commands import run as run_command
 
 QUERY = "SELECT id, x * 2 AS d, upper(t) AS `U p` FROM docs WHERE x % 2 = 0"
 SCHEMA = [("id", pa.int64()), ("d", pa.int64()), ("U p", pa.string())]
@@ -73,6 +75,17 @@ def test_only_rows_that_differ_are_written(table: Table) -> None:
     assert about[b"mv.incarnation"] == b"1"
 
 
+def test_a_view_that_loses_all_rows_is_noted_as_it_is(table: Table) -> None:
+    view = declare(table)
+    view.refresh()
+    table.lance.delete("true")
+    assert len(view.refresh().commits) == 2
+    assert shown(view) == []
+    assert view.refresh().commits == ()
+    table.add(rows(20, 4))
+    assert view.refresh().rows_computed == 2
+
+
 def test_a_compaction_and_other_columns_write_no_rows(table: Table) -> None:
     view = declare(table)
     view.refresh()
@@ -108,6 +121,50 @@ def test_rows_that_others_changed_or_doubled_are_put_right(table: Table) -> None
     view.lance.update({"d": "7"}, where="id = 16")
     assert view.refresh().rows_computed == 2
     assert shown(view) == queried(table)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_two_refreshes_at_a_time_add_no_row_twice(table: Table, monkeypatch: pytest.MonkeyPatch, empty: bool) -> None:
+    view = declare(table)
+    if not empty:
+        view.refresh()
+        table.add(rows(20, 4))
+        table.lance.update({"x": "x + 2"}, where="id = 4")
+    original = lancedb_view._Change._without_gone
+
+    def others_first(change: Any) -> Any:
+        monkeypatch.setattr(lancedb_view._Change, "_without_gone", original)
+        view.refresh()
+        return original(change)
+
+    monkeypatch.setattr(lancedb_view._Change, "_without_gone", others_first)
+    view.refresh()
+    assert shown(view) == queried(table)
+    assert view.refresh().commits == ()
+
+
+def test_a_process_that_ends_between_the_two_commits_leaves_a_view_that_the_next_refresh_completes(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = declare(table)
+    with monkeypatch.context() as patched:
+        patched.setattr(lancedb_view, "_note", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            view.refresh()
+    assert shown(view) == queried(table)
+    assert view.refresh().rows_computed == 0
+    assert view.refresh().commits == ()
+
+
+def test_searches_by_an_index_find_new_rows_and_no_old_ones(table: Table) -> None:
+    view = declare(table)
+    view.refresh()
+    view.lance.create_scalar_index("d", "BTREE")
+    table.lance.update({"x": "100"}, where="id = 4")
+    table.add(rows(20, 4))
+    view.refresh()
+    found = view.lance.to_table(columns=["id"], filter="d IN (8, 40, 200)").column("id").to_pylist()
+    assert sorted(found) == [4, 20]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -167,6 +224,12 @@ def test_another_query_is_refused_by_name(table: Table, query: str, definition: 
 )
 def test_a_query_is_split_into_its_parts(text: str, columns: dict[str, str], where: str | None) -> None:
     assert _parse(text) == LancedbQuery("t", columns, where)
+
+
+def test_the_command_refreshes_it(table: Table) -> None:
+    view = declare(table)
+    assert "10 rows computed" in run_command("refresh", str(Path(table.uri).parent), "v")
+    assert shown(view) == queried(table)
 
 
 def test_all_else_is_refused_by_name(table: Table) -> None:

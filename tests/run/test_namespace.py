@@ -144,6 +144,14 @@ def test_a_refresh_that_cannot_be_had_is_refused_by_name(catalog: LanceNamespace
         catalog.refresh_materialized_view(RefreshMaterializedViewRequest(id=["long"], **asked))
 
 
+def test_a_view_of_lancedb_is_refused_by_name(catalog: LanceNamespace, tmp_path: Path) -> None:
+    stored = json.dumps({"format": 1, "kind": "query", "query": "SELECT id FROM docs"})
+    table = connect_namespace("dir", {"root": str(tmp_path)}).open_table("docs")
+    table.lance.update_schema_metadata({"mv.definition": stored})
+    with pytest.raises(errors.InvalidInputError, match=r"a materialized view of LanceDB: SELECT id FROM docs\. It is"):
+        catalog.refresh_materialized_view(RefreshMaterializedViewRequest(id=["docs"]))
+
+
 def test_a_view_that_exists_is_not_created_again(catalog: LanceNamespace) -> None:
     create(catalog, query())
     with pytest.raises(errors.TableAlreadyExistsError, match="There is a table or view 'long' already"):

@@ -71,11 +71,12 @@ def refresh_lancedb_view(location: TableLocation, src_version: int | None = None
                 commits.append(int(rows.version))
                 if rows.version != view.version + 1:  # another writer's rows may be in between
                     continue
-            noted = _note(location, rows or view, source)
+            # A dataset without rows is false.
+            noted = _note(location, view if rows is None else rows, source)
         except OSError as error:
-            if not is_undecided(error):
-                raise
-            continue
+            if is_undecided(error):
+                continue
+            raise
         finally:
             written, computed = written + change.written, computed + change.computed
         commits.append(noted)
