@@ -17,6 +17,7 @@ from airflow_geneva.engine.run import lancedb_view
 from airflow_geneva.engine.views.lancedb_query import LancedbQuery, _parse
 from airflow_geneva.errors import InvalidInput
 from tests.support.commands import run as run_command
+from tests.udfs_for_tests import samples
 
 QUERY = "SELECT id, x * 2 AS d, upper(t) AS `U p` FROM docs WHERE x % 2 = 0"
 SCHEMA = [("id", pa.int64()), ("d", pa.int64()), ("U p", pa.string())]
@@ -99,6 +100,35 @@ def test_a_compaction_and_other_columns_write_no_rows(table: Table) -> None:
     assert shown(view) == queried(table)
 
 
+def test_values_that_a_backfill_replaced_are_followed(table: Table) -> None:
+    table.add_columns({"n": (samples.length, ["t"])})
+    view = declare(table, "SELECT id, n AS d, upper(t) AS `U p` FROM docs WHERE n IS NULL OR n > 2")
+    view.refresh()
+    for where in ("id < 7", None):
+        table.backfill("n", where=where, runner="inline")
+        assert view.refresh().rows_run <= 15
+        columns = {"id": "id", "d": "n", "U p": "upper(t)"}
+        wanted = table.lance.to_table(columns=columns, filter="n IS NULL OR n > 2").sort_by("id").to_pylist()
+        assert shown(view) == wanted
+
+
+def test_a_column_that_is_called_like_a_function_of_the_query_may_be_added(table: Table) -> None:
+    view = declare(table)
+    view.refresh()
+    table.lance.add_columns({"upper": "'x'"})
+    assert view.refresh().rows_computed == 0
+
+
+def test_a_source_that_was_made_again_is_followed(table: Table) -> None:
+    view = declare(table)
+    view.refresh()
+    database = connect(Path(table.uri).parent)
+    database.drop_table("docs")
+    again = database.create_table("docs", rows(6, 20), max_rows_per_file=5)
+    view.refresh()
+    assert shown(view) == queried(again)
+
+
 def test_a_restore_and_an_earlier_version_are_followed(table: Table) -> None:
     view = declare(table)
     before = table.version
@@ -129,7 +159,6 @@ def test_two_refreshes_at_a_time_add_no_row_twice(table: Table, monkeypatch: pyt
     if not empty:
         view.refresh()
         table.add(rows(20, 4))
-        table.lance.update({"x": "x + 2"}, where="id = 4")
     original = lancedb_view._Change._without_gone
 
     def others_first(change: Any) -> Any:
@@ -141,6 +170,10 @@ def test_two_refreshes_at_a_time_add_no_row_twice(table: Table, monkeypatch: pyt
     view.refresh()
     assert shown(view) == queried(table)
     assert view.refresh().commits == ()
+    if not empty:
+        for version in range(1, view.version + 1):
+            ids = view.lance.checkout_version(version).to_table()["id"].to_pylist()
+            assert len(ids) == len(set(ids))
 
 
 def test_a_process_that_ends_between_the_two_commits_leaves_a_view_that_the_next_refresh_completes(

@@ -49,7 +49,8 @@ def refresh_lancedb_view(location: TableLocation, src_version: int | None = None
     """Update a view to a version of its source, by default the newest, in one commit of rows and one of metadata.
 
     Rows of new and changed fragments of the source are computed and compared with those of the view, and only what
-    differs is written. The row ids of source and view are held in memory, 32 bytes a row.
+    differs is written. The row ids of source and view are held in memory, 32 bytes a row. Two first refreshes at the
+    same time may show rows twice for a moment, until the second one has removed them.
 
     Raises:
         InvalidInput: the view has a query that only LanceDB refreshes, or its source has no stable row ids.
@@ -243,7 +244,9 @@ class _Change:
         names = sorted(where_columns(self.query.sql, self.source.schema.names))
         shown = _shown(self.view)
         before = None if shown is None else open_version_or_none(self.source, shown[0])
-        if before is not None and (written_at(before) != shown[1] or set(names) - set(before.schema.names)):  # type: ignore[index]
+        if before is not None and not (
+            set(names) <= set(before.schema.names) and shown == (before.version, written_at(before))
+        ):
             before = None
         then = {} if before is None else read_manifest(before, columns_of(before, names, (), None))
         found: list[Ids] = [np.zeros(0, np.uint64)]
