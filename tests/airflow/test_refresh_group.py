@@ -487,3 +487,16 @@ def test_a_plan_is_carried_out_with_the_definition_that_was_planned(desk: Desk) 
     run.clear(("refresh.shards.apply", 0)).go()
     assert run.state == "success", run.errors
     assert shown(view) == dict.fromkeys(texts("a"), 3)
+
+
+def test_a_view_of_lancedb_is_refused_with_what_to_do(desk: Desk) -> None:
+    desk.append("a")
+    stored = json.dumps({"format": 1, "kind": "query", "query": "SELECT text FROM docs"})
+    desk.table.lance.update_schema_metadata({"mv.definition": stored})
+    with DAG(f"lancedb_{desk.table.name}", schedule=None) as dag:
+        RefreshTaskGroup(view=desk.table.name)
+    run = Driver.trigger(dag).go()
+    assert run.state == "failed"
+    told = f"db.open_view('{desk.table.name}').refresh(), in a DAG in a @task"
+    assert told in run.error("refresh.plan")
+    assert told in run.xcom("refresh.plan", "error")
