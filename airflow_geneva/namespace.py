@@ -154,7 +154,7 @@ class GenevaNamespace(LanceNamespace):
                 job_id = self._airflow.start("create_view", create_options(name, request))
                 return CreateMaterializedViewResponse(version=NOT_YET, job_id=job_id)
             view = create_view(self._database, name, request)
-            started = None if request.with_no_data else self._refresh(name, {})
+            started = self._refresh(name, {}) if request.with_no_data is False else None
         return CreateMaterializedViewResponse(version=view.version, job_id=started)
 
     def describe_transaction(self, request: DescribeTransactionRequest) -> DescribeTransactionResponse:
