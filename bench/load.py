@@ -135,7 +135,8 @@ def measure(folder: Path, runner: str) -> dict[str, Any]:
         for name, size in memory(process.pid).items():
             peaks[name] = max(peaks.get(name, 0), size)
         time.sleep(0.2)
-    assert process.returncode == 0 and process.stdout is not None
+    assert process.returncode == 0
+    assert process.stdout is not None
     found |= json.loads(process.stdout.read().splitlines()[-1]) | {"peaks_mb": peaks}
     return found | {"files_written": len(written(folder) - before), "fragments": FRAGMENTS, "wrong": wrong_rows(folder)}
 
