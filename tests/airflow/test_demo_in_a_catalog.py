@@ -64,16 +64,16 @@ def test_the_demo_outlives_credentials_of_seconds_and_the_kill_of_its_driver(
     files = {
         "backfill_embeddings.py": (EXAMPLES / "backfill_embeddings.py").read_text(),
         "embedding_udfs/__init__.py": (EXAMPLES / "embedding_udfs" / "__init__.py").read_text(),
-        "slow_udfs.py": slow,
+        "embedding_udfs/slow.py": slow,
         ".airflowignore": "udfs",
     }
     udfs = tmp_path / "udfs"
-    for name in ("embedding_udfs/__init__.py", "slow_udfs.py"):
+    for name in ("embedding_udfs/__init__.py", "embedding_udfs/slow.py"):
         (udfs / name).parent.mkdir(parents=True, exist_ok=True)
         (udfs / name).write_text(files[name])
     monkeypatch.syspath_prepend(str(udfs))
     from embedding_udfs import embed
-    from slow_udfs import slowly_embed
+    from embedding_udfs.slow import slowly_embed
 
     with VendingCatalog(endpoint, f"{bucket.uri}/warehouse", SECONDS).running() as catalog:
         database = connect_namespace("rest", catalog.properties)
@@ -100,7 +100,7 @@ def test_the_demo_outlives_credentials_of_seconds_and_the_kill_of_its_driver(
             lasted = time.monotonic() - began
             tries = {task["task_id"]: task["try_number"] for task in stack.tasks("backfill_embeddings", run)}
             logs = stack.logs()
-    found = table.to_arrow().select(["text", "embedding"])
+        found = database.open_table("verses").to_arrow().select(["text", "embedding"])
     again = done() - len(verses)
     assert found["text"].to_pylist() == verses
     assert found["embedding"].combine_chunks() == embed(found["text"].combine_chunks())
