@@ -155,7 +155,7 @@ class Database(Summarized):
             location = self.location(name)
             dataset = location.open()
         except InvalidInput:
-            names = self.table_names()
+            names = self._names_beside(name)
             if name in names:
                 raise
             listed = ", ".join(names[:20]) or "none"
@@ -166,6 +166,15 @@ class Database(Summarized):
                 advice = f"Did you mean {similar[0]!r}? Else create it first: db.create_table({name!r}, data)."
             raise NoSuchTable(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
+
+    def _names_beside(self, name: str) -> list[str]:
+        """Return the names of all tables; of a catalog, those in the namespace of a name."""
+        if not self.in_catalog:
+            return self.table_names()
+        try:
+            return self.table_names(name.split(".")[:-1])
+        except InvalidInput:  # there is no such namespace
+            return []
 
     def open_view(self, name: str, sources: Iterable[str | os.PathLike[str] | Database] = ()) -> View:
         """Open a materialized view; its source may be in another database only if that database is named here.

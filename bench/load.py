@@ -31,6 +31,10 @@ FRAGMENTS = 40
 FILES = 8
 _STEP = 25_000
 _EXECUTOR_MB = 1_024
+_KINDS = {
+    "CoarseGrainedExecutorBackend": "executor", "pyspark.daemon": "python workers", "SparkSubmit": "driver's JVM",
+    "bench.load": "driver's Python",
+}  # fmt: skip
 
 
 def vectors(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -78,7 +82,7 @@ def wrong_rows(folder: Path) -> int:
 def load(folder: Path, runner: str) -> dict[str, Any]:
     """Load in this process, or on one executor in a process of its own."""
     if runner == "spark":
-        _start_executor()
+        _start_executor(folder)
     began = time.perf_counter()
     result = airflow_geneva.connect(folder).open_table("docs").load_columns(
         folder / "delivery", on="id", runner=runner, commit_granularity=4
@@ -91,13 +95,14 @@ def load(folder: Path, runner: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _start_executor() -> None:
+def _start_executor(folder: Path) -> None:
     from pyspark.sql import SparkSession
 
     from airflow_geneva.spark.submit import session_settings
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder / "spark")
     builder = SparkSession.builder.master(f"local-cluster[1,1,{_EXECUTOR_MB}]").appName("load")
     settings = {**session_settings(driver_here=True), "spark.executor.memory": f"{_EXECUTOR_MB}m"}
     for name, value in settings.items():
@@ -123,9 +128,34 @@ def measure(folder: Path, runner: str) -> dict[str, Any]:
         process.wait()
         time.sleep(5)  # executors that outlive their driver end by themselves
         found["files_at_kill"] = len(written(folder) - before)
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found |= json.loads(done.stdout.splitlines()[-1])
+        shutil.rmtree(folder / "spark")
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    peaks = dict[str, int]()
+    while process.poll() is None:
+        for name, size in memory(process.pid).items():
+            peaks[name] = max(peaks.get(name, 0), size)
+        time.sleep(0.2)
+    assert process.returncode == 0
+    assert process.stdout is not None
+    found |= json.loads(process.stdout.read().splitlines()[-1]) | {"peaks_mb": peaks}
     return found | {"files_written": len(written(folder) - before), "fragments": FRAGMENTS, "wrong": wrong_rows(folder)}
+
+
+def memory(session: int) -> dict[str, int]:
+    """Return the memory that the processes of a session have now, in MiB: of each kind, and of all together."""
+    found = {"all": 0}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((folder / "stat").read_text().rpartition(") ")[2].split()[3]) != session:
+                continue
+            command = (folder / "cmdline").read_text()
+            size = int((folder / "smaps_rollup").read_text().partition("\nPss:")[2].split()[0]) >> 10
+        except (OSError, IndexError):  # it has ended
+            continue
+        kind = next((kind for word, kind in _KINDS.items() if word in command), "other")
+        found[kind] = found.get(kind, 0) + size
+        found["all"] += size
+    return found
 
 
 def main(arguments: Iterator[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.lance_io.conflicts import max_retries
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.engine.storage.outages import with_patience
-from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, TableRemade, UdfError, mask_secrets
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._airflow_internals import default_retry_policy
@@ -306,6 +306,7 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
 
     Raises:
         InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
+        TableRemade: a catalog has moved the table since.
     """
     from airflow_geneva.engine.plan.saved_plan import load_plan
     from airflow_geneva.engine.run.pipeline import PlannedJob
@@ -315,6 +316,11 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     # A plan of an earlier version of this package does not name its table.
     name = reference.get("table") or (found["table"].rpartition("/")[2].removesuffix(".lance") if found else "")
     location = database.location(str(name)) if found else None
+    if found and location and database.in_catalog and location.uri != found["table"]:
+        raise TableRemade(
+            f"Table {name!r} was planned in {found['table']}, and the catalog {database.uri} says that it is in "
+            f"{location.uri} now: it was moved or made again. Clear the plan task with its downstream tasks."
+        )
     if found is None or location is None or location.uri != found["table"]:
         raise InvalidInput(
             f"The XCom of the plan task names a plan in {uri!r:.300}, which is none of a table in this task's "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +19,15 @@ from airflow.utils.session import create_session
 from lance_namespace import CreateNamespaceRequest
 from sqlalchemy import select
 
-from airflow_geneva import connect_namespace
+from airflow_geneva import connect, connect_namespace
 from airflow_geneva.engine.storage.catalogs import options_in
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import TableWatcher
+from airflow_geneva.errors import TableRemade
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators import CreateMaterializedViewOperator
+from airflow_geneva.operators._lance_task import load_job
+from airflow_geneva.sensors import NewFragmentsSensor
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk, Logs
 from tests.support.browsing import Get, ids_of, of_task
@@ -112,6 +117,49 @@ def test_a_task_creates_a_view_in_a_catalog_once(desk_in_catalog: Desk) -> None:
         task_id="create", view="prod.v", table=desk_in_catalog.table.name, select=["text"]
     )
     assert [create.execute({})["created"] for _ in range(2)] == [True, False]
+
+
+def test_a_deferred_sensor_waits_in_the_triggerer_for_rows_in_a_catalog(
+    desk_in_catalog: Desk, catalog: VendingCatalog
+) -> None:
+    desk = desk_in_catalog
+    with DAG(f"wait_{desk.table.name}", schedule=None) as dag:
+        NewFragmentsSensor(
+            task_id="wait", table=desk.table.name, since=desk.table.version, deferrable=True, poke_interval=1
+        )
+    timer = threading.Timer(SECONDS + 2, lambda: desk.append("c"))
+    timer.start()
+    run = Driver.trigger(dag).go()
+    timer.join()
+    assert run.state == "success", run.errors
+    assert run.xcom("wait")["new_rows"] == 10
+    assert catalog.refused == []
+
+
+def test_a_view_in_a_folder_is_refreshed_from_a_catalog_that_its_connection_names(
+    desk_in_catalog: Desk, catalog: VendingCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = desk_in_catalog
+    make_view(replace(desk, database=connect(tmp_path / "views")))
+    extra = {"source_namespaces": [{"impl": "rest", "properties": catalog.properties}]}
+    connection = {"conn_type": "lance", "host": str(tmp_path / "views"), "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_VIEWS", json.dumps(connection))
+    with DAG(f"refresh_{desk.table.name}", schedule=None) as dag:
+        RefreshTaskGroup(view="v", lance_conn_id="views", sources=[desk.database.uri], inline_below_rows=10**9)
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    shown = connect(tmp_path / "views").open_table("v").to_arrow()
+    assert dict(zip(shown["text"].to_pylist(), shown["n"].to_pylist(), strict=True)) == dict.fromkeys(texts("ab"), 3)
+    written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [secret for secret in (TOKEN, *catalog.secrets) for text in [xcoms_of(run), *written] if secret in text]
+
+
+def test_a_plan_of_a_table_that_was_moved_since_says_so(desk_in_catalog: Desk, catalog: VendingCatalog) -> None:
+    table = desk_in_catalog.table
+    reference = {"plan_uri": f"{table.uri}/_checkpoints/jobs/j/plan", "fingerprint": "0", "table": table.name}
+    catalog.move(table.name, f"{table.uri}-moved")
+    with pytest.raises(TableRemade, match=r"says that it is in \S+-moved now.*Clear the plan task"):
+        load_job(connect_namespace("rest", catalog.properties), reference)
 
 
 def test_pages_and_commands_show_the_tables_and_jobs_of_a_catalog(

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,8 +14,9 @@ from lance_namespace import CreateNamespaceRequest
 
 from airflow_geneva import Database, connect_namespace, udf
 from airflow_geneva.engine.storage.outages import PATIENCE
-from airflow_geneva.errors import StorageError
+from airflow_geneva.errors import InvalidInput, NoSuchTable, StorageError
 from tests.support.catalog import TOKEN, VendingCatalog
+from tests.support.name_catalogs import glue, iceberg
 from tests.support.object_store import CATALOGS, KEY, SECRET, Bucket, numbers, options_of
 
 pytestmark = pytest.mark.slow
@@ -90,6 +92,47 @@ def test_an_outage_of_the_catalog_is_waited_for(catalog: VendingCatalog, db: Dat
     catalog.failing = 3
     assert patient.open_table("prod.docs").version == 1
     assert catalog.failing == 0
+
+
+@pytest.mark.parametrize("kind", ["glue", "iceberg"])
+def test_a_catalog_that_knows_names_only_is_a_database(
+    kind: str, bucket: Bucket, endpoint: str, tmp_path: Path, java_home: str
+) -> None:
+    """Its client is of `lance-namespace-impls`, with errors of its own, and deletes no files."""
+    with glue() if kind == "glue" else iceberg(tmp_path, endpoint) as properties:
+        db = connect_namespace(kind, {**properties, "root": f"{bucket.uri}/lake"}, options_of(endpoint))
+        assert db.uri == f"namespace://{kind}/{properties['endpoint']}"
+        lake = ["prod"] if kind == "glue" else ["lake", "prod"]
+        about = {"location": f"{bucket.uri}/lake/prod"}
+        db.lance.create_namespace(CreateNamespaceRequest(id=lake, properties=about))
+        name, other = (".".join([*lake, last]) for last in ("docs", "v"))
+        with pytest.raises(NoSuchTable, match="Tables: none"):
+            db.open_table(name)
+        table = db.create_table(name, numbers(*range(30)), max_rows_per_file=10)
+        table.add_columns({"y": slowly})
+        assert table.backfill("y", runner="inline").rows_computed == 30
+        view = table.query().select({"id": "id", "z": "y + 1"}).create_materialized_view(db, other)
+        assert view.refresh(runner="inline").rows_computed == 30
+        table.add(numbers(*range(30, 40)))
+        runner = "spark" if kind == "glue" else "inline"
+        assert table.backfill("y", runner=runner).rows_computed == 10
+        assert view.refresh(runner=runner).rows_computed == 10
+        assert sorted(view.to_arrow()["z"].to_pylist()) == [2 * x + 1 for x in range(40)]
+        assert db.table_names(lake[:1]) == [name, other]
+        assert {job.target for job in db.jobs(table=name)} == {f"{name}.y"}
+        db.drop_table(other)
+        assert db.table_names(lake) == [name]
+        assert not bucket.objects("/v/")
+        assert db.open_table(name).count_rows() == 40
+        assert not [one for one in bucket.objects().values() if TOKEN.encode() in one]
+        if kind == "glue":
+            assert db.table_names() == [name]
+        else:
+            with pytest.raises(InvalidInput, match="Must specify at least the warehouse"):
+                db.table_names()
+            wrong = {**properties, "auth_token": "of-someone-else"}
+            with pytest.raises(StorageError, match="refuses to answer"):
+                connect_namespace(kind, wrong, options_of(endpoint)).location(name)
 
 
 def test_the_catalog_of_seaweedfs_names_tables_in_its_own_way(endpoint: str) -> None:

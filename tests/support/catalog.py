@@ -35,7 +35,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 @contextmanager
-def _serving(answer: Callable[[str, str, Mapping[str, str], bytes], Answer]) -> Iterator[str]:
+def serving(answer: Callable[[str, str, Mapping[str, str], bytes], Answer]) -> Iterator[str]:
     """Run an HTTP server and yield its address; `answer` gets method, path, headers and body of each request."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -128,8 +128,8 @@ class VendingCatalog:
         with ExitStack() as stack:
             adapter = stack.enter_context(RestAdapter("dir", {"root": self.root, **storage}, port=0))
             self._adapter = f"http://127.0.0.1:{adapter.port}"
-            self.url = stack.enter_context(_serving(self._catalog))
-            self.store = stack.enter_context(_serving(self._store))
+            self.url = stack.enter_context(serving(self._catalog))
+            self.store = stack.enter_context(serving(self._store))
             yield self
 
     def move(self, table: str, location: str) -> None:

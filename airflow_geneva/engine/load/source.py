@@ -132,8 +132,9 @@ class LoadSource:
                         columns=names, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
                     ).to_batches()
             else:
-                files = self._files(self.paths[part : part + 1], options, schema)
-                yield from files.scanner(columns=names, batch_size=_BATCH_ROWS, use_threads=False).to_batches()
+                for piece in _pieces(self._files(self.paths[part : part + 1], options, schema)):
+                    rows = piece.scanner(schema=schema, columns=names, batch_size=_BATCH_ROWS, use_threads=False)
+                    yield from rows.to_batches()
 
     def _table(self, options: Options) -> Any:
         return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
@@ -141,6 +142,15 @@ class LoadSource:
     def _files(self, paths: Sequence[str], options: Options, schema: pa.Schema | None) -> pds.Dataset:
         files, names = file_system(paths[0], options)
         return pds.dataset([names(path) for path in paths], schema=schema, format=self.format, filesystem=files)
+
+
+def _pieces(files: pds.Dataset) -> Iterator[pds.Fragment]:
+    """Yield files in their order, those of Parquet by row group: Arrow would read a whole file ahead."""
+    for one in files.get_fragments():
+        if isinstance(one, pds.ParquetFileFragment):
+            yield from one.split_by_row_group()
+        else:
+            yield one
 
 
 _IN_MEMORY: dict[str, LoadSource] = {}

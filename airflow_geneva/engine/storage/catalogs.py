@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
-from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, hide_secrets
+from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, hide_secrets, plain_name
 from airflow_geneva.engine.storage.uri import normalize_uri
-from airflow_geneva.errors import InvalidInput, NoSuchTable, StorageError
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
@@ -33,8 +34,10 @@ _EXPIRES = "expires_at_millis"
 _OFFSET = "refresh_offset_millis"
 _EARLIER = 60.0
 """pylance asks for new credentials this many seconds before the old ones expire, unless an option says otherwise."""
-_PLACES = ("uri", "root", "endpoint")
-"""Properties that say where the catalog is."""
+_PLACES = ("uri", "endpoint", "root", "region")
+"""Properties that say where the catalog is, also with its kind before them, as in `unity.endpoint`."""
+_NO_SUCH = re.compile(r"NotFound|does not exist", re.IGNORECASE)
+_REFUSED = re.compile(r"\bHTTP 40[13]\b|AccessDenied|ExpiredToken|UnrecognizedClient")
 _EXAMPLE = 'connect_namespace("rest", {"uri": "https://catalog.example"})'
 
 
@@ -65,10 +68,10 @@ def catalog_option(impl: Any, properties: Any) -> str:
         raise InvalidInput(f"The properties of a catalog are given by name, not as a {type(properties).__name__}.")
     if wrong := [name for name, value in properties.items() if not (isinstance(name, str) and isinstance(value, str))]:
         raise InvalidInput(f"The properties of a catalog are text, which {wrong} are not: quote them.")
-    for name in _PLACES:
-        if "://" in (place := properties.get(name, "")):
+    for name, value in properties.items():
+        if plain_name(name) in _PLACES and "://" in value:
             try:
-                normalize_uri(place)
+                normalize_uri(value)
             except InvalidInput as error:
                 raise InvalidInput(f"The property {name!r} of the catalog is not valid. {error}") from None
     return json.dumps({"impl": impl, "properties": dict(properties)}, sort_keys=True)
@@ -86,7 +89,8 @@ def catalog_uri(options: StorageOptions) -> str | None:
     if found is None:
         return None
     impl, properties = _parse(found)
-    place = next((properties[name] for name in _PLACES if name in properties), "")
+    given = {plain_name(name): value for name, value in properties.items()}
+    place = next((given[name] for name in _PLACES if name in given), "")
     return f"{SCHEME}{impl}/{place}".rstrip("/")
 
 
@@ -212,7 +216,7 @@ def declare(options: StorageOptions) -> TableInCatalog:
 
 
 def forget(options: StorageOptions) -> None:
-    """Remove the name of a table that was declared and not written."""
+    """Remove the name of a table from the catalog, and leave its files."""
     from lance_namespace import DeregisterTableRequest
 
     with asking(options, f"table {dict(options)[TABLE]!r}"):
@@ -220,11 +224,18 @@ def forget(options: StorageOptions) -> None:
 
 
 def drop(options: StorageOptions) -> None:
-    """Let the catalog remove a table with its files."""
-    from lance_namespace import DropTableRequest
+    """Let the catalog remove a table with its files; if it only knows names, the files are deleted here."""
+    import lance
+    from lance_namespace import DropTableRequest, errors
 
     with asking(options, f"table {dict(options)[TABLE]!r}"):
-        client(options).drop_table(DropTableRequest(id=table_id(options)))
+        try:
+            client(options).drop_table(DropTableRequest(id=table_id(options)))
+            return
+        except (errors.UnsupportedOperationError, NotImplementedError):
+            place, access = describe(options, anew=True).uri, pylance_access(options)
+    forget(options)
+    lance.LanceDataset.drop(place, storage_options=access["storage_options"])
 
 
 def _read(name: str, answer: Any) -> TableInCatalog:
@@ -254,25 +265,31 @@ def ask(options: StorageOptions, request: Callable[[LanceNamespace], Any]) -> An
 
 
 def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
-    """Return the sorted names of the tables of a namespace and of those in it."""
-    from lance_namespace import ListNamespacesRequest, ListTablesRequest, errors
+    """Return the sorted names of the tables of a namespace and of those in it.
+
+    Raises:
+        InvalidInput: the catalog lists nothing there; some begin with a namespace that has to be given.
+    """
+    from lance_namespace import ListNamespacesRequest, ListTablesRequest
 
     delimiter = _parse(dict(options)[CATALOG])[1].get("delimiter", "$")
     where = f"namespace {'.'.join(within)!r}" if within else "the namespaces"
 
-    def pages(request: Callable[[str | None, LanceNamespace], Any], part: str) -> Iterator[str]:
+    def whole(name: str) -> list[str]:
+        """Return an id; some catalogs list whole ids instead of names."""
+        for parts in (name.split(delimiter), name.split(".")):
+            if len(parts) > len(within) and parts[: len(within)] == within:
+                return parts
+        return [*within, name]
+
+    def ids(part: str, request: Callable[[str | None, LanceNamespace], Any]) -> Iterator[list[str]]:
         token: str | None = None
         while True:
             answer = ask(options, partial(request, token))
-            yield from getattr(answer, part) or ()
+            yield from (parts for parts in map(whole, getattr(answer, part) or ()) if all(map(_is_part, parts)))
             token = answer.page_token
             if not token:
                 return
-
-    def whole(name: str) -> list[str]:
-        """Return a table's id; some catalogs list whole ids instead of names."""
-        parts = name.split(delimiter)
-        return parts if len(parts) > len(within) and parts[: len(within)] == within else [*within, name]
 
     def tables(token: str | None, catalog: LanceNamespace) -> Any:
         return catalog.list_tables(ListTablesRequest(id=within, page_token=token))
@@ -280,16 +297,18 @@ def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
     def namespaces(token: str | None, catalog: LanceNamespace) -> Any:
         return catalog.list_namespaces(ListNamespacesRequest(id=within, page_token=token))
 
+    found, refusals = [set[str](), set[str]()], list[InvalidInput]()
     # Some catalogs have no tables outside of a namespace, or no namespaces in another.
-    refused = (errors.UnsupportedOperationError, *([] if within else [errors.InvalidInputError]))
-    with asking(options, where):
-        names: list[str] = []
-        with suppress(*refused):
-            names += [".".join(parts) for parts in map(whole, pages(tables, "tables")) if all(map(_is_part, parts))]
-        below: list[str] = []
-        with suppress(*refused):
-            below += [name for name in pages(namespaces, "namespaces") if _is_part(name)]
-    return sorted({*names, *(name for part in below for name in names_in_catalog(options, [*within, part]))})
+    for names, part, request in zip(found, ("tables", "namespaces"), (tables, namespaces), strict=True):
+        try:
+            with asking(options, where):
+                names.update(".".join(parts) for parts in ids(part, request))
+        except InvalidInput as error:
+            refusals.append(error)
+    if len(refusals) == len(found):
+        raise refusals[-1]
+    direct, below = found
+    return sorted(direct.union(*(names_in_catalog(options, name.split(".")) for name in below)))
 
 
 def _is_part(name: str) -> bool:
@@ -299,21 +318,26 @@ def _is_part(name: str) -> bool:
 
 @contextmanager
 def asking(options: StorageOptions, about: str) -> Iterator[None]:
-    """Convert the errors of a catalog; their text shows none of its properties."""
+    """Convert the errors of a catalog, whichever classes it has for them; their text shows none of its properties."""
     from lance_namespace import LanceNamespaceError, errors
 
     try:
         yield
-    except (LanceNamespaceError, ConnectionError, NotImplementedError) as error:
+    except GenevaError:
+        raise
+    except Exception as error:
         place, text = catalog_uri(options), hide_secrets(describe_store_error(error), dict(options)).rstrip(".")
-        if isinstance(error, (errors.TableNotFoundError, errors.NamespaceNotFoundError)):
+        # Catalogs that are no part of pylance raise errors of their own.
+        own = "" if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, (errors.TableNotFoundError, errors.NamespaceNotFoundError)) or _NO_SUCH.search(own):
             raise NoSuchTable(f"The catalog {place} has no {about}: {text}.") from None
-        if isinstance(error, (errors.UnauthenticatedError, errors.PermissionDeniedError)):
+        if isinstance(error, (errors.UnauthenticatedError, errors.PermissionDeniedError)) or _REFUSED.search(own):
             raise StorageError(
                 f"The catalog {place} refuses to answer about {about}: {text}. Correct the properties, such as "
                 "'headers.Authorization', or what they permit."
             ) from None
-        if isinstance(error, (errors.UnsupportedOperationError, NotImplementedError)):
+        unable = (errors.UnsupportedOperationError, errors.InvalidInputError, NotImplementedError, ValueError)
+        if isinstance(error, unable) or "InvalidInput" in own:
             raise InvalidInput(f"The catalog {place} cannot do that with {about}: {text}.") from None
         what = "does not answer" if isinstance(error, ConnectionError) else "reports an error"
         raise StorageError(f"The catalog {place} {what} about {about}: {text}.") from None
@@ -328,6 +352,8 @@ def _connect(option: str) -> LanceNamespace:
     import lance_namespace
 
     impl, properties = _parse(option)
+    with suppress(ImportError):
+        import_module("lance_namespace_impls")  # registers the names of other kinds of catalogs, such as glue
     try:
         return lance_namespace.connect(impl, properties)
     except ValueError as error:

@@ -28,7 +28,7 @@ unsigned_payload use_emulator user_agent virtual_hosted_style_request
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 # Of the properties of a catalog.
 _HARMLESS_PROPERTIES = frozenset(
-    ("catalog", "catalog_id", "delimiter", "endpoint", "manifest_enabled", "root", "uri", "warehouse")
+    ("catalog", "catalog_id", "delimiter", "endpoint", "manifest_enabled", "region", "root", "uri", "warehouse")
 )
 _SHORTEST = 4
 """Values of so few letters are left in texts: they would hide parts of words."""
@@ -36,6 +36,11 @@ _SHORTEST = 4
 
 def is_secret(name: str, value: str) -> bool:
     return name.lower() not in _HARMLESS or "@" in value or "?" in value
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a catalog's property without the kind of catalog before it, as in `unity.endpoint`."""
+    return name.rpartition(".")[2]
 
 
 def secret_values(options: Mapping[str, str]) -> list[str]:
@@ -61,7 +66,8 @@ def _all_values(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield from _all_values({CATALOG: other})
         elif name == CATALOG:
             for what, given in json.loads(value)["properties"].items():
-                if what not in _HARMLESS_PROPERTIES and is_secret(what.removeprefix("storage."), given):
+                known = plain_name(what) in _HARMLESS_PROPERTIES and not what.startswith(("headers.", "storage."))
+                if not known and is_secret(what.removeprefix("storage."), given):
                     yield what, given
                     # A header holds its kind before the secret: "Bearer eyJh...".
                     yield from ((what, word) for word in given.split()[1:])
