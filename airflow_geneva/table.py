@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from airflow_geneva.query import Query
 
 _HEADINGS = ("column", "type", "")
-_INLINE_BYTES = 2 << 30
 """Files of at most this size are joined in this process."""
 
 
@@ -492,8 +491,10 @@ class Table(Summarized, Readable, FailedRows):
         """
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.load.request import LoadRequest, plan_load
+        from airflow_geneva.engine.load.request import LoadRequest
+        from airflow_geneva.engine.load.source import forget_source
         from airflow_geneva.engine.run.choice import check_runner
+        from airflow_geneva.engine.run.load import plan_here
         from airflow_geneva.engine.run.pipeline import run_new
         from airflow_geneva.engine.run.prepare import Udfs
 
@@ -503,10 +504,11 @@ class Table(Summarized, Readable, FailedRows):
         )  # fmt: skip
         watch, location = Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            planned = plan_load(location, request)
-            if runner == "auto":
-                runner = "spark" if planned.delivery.source.size_bytes > _INLINE_BYTES else "inline"
-            return run_new(planned.plan, location, Udfs({}), runner, watch)
+            planned, runner = plan_here(location, request, runner)
+            try:
+                return run_new(planned.plan, location, Udfs({}), runner, watch)
+            finally:
+                forget_source(planned.delivery.source)
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
