@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.job.folder import new_job_id
-from airflow_geneva.engine.lance_io.arrays import castable
+from airflow_geneva.engine.lance_io.arrays import castable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
 from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
@@ -128,7 +128,7 @@ def plan_load(
         if twice:
             notes.append(f"{twice:,} keys of the source have several rows; the {request.on_duplicate} counts.")
     if new := [name for name in named if name not in dataset.schema.names]:
-        dataset.add_columns(pa.schema([pa.field(name, found[name]) for name in new]))
+        dataset.add_columns(pa.schema([pa.field(name, delivery.values[name][1]) for name in new]))
         dataset = location.open()
     return PlannedLoad(_plan(location, dataset, request, delivery, where, sizing, notes, unchecked), delivery)
 
@@ -169,7 +169,9 @@ def deliver(
                 f"The key {name!r} is {ours} in table {location.name!r} and {given} in {source.name}, which cannot be "
                 "compared without loss. Convert it before."
             )
-    values = {name: (found[name], schema.field(name).type if name in schema.names else found[name]) for name in columns}
+    # Rows without a match are NULL in a new column, and so is all that they hold.
+    new = {name: map_leaves(found[name], lambda kind: kind, nullable=True) for name in columns}
+    values = {name: (found[name], schema.field(name).type if name in schema.names else new[name]) for name in columns}
     for name, (given, ours) in values.items():
         if not castable(given, ours) and not _is_same_list(given, ours):
             raise InvalidInput(

@@ -283,6 +283,8 @@ def _restored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return joined values in the type of their column."""
     if values.type == kind:
         return values
+    if values.null_count == len(values):  # the cast of such lists to a fixed size may crash in Arrow 26
+        return pa.nulls(len(values), kind)
     carried = carried_as(kind)
     values = values if values.type == carried else values.cast(carried)  # of lists without a size, for example
     return convert_array(values.cast(pa.float16()) if pt.is_float16(kind) else values, kind)
