@@ -88,14 +88,16 @@ def _examples(found: DataFrame, delivery: Delivery) -> Examples:
 
 @contextmanager
 def _explaining(what: str) -> Iterator[None]:
-    """Explain errors of Spark; show what this package raised in a task without Spark's traceback."""
-    from pyspark.errors import PySparkException
+    """Translate errors about names and types; show an invalid input that a task found without Spark's traceback."""
+    from pyspark.errors import AnalysisException, PySparkException, PySparkTypeError
 
     try:
         yield
     except PySparkException as error:
         own = re.findall(rf"{InvalidInput.__module__}\.{InvalidInput.__name__}: (.*)", str(error))
-        raise InvalidInput(own[-1] if own else f"{what}: {error}") from error
+        if own or isinstance(error, (AnalysisException, PySparkTypeError)):
+            raise InvalidInput(own[-1] if own else f"{what}: {error}") from error
+        raise
 
 
 @dataclass(frozen=True)
