@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from airflow_geneva.query import Query
 
 _HEADINGS = ("column", "type", "")
-_INLINE_BYTES = 2 << 30
 """Files of at most this size are joined in this process."""
 
 
@@ -456,25 +455,28 @@ class Table(Summarized, Readable, FailedRows):
         runner: str = "auto",
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
-        """Load values by key from files, another table or rows in memory, and commit them.
+        """Load values by key from files, another table, a DataFrame or rows in memory, and commit them.
 
         Only fragments with a value that differs are written. Columns that the table lacks are added. A loaded column is
         not a computed one: a backfill refuses it.
 
         Args:
             source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or a list of them; a Lance
-                table or view, or its path; or rows, as `add` takes them. Files on S3 are read with the storage options
-                of this table, files on other stores with the machine's own identity.
+                table or view, or its path; a table of pyiceberg; a DataFrame of Spark; or rows, as `add` takes them.
+                Files on S3 are read with the storage options of this table, files on other stores with the machine's
+                own identity.
             on: the key column, or several; the table and the source both have them. NULL matches nothing.
             columns: the columns to load; by default all of the source but the keys.
-            format: ``parquet``, ``csv``, ``json`` or ``lance``; by default the extension of the files.
+            format: ``parquet``, ``csv``, ``json`` or ``lance``; by default the extension of the files. ``iceberg``: the
+                source is a table's metadata file, its folder, or ``catalog.namespace.table``; ``spark``: it is the name
+                of a table that the session has.
             on_missing: ``keep`` or ``null`` the values of rows whose key the source lacks, or ``error``: load nothing.
             on_duplicate: ``error``: load nothing if several rows of the source have one key; or the ``first`` or the
-                ``last`` of them counts.
+                ``last`` of them counts. Rows of Spark have no order, so only ``error`` is possible.
             where: SQL filter on the rows of the table; the other rows keep their values.
             adopt: load values of a computed column; they count as computed by its function from its current inputs.
-            runner: ``inline``: DuckDB joins in this process, and spills to disk; ``spark``: a cluster joins; ``auto``:
-                Spark for files of more than 2 GiB.
+            runner: ``inline``: DuckDB checks and joins keys in this process, and spills to disk; ``spark``: a cluster
+                does; ``auto``: Spark for files of more than 2 GiB, and for DataFrames and tables of Spark.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Returns:
@@ -492,8 +494,10 @@ class Table(Summarized, Readable, FailedRows):
         """
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.load.request import LoadRequest, plan_load
+        from airflow_geneva.engine.load.request import LoadRequest
+        from airflow_geneva.engine.load.source import forget_source
         from airflow_geneva.engine.run.choice import check_runner
+        from airflow_geneva.engine.run.load import plan_here
         from airflow_geneva.engine.run.pipeline import run_new
         from airflow_geneva.engine.run.prepare import Udfs
 
@@ -503,10 +507,11 @@ class Table(Summarized, Readable, FailedRows):
         )  # fmt: skip
         watch, location = Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            planned = plan_load(location, request)
-            if runner == "auto":
-                runner = "spark" if planned.delivery.source.size_bytes > _INLINE_BYTES else "inline"
-            return run_new(planned.plan, location, Udfs({}), runner, watch)
+            planned, runner = plan_here(location, request, runner)
+            try:
+                return run_new(planned.plan, location, Udfs({}), runner, watch)
+            finally:
+                forget_source(planned.delivery.source)
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True

@@ -185,7 +185,8 @@ def load(
         typer.Option("--column", metavar="COLUMN", help="Column to load; once for each. Default: all but the keys."),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="parquet, csv, json or lance; default: by extension.")
+        str | None,
+        typer.Option(metavar="FORMAT", help="parquet, csv, json, lance, iceberg, spark; default: by extension."),
     ] = None,
     on_missing: Annotated[
         str, typer.Option(metavar="keep|null|error", help="Of rows whose key the source lacks.")

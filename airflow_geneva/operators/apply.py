@@ -188,7 +188,8 @@ class ApplyOperator(SparkSubmitOperator):
         if job.is_at_cap(shard):
             return "(its job is at a cap, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
-        if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
+        below = configured.inline_below_rows if given is None else given
+        if shard.rows_to_run < below and not job.work.needs_spark:
             from airflow_geneva.engine.run.prepare import Udfs
 
             udfs = Udfs.planned(job.work)

@@ -282,10 +282,14 @@ class LoadColumnsTaskGroup(_ShardGroup):
     Args:
         group_id: id of the group.
         table: the table's name.
-        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table.
+        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; or the name
+            of another table, see `format`.
         on: the key column, or several, also as text with commas.
-        columns: the columns to load; by default all of the source but the keys.
-        format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files.
+        columns: the columns to load; by default all of the source but the keys. Of a table of Spark, columns that the
+            table has already.
+        format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files. With `iceberg`, `source` is
+            a table's metadata file, its folder, or `catalog.namespace.table`; with `spark`, the name of a table that
+            the session of the apply task has.
         on_missing: `keep` or `null` the values of rows whose key the source lacks, or `error`: load nothing.
         on_duplicate: `error`: load nothing if several rows of the source have one key; or the `first` or the `last`
             of them counts.

@@ -17,9 +17,9 @@ from tests.support.driving import Driver, events
 pytestmark = pytest.mark.airflow
 
 
-def loading(desk: Desk, source: Path, **settings: Any) -> DAG:
+def loading(desk: Desk, place: Path, **settings: Any) -> DAG:
     with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
-        LoadColumnsTaskGroup(table=desk.table.name, source=str(source), on="text", **settings)
+        LoadColumnsTaskGroup(**{"table": desk.table.name, "source": str(place), "on": "text", **settings})
     return dag
 
 
@@ -41,10 +41,11 @@ def test_a_delivery_is_loaded_on_spark_and_a_second_one_changes_what_differs(des
     assert (found["state"], found["rows_computed"], found["rows_missing"]) == ("DONE", 11, 9)
     [event] = events(desk.asset)
     assert event["column"] == "caption"
-    # The same delivery has nothing to change.
+    # The same delivery has nothing to change; as a table of Spark, it is checked where a session is.
     version = desk.table.version
-    again = Driver.trigger(loading(desk, place)).go()
+    again = Driver.trigger(loading(desk, place, source=f"parquet.`{place}`", format="spark", columns="caption")).go()
     assert again.state == "success", again.errors
+    assert again.xcom("load.finish")["rows_missing"] == 9
     assert desk.table.version == version
 
 
@@ -55,3 +56,5 @@ def test_what_does_not_fit_fails_the_plan_and_nothing_is_written(desk: Desk, tmp
     run = Driver.trigger(loading(desk, place)).go()
     assert "text='a00' (2 rows)" in run.error("load.plan")
     assert desk.table.version == version
+    run = Driver.trigger(loading(desk, place, source=f"parquet.`{place}`", format="spark")).go()
+    assert "This process has no session of Spark" in run.error("load.plan")

@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
+from airflow_geneva import connect
 from scripts import docs_code
 from scripts.docs_code import PAGES, fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +39,26 @@ def test_the_snippet_about_loading_runs(tmp_path: Path, monkeypatch: pytest.Monk
     left = runpy.run_path(str(ROOT / "docs" / "snippets" / "load_values.py"))
     assert left["table"].to_arrow().column("caption").to_pylist() == ["first", "second", "third"]
     assert (left["result"].rows_loaded, left["result"].rows_missing) == (2, 1)
+
+
+@pytest.mark.spark
+def test_the_snippet_about_tables_of_others_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = pa.table({"id": [1, 2, 3]})
+    table = connect("library").create_table("docs", ids)
+    catalog = load_catalog("warehouse", uri="sqlite:///warehouse.db", warehouse=(tmp_path / "warehouse").as_uri())
+    catalog.create_namespace("sales")
+    prices = pa.table({"id": [1, 3], "price": [0.5, 1.5]})
+    catalog.create_table("sales.prices", prices.schema).append(prices)
+    spark.sql("SELECT explode(array(1, 2, 2, 3)) AS id").createOrReplaceTempView("clicks")
+    spark.sql("SELECT explode(array(2, 3)) AS id, 5 AS stars").write.mode("overwrite").saveAsTable("ratings")
+    runpy.run_path(str(ROOT / "docs" / "snippets" / "load_tables.py"))
+    assert [row["id"] for row in table.lance.to_table(filter="price > 1").to_pylist()] == [3]
+    found = connect("library").open_table("docs").to_arrow().to_pylist()
+    assert [(row["price"], row["clicks"], row["stars"]) for row in found] == [(0.5, 1, None), (None, 2, 5), (1.5, 1, 5)]
+    spark.sql("DROP TABLE ratings")
 
 
 def test_the_snippet_about_errors_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

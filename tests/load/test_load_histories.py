@@ -15,6 +15,7 @@ from airflow_geneva import connect
 from airflow_geneva.table import Table
 from tests.support.forge import forge
 from tests.support.harness import Fault
+from tests.support.iceberg import make_iceberg
 
 SIZES: dict[str, Any] = {"shard_size": 2, "commit_granularity": 1, "runner": "inline"}
 Model = dict[int, tuple[str | None, int | None]]
@@ -28,12 +29,25 @@ def deliver(folder: Path, number: int, values: dict[int, tuple[str, int]]) -> Pa
     return place
 
 
+def deliver_somehow(
+    dice: random.Random, folder: Path, number: int, values: dict[int, tuple[str, int]], spark: Any
+) -> Any:
+    """Return a file, or a table of Iceberg; with a session of Spark also a DataFrame."""
+    place = deliver(folder, number, values)
+    kind = dice.choice(["file", "iceberg", *(["frame"] if spark else [])])
+    if kind == "iceberg":
+        return make_iceberg(folder, pq.read_table(place), f"delivery_{number}", files=2)
+    return place if kind == "file" else spark.read.parquet(str(place))
+
+
 def rows(table: Table) -> Model:
     found = table.lance.to_table(columns=["id", "caption", "score"]).to_pylist()
     return {row["id"]: (row["caption"], row["score"]) for row in found}
 
 
-def step(table: Table, model: Model, dice: random.Random, folder: Path, number: int, sizes: dict[str, Any]) -> None:
+def step(
+    table: Table, model: Model, dice: random.Random, folder: Path, number: int, sizes: dict[str, Any], spark: Any
+) -> None:
     """Change the table and the model in the same way."""
     what = dice.choice(["load", "load", "load", "append", "update", "delete", "compact", "restore"])
     some = sorted(dice.sample(sorted(model), min(len(model), dice.randint(1, 12))))
@@ -41,7 +55,8 @@ def step(table: Table, model: Model, dice: random.Random, folder: Path, number: 
         keys = [*some, 10_000 + number]
         values = {key: (f"{number}-{key}", number * 1_000 + key) for key in keys}
         missing, where = dice.choice(["keep", "null"]), dice.choice([None, "id % 2 = 0"])
-        table.load_columns(deliver(folder, number, values), on="id", on_missing=missing, where=where, **sizes)
+        source = deliver_somehow(dice, folder, number, values, spark)
+        table.load_columns(source, on="id", on_missing=missing, where=where, **sizes)
         for key in model:
             if where is None or key % 2 == 0:
                 model[key] = values.get(key, model[key] if missing == "keep" else (None, None))
@@ -76,13 +91,12 @@ def make(folder: Path) -> Table:
     ("seed", "runner"), [*((seed, "inline") for seed in range(6)), pytest.param(6, "spark", marks=pytest.mark.spark)]
 )
 def test_a_table_has_what_a_dict_has(tmp_path: Path, seed: int, runner: str, request: pytest.FixtureRequest) -> None:
-    if runner == "spark":
-        request.getfixturevalue("spark")
+    spark = request.getfixturevalue("spark") if runner == "spark" else None
     table, dice = make(tmp_path), random.Random(f"load-{seed}")
     model = rows(table)
     assert model[5] == ("0-5", 5)
     for number in range(1, 12):
-        step(table, model, dice, tmp_path, number, SIZES | {"runner": runner})
+        step(table, model, dice, tmp_path, number, SIZES | {"runner": runner}, spark)
         assert rows(table) == model, number
 
 

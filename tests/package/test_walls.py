@@ -268,7 +268,8 @@ def test_what_runs_on_executors_needs_arrow_lance_and_cloudpickle_only() -> None
         found
         for found in IMPORTS
         if place_of(found.importer) in {*FOUNDATIONS, *ROOMS}
-        and found.importer != f"{NAME}.engine.load.join"  # executors get joined rows
+        # Executors get joined rows; and pyiceberg, where a table of Iceberg is loaded from.
+        and found.importer not in (f"{NAME}.engine.load.join", f"{NAME}.engine.load.iceberg")
         and outside(found) not in ON_EXECUTORS | {None, "pyspark", "py4j"}
         and found.when != "for types only"
     ]

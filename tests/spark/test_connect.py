@@ -64,6 +64,12 @@ try:
     table.backfill("z", runner="spark", concurrency=2)
 except JobFailed as error:
     failed = str(error)
+frame = session.range(5).selectExpr("id as x", "id * 3 as three")
+loaded = table.load_columns(frame, on="x")
+try:
+    table.load_columns(frame.union(frame), on="x")
+except airflow_geneva.errors.InvalidInput as error:
+    twice = str(error)
 values = table.to_arrow()
 print(json.dumps({
     "session": type(session).__module__,
@@ -72,6 +78,8 @@ print(json.dumps({
     "of_a_stage": values["w"].to_pylist() == [2 * x for x in values["x"].to_pylist()],
     "view": sorted(view.to_arrow()["y2"].to_pylist()) == [2 * x for x in range(2_000)],
     "failed": failed,
+    "loaded": [loaded.rows_loaded, loaded.rows_missing, sum(filter(None, values["three"].to_pylist()))],
+    "twice": twice,
 }))
 """
 
@@ -237,6 +245,8 @@ def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path)
     assert sorted(map(int, trace.read_text().split())) == sorted([*range(2_000), *range(2_000)])
     assert "seven hundred is too much" in found["failed"]
     assert "row 100 of fragment 2" in found["failed"]
+    assert found["loaded"] == [5, 1_995, 30]
+    assert found["twice"].startswith("Several rows of the DataFrame have the same key: x=0 (2 rows); x=1 (2 rows);")
 
 
 @pytest.fixture

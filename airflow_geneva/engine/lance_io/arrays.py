@@ -66,11 +66,18 @@ def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
     return any(family(found) and family(wanted) for family in _FAMILIES)
 
 
-def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a type in which every leaf type (one that is not nested) and every extension type is replaced."""
+def map_leaves(
+    data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType], nullable: bool = False
+) -> pa.DataType:
+    """Return a type in which every leaf type (one that is not nested) and every extension type is replaced.
+
+    Args:
+        nullable: let everything in nested types be NULL.
+    """
 
     def inner(field: pa.Field) -> pa.Field:
-        return field.with_type(map_leaves(field.type, leaf))
+        found = field.with_type(map_leaves(field.type, leaf, nullable))
+        return found.with_nullable(True) if nullable else found
 
     if isinstance(data_type, pa.BaseExtensionType):
         return leaf(data_type)
@@ -78,7 +85,8 @@ def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType
         return pa.struct([inner(field) for field in data_type])
     if pt.is_map(data_type):
         # pyarrow always reads the fields of a map back under these names.
-        key, item = inner(data_type.key_field).with_name("key"), inner(data_type.item_field).with_name("value")
+        key = inner(data_type.key_field).with_name("key").with_nullable(False)
+        item = inner(data_type.item_field).with_name("value")
         return pa.map_(key, item, data_type.keys_sorted)
     if pt.is_fixed_size_list(data_type):
         # pylance does not keep the NOT NULL flag of fixed-size list items.

@@ -12,7 +12,9 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import map_leaves, storage_type
 from airflow_geneva.engine.lance_io.fragments import open_fragment
-from airflow_geneva.engine.load.source import PART_BITS, LoadSource, Options
+from airflow_geneva.engine.load.source import PART_BITS, LoadSource
+from airflow_geneva.engine.load.stores import Options
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -44,17 +46,21 @@ class Delivery:
 
     def batches(self, part: int, with_values: bool = True) -> Iterator[pa.RecordBatch]:
         """Read a part: keys ``k0``..., values ``v0``... and the number of each row, without rows that lack a key."""
-        asked = {**self.keys, **(self.values if with_values else {})}
-        schema = pa.schema([(name, kind) for name, (kind, _) in asked.items()])
+        schema = pa.schema([(name, kind) for name, (kind, _) in self._columns(with_values).items()])
         at = part << PART_BITS
         for batch in self.source.read(part, schema, self.options):
-            keys = [_carried(batch.column(name), name, kind) for name, (_, kind) in self.keys.items()]
-            values = [
-                _carried(batch.column(name), name, kind) for name, (_, kind) in self.values.items()
-            ] if with_values else []  # fmt: skip
-            numbers = pa.array(np.arange(at, at + batch.num_rows))
+            yield self.carry(batch, at, with_values)
             at += batch.num_rows
-            yield pa.RecordBatch.from_arrays([*keys, *values, numbers], schema=self.schema(with_values))
+
+    def carry(self, batch: pa.RecordBatch, at: int, with_values: bool = True) -> pa.RecordBatch:
+        """Convert rows of the source, whose numbers begin with `at`, to the rows that `batches` yields."""
+        columns = self._columns(with_values).items()
+        converted = [_carried(batch.column(name), name, kind) for name, (_, kind) in columns]
+        numbers = pa.array(np.arange(at, at + batch.num_rows))
+        return pa.RecordBatch.from_arrays([*converted, numbers], schema=self.schema(with_values))
+
+    def _columns(self, with_values: bool) -> dict[str, tuple[pa.DataType, pa.DataType]]:
+        return {**self.keys, **(self.values if with_values else {})}
 
     def schema(self, with_values: bool = True) -> pa.Schema:
         keys = [(f"k{at}", carried_as(kind)) for at, (_, kind) in enumerate(self.keys.values())]
@@ -93,6 +99,21 @@ def _cast(values: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
             f"Values of column {name!r} of the source, which are {values.type}, cannot be loaded as {kind}: {error}. "
             "Convert them before."
         ) from error
+
+
+@dataclass(frozen=True)
+class TableKeys:
+    """The keys of the selected rows of a table, for a check or a join; tasks of Spark get it, credentials too."""
+
+    location: TableLocation
+    version: int
+    on: tuple[str, ...]
+    fragments: tuple[int, ...]
+    where: str | None
+
+    def read(self, part: slice = slice(None)) -> pa.RecordBatchReader:
+        """Read the keys of a part of the fragments, as `read_keys` does."""
+        return read_keys(self.location.open(self.version), self.on, self.fragments[part], self.where)
 
 
 def read_keys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.rows import write_rows
-from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery
+from airflow_geneva.engine.load.checks import SHOWN, Examples
+from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, TableKeys
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import lance
 
 _MEMORY = "400MB"
-_SHOWN = 5
 _BATCH_ROWS = 8_192
 _TAKE_BYTES = 16 << 20
 
@@ -32,8 +32,8 @@ def _connection() -> Iterator[Any]:
         import duckdb
     except ImportError:
         raise InvalidInput(
-            "Planning a load and joining in this process need DuckDB: pip install 'airflow-geneva[load]'. Executors of "
-            "Spark do not need it."
+            "Checking and joining keys in this process need DuckDB: pip install 'airflow-geneva[load]'. Outside of "
+            'Airflow, runner="spark" does both on Spark, without it.'
         ) from None
     with tempfile.TemporaryDirectory(prefix="geneva-join-") as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -50,52 +50,44 @@ def _connection() -> Iterator[Any]:
             connection.close()
 
 
-def check_duplicates(delivery: Delivery, keys: Sequence[str]) -> int:
-    """Return the number of keys that several rows of the source have.
+class DuckSearch:
+    """Finds keys that do not fit by DuckDB, in this process."""
 
-    Raises:
-        InvalidInput: there are any, and ``on_duplicate`` is ``error``; the message lists some.
-    """
-    columns = ", ".join(f"k{at}" for at in range(len(keys)))
-    given = " AND ".join(f"k{at} IS NOT NULL" for at in range(len(keys)))
-    with _connection() as connection:
-        connection.register("source", delivery.reader(with_values=False))
-        connection.execute(
-            f"CREATE TEMP TABLE twice AS SELECT {columns}, count(*) AS n FROM source WHERE {given} "  # noqa: S608
-            f"GROUP BY {columns} HAVING count(*) > 1"
-        )
-        (count,) = connection.execute("SELECT count(*) FROM twice").fetchone()
-        shown = connection.execute(f"SELECT * FROM twice ORDER BY ALL LIMIT {_SHOWN}").fetchall()  # noqa: S608
-    if count and delivery.on_duplicate == "error":
-        listed = "; ".join(
-            f"{', '.join(f'{k}={v!r}' for k, v in zip(keys, row, strict=False))} ({row[-1]} rows)" for row in shown
-        )
-        more = f"; and {count - len(shown):,} more" if count > len(shown) else ""
-        raise InvalidInput(
-            f"Several rows of {delivery.source.name} have the same key: {listed}{more}. Remove them, or say which one "
-            'counts: on_duplicate="first" or "last".'
-        )
-    return int(count)
+    def find_duplicates(self, delivery: Delivery) -> Examples:
+        columns = _keys(delivery)
+        given = " AND ".join(f"{name} IS NOT NULL" for name in columns.split(", "))
+        with _connection() as connection:
+            connection.register("source", delivery.reader(with_values=False))
+            return _examples(
+                connection,
+                f"SELECT {columns}, count(*) AS n FROM source WHERE {given} "  # noqa: S608
+                f"GROUP BY {columns} HAVING count(*) > 1",
+                delivery,
+            )
+
+    def find_missing(self, delivery: Delivery, table: TableKeys) -> Examples:
+        same = " AND ".join(f"t.{name} = s.{name}" for name in _keys(delivery).split(", "))
+        with _connection() as connection:
+            connection.register("s", delivery.reader(with_values=False))
+            connection.register("t", table.read())
+            query = f"SELECT {_keys(delivery)} FROM t WHERE NOT EXISTS (SELECT 1 FROM s WHERE {same})"  # noqa: S608
+            return _examples(connection, query, delivery)
 
 
-def check_missing(delivery: Delivery, keys: Sequence[str], table: Callable[[], pa.RecordBatchReader]) -> None:
-    """Raise `InvalidInput`, with some keys, if rows of the table have keys that the source lacks."""
-    same = " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(keys)))
-    with _connection() as connection:
-        connection.register("s", delivery.reader(with_values=False))
-        connection.register("t", table())
-        connection.execute(
-            f"CREATE TEMP TABLE missing AS SELECT * FROM t WHERE NOT EXISTS (SELECT 1 FROM s WHERE {same})"  # noqa: S608
-        )
-        (count,) = connection.execute("SELECT count(*) FROM missing").fetchone()
-        columns = ", ".join(f"k{at}" for at in range(len(keys)))
-        shown = connection.execute(f"SELECT {columns} FROM missing ORDER BY ALL LIMIT {_SHOWN}").fetchall()  # noqa: S608
-    if count:
-        listed = "; ".join(", ".join(f"{k}={v!r}" for k, v in zip(keys, row, strict=True)) for row in shown)
-        raise InvalidInput(
-            f"{count:,} rows of the table have keys that {delivery.source.name} lacks, such as {listed}. Complete it, "
-            'or let these rows keep their values: on_missing="keep", or lose them: on_missing="null".'
-        )
+def _keys(delivery: Delivery) -> str:
+    return ", ".join(f"k{at}" for at in range(len(delivery.keys)))
+
+
+def _examples(connection: Any, query: str, delivery: Delivery) -> Examples:
+    connection.execute(f"CREATE TEMP TABLE found AS {query}")
+    [(count,)] = connection.execute("SELECT count(*) FROM found").fetchall()
+    shown = connection.sql(f"SELECT * FROM found ORDER BY ALL LIMIT {SHOWN}")  # noqa: S608
+    return Examples.of(int(count), _reader(shown, SHOWN).read_all(), delivery)
+
+
+def _reader(found: Any, rows: int) -> pa.RecordBatchReader:
+    """Return the rows of a relation of DuckDB 1 or 2, in batches of a number of rows."""
+    return found.to_arrow_reader(rows) if hasattr(found, "to_arrow_reader") else found.fetch_record_batch(rows)
 
 
 def join_inline(delivery: Delivery, table: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
@@ -107,7 +99,7 @@ def join_inline(delivery: Delivery, table: pa.RecordBatchReader) -> Iterator[pa.
     Args:
         table: for each row its address, its row id and its keys ``k0``...
     """
-    keys = ", ".join(f"k{at}" for at in range(len(delivery.keys)))
+    keys = _keys(delivery)
     same = " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(delivery.keys)))
     counts = "max" if delivery.on_duplicate == "last" else "min"
     with tempfile.TemporaryDirectory(prefix="geneva-values-") as folder, _connection() as connection:
@@ -120,8 +112,7 @@ def join_inline(delivery: Delivery, table: pa.RecordBatchReader) -> Iterator[pa.
             f"ORDER BY t.{ADDRESS}"
         )
         size = _rows_of_a_take(stored, folder)
-        reader = found.to_arrow_reader(size) if hasattr(found, "to_arrow_reader") else found.fetch_record_batch(size)
-        for batch in reader:
+        for batch in _reader(found, size):
             for start in range(0, batch.num_rows, size):
                 yield _with_values(batch.slice(start, size), stored, delivery)
 

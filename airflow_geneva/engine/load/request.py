@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.job.folder import new_job_id
-from airflow_geneva.engine.lance_io.arrays import castable
+from airflow_geneva.engine.lance_io.arrays import castable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
 from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.siblings import Output, group_of
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
-from airflow_geneva.engine.load.delivery import Delivery, read_keys
-from airflow_geneva.engine.load.join import check_duplicates, check_missing
-from airflow_geneva.engine.load.source import open_source
+from airflow_geneva.engine.load.checks import KeySearch, check_keys
+from airflow_geneva.engine.load.delivery import Delivery, TableKeys
+from airflow_geneva.engine.load.join import DuckSearch
+from airflow_geneva.engine.load.source import LoadSource, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import Plan, ReasonCount
 from airflow_geneva.engine.plan.request import cap_fragments, check_sizing
@@ -76,25 +76,37 @@ class PlannedLoad:
     delivery: Delivery
 
 
-def plan_load(location: TableLocation, request: LoadRequest) -> PlannedLoad:
+def plan_load(
+    location: TableLocation,
+    request: LoadRequest,
+    source: LoadSource | None = None,
+    search: KeySearch | None = None,
+) -> PlannedLoad:
     """Check a load, add the columns that the table lacks, and plan it; no value is written.
+
+    Without a session of Spark, nothing is known about a table of Spark but its name. Then the table's columns say what
+    is loaded, and the load itself checks the source before it stages anything.
+
+    Args:
+        source: the request's source, if it is open already.
+        search: who finds keys that do not fit; by default DuckDB in this process.
 
     Raises:
         InvalidInput: an argument is not valid, the source or a column does not exist, types do not fit, several rows of
             the source have one key, or rows of the table have none in it and ``on_missing`` is ``error``.
     """
-    for name, allowed in (("on_missing", ON_MISSING), ("on_duplicate", ON_DUPLICATE)):
-        if getattr(request, name) not in allowed:
-            raise InvalidInput(
-                f"{name}={getattr(request, name)!r} is unknown. Use one of {', '.join(map(repr, allowed))}."
-            )
-    sizing, on = check_sizing(request.sizing), _names(request.on, "on")
-    if given := [name for name in ("max_rows", "max_cost") if getattr(sizing, name) is not None]:
-        raise InvalidInput(f"{given[0]} limits calls of a function, and a load makes none. Use num_frags or where.")
+    sizing, on = check_arguments(request), _names(request.on, "on")
     dataset = location.open()
-    source = open_source(request.source, request.format, location.options)
-    found = {one.name: one.type for one in source.schema(location.options)}
+    source = source or open_source(request.source, request.format, location.options)
+    if source.on_spark and request.on_duplicate != "error":
+        raise InvalidInput(
+            f"The rows of {source.name} have no order, so there is no {request.on_duplicate} one of several with one "
+            "key. Leave one of each there, by row_number() over a window, or write the rows to files, and load these."
+        )
+    unchecked = source.on_spark and source.columns is None
     _check_there(on, location.name, dataset.schema.names, "the key", "on")
+    theirs = _expected(location, dataset.schema, source, on, request) if unchecked else source.schema(location.options)
+    found = {one.name: one.type for one in theirs}
     _check_there(on, source.name, list(found), "the key", "on")
     named = (
         tuple(name for name in found if name not in on)
@@ -105,25 +117,88 @@ def plan_load(location: TableLocation, request: LoadRequest) -> PlannedLoad:
     if both := [name for name in named if name in on]:
         raise InvalidInput(f"{both} are keys, and cannot be loaded, too. Leave them out of columns.")
     check_where(dataset, request.where)
-    keys = {name: (found[name], dataset.schema.field(name).type) for name in on}
-    for name, (theirs, ours) in keys.items():
-        if not castable(theirs, ours):
+    columns = _check_columns(location, dataset, named, request.adopt)
+    delivery = deliver(location, dataset.schema, source, theirs, on, columns, request.on_duplicate)
+    where = freeze_where(request.where, request.run_after)
+    notes = list[str]()
+    if unchecked:
+        notes.append("Spark checks the keys and the columns of the source before it stages anything.")
+    else:
+        twice = check_keys(search or DuckSearch(), delivery, keys_of(location, dataset, on, where), request.on_missing)
+        if twice:
+            notes.append(f"{twice:,} keys of the source have several rows; the {request.on_duplicate} counts.")
+    if new := [name for name in named if name not in dataset.schema.names]:
+        dataset.add_columns(pa.schema([pa.field(name, delivery.values[name][1]) for name in new]))
+        dataset = location.open()
+    return PlannedLoad(_plan(location, dataset, request, delivery, where, sizing, notes, unchecked), delivery)
+
+
+def check_arguments(request: LoadRequest) -> Sizing:
+    """Return the sizes that a request asks for; `InvalidInput` if an argument is not valid whatever the tables have."""
+    for name, allowed in (("on_missing", ON_MISSING), ("on_duplicate", ON_DUPLICATE)):
+        if getattr(request, name) not in allowed:
             raise InvalidInput(
-                f"The key {name!r} is {ours} in table {location.name!r} and {theirs} in {source.name}, which cannot be "
+                f"{name}={getattr(request, name)!r} is unknown. Use one of {', '.join(map(repr, allowed))}."
+            )
+    sizing = check_sizing(request.sizing)
+    if given := [name for name in ("max_rows", "max_cost") if getattr(sizing, name) is not None]:
+        raise InvalidInput(f"{given[0]} limits calls of a function, and a load makes none. Use num_frags or where.")
+    return sizing
+
+
+def deliver(
+    location: TableLocation,
+    schema: pa.Schema,
+    source: LoadSource,
+    theirs: pa.Schema,
+    on: Sequence[str],
+    columns: Sequence[str],
+    on_duplicate: str,
+) -> Delivery:
+    """Return what a load takes from a source, whose schema is `theirs`.
+
+    Raises:
+        InvalidInput: the source lacks a column, or has a type that does not fit.
+    """
+    found = {one.name: one.type for one in theirs}
+    _check_there((*on, *columns), source.name, list(found), "the column", "source")
+    keys = {name: (found[name], schema.field(name).type) for name in on}
+    for name, (given, ours) in keys.items():
+        if not castable(given, ours):
+            raise InvalidInput(
+                f"The key {name!r} is {ours} in table {location.name!r} and {given} in {source.name}, which cannot be "
                 "compared without loss. Convert it before."
             )
-    values = _check_values(location, dataset, named, found, request.adopt)
-    delivery = Delivery(source, location.options, keys, values, request.on_duplicate)
-    twice = check_duplicates(delivery, on)
-    where = freeze_where(request.where, request.run_after)
-    if request.on_missing == "error":
-        ids = [fragment.fragment_id for fragment in dataset.get_fragments()]
-        check_missing(delivery, on, partial(read_keys, dataset, on, ids, where))
-    if new := [name for name in named if name not in dataset.schema.names]:
-        dataset.add_columns(pa.schema([pa.field(name, found[name]) for name in new]))
-        dataset = location.open()
-    notes = [f"{twice:,} keys of the source have several rows; the {request.on_duplicate} counts."] if twice else []
-    return PlannedLoad(_plan(location, dataset, request, delivery, where, sizing, notes), delivery)
+    # Rows without a match are NULL in a new column, and so is all that they hold.
+    new = {name: map_leaves(found[name], lambda kind: kind, nullable=True) for name in columns}
+    values = {name: (found[name], schema.field(name).type if name in schema.names else new[name]) for name in columns}
+    for name, (given, ours) in values.items():
+        if not castable(given, ours) and not _is_same_list(given, ours):
+            raise InvalidInput(
+                f"Column {name!r} of table {location.name!r} is {ours}, and {given} in the source, which cannot be "
+                "converted without loss. Convert it before, or load another column."
+            )
+    return Delivery(source, location.options, keys, values, on_duplicate)
+
+
+def keys_of(location: TableLocation, dataset: lance.LanceDataset, on: Sequence[str], where: str | None) -> TableKeys:
+    """Return the keys of all rows of a table that a load selects."""
+    fragments = tuple(fragment.fragment_id for fragment in dataset.get_fragments())
+    return TableKeys(location, int(dataset.version), tuple(on), fragments, where)
+
+
+def _expected(
+    location: TableLocation, schema: pa.Schema, source: LoadSource, on: Sequence[str], request: LoadRequest
+) -> pa.Schema:
+    """Return the columns that a table of Spark must have; their types are known to Spark only."""
+    named = () if request.columns is None else _names(request.columns, "columns")
+    if not named or not set(named) <= set(schema.names):
+        raise InvalidInput(
+            f"This process has no session of Spark, and cannot see the columns of {source.name}. Name columns that "
+            f"table {location.name!r} has, which are {', '.join(name for name in schema.names if name not in on)}. Add "
+            "a new one before: table.lance.add_columns(pa.field(name, type))."
+        )
+    return pa.schema([schema.field(name) for name in dict.fromkeys((*on, *named))])
 
 
 def _check_there(names: Sequence[str], where: str, there: Sequence[str], what: str, argument: str) -> None:
@@ -131,15 +206,10 @@ def _check_there(names: Sequence[str], where: str, there: Sequence[str], what: s
         raise InvalidInput(f"{argument}: {what} {missing[0]!r} is not in {where!r}, which has {', '.join(there)}.")
 
 
-def _check_values(
-    location: TableLocation,
-    dataset: lance.LanceDataset,
-    named: Sequence[str],
-    found: Mapping[str, pa.DataType],
-    adopt: bool,
-) -> dict[str, tuple[pa.DataType, pa.DataType]]:
-    """Return the types of the columns to load in the source and in the table; refuse columns that cannot be loaded."""
-    values: dict[str, tuple[pa.DataType, pa.DataType]] = {}
+def _check_columns(
+    location: TableLocation, dataset: lance.LanceDataset, named: Sequence[str], adopt: bool
+) -> tuple[str, ...]:
+    """Return the columns to load, those of a function in its order; refuse columns that cannot be loaded."""
     for name in named:
         if name not in dataset.schema.names:
             check_column_name(name)
@@ -147,9 +217,7 @@ def _check_values(
                 raise InvalidInput(
                     f"adopt=True is for computed columns, and table {location.name!r} has no column {name!r}."
                 )
-            values[name] = found[name], found[name]
             continue
-        one = dataset.schema.field(name)
         definition = stored_definition(dataset.schema, name)
         if definition is not None and not adopt:
             raise InvalidInput(
@@ -159,24 +227,18 @@ def _check_values(
             )
         if definition is None and adopt:
             raise InvalidInput(f"adopt=True is for computed columns, and {name!r} of table {location.name!r} is none.")
-        if is_blob(one):
+        if is_blob(dataset.schema.field(name)):
             raise InvalidInput(
                 f"Column {name!r} of table {location.name!r} holds blobs, which cannot be loaded by key."
             )
-        if not castable(found[name], one.type) and not _is_same_list(found[name], one.type):
-            raise InvalidInput(
-                f"Column {name!r} of table {location.name!r} is {one.type}, and {found[name]} in the source, which "
-                "cannot be converted without loss. Convert it before, or load another column."
-            )
-        values[name] = found[name], one.type
-    if adopt:
-        output = Output.of(dataset, named[0])
-        if set(output.columns) != set(named):
-            raise InvalidInput(
-                f"adopt=True takes the columns of one function: {', '.join(output.columns)}, not {', '.join(named)}."
-            )
-        values = {name: values[name] for name in output.columns}
-    return values
+    if not adopt:
+        return tuple(named)
+    output = Output.of(dataset, named[0])
+    if set(output.columns) != set(named):
+        raise InvalidInput(
+            f"adopt=True takes the columns of one function: {', '.join(output.columns)}, not {', '.join(named)}."
+        )
+    return output.columns
 
 
 def _is_same_list(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -193,6 +255,7 @@ def _plan(
     where: str | None,
     sizing: Sizing,
     notes: Sequence[str],
+    unchecked: bool,
 ) -> Plan:
     columns, on = tuple(delivery.values), tuple(delivery.keys)
     definition = stored_definition(dataset.schema, columns[0]) if request.adopt else None
@@ -222,6 +285,7 @@ def _plan(
         fact_inputs=facts,
         on_missing=request.on_missing,
         on_duplicate=request.on_duplicate,
+        unchecked=unchecked,
     )
     filtered = where_columns(where, dataset.schema.names)
     manifest = read_manifest(dataset, columns_of(dataset, work.inputs, filtered, work.output_at(dataset)))

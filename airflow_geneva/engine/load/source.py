@@ -1,4 +1,4 @@
-"""Where values to load come from: files, a Lance table, or rows in memory; read in parts, each in a fixed order."""
+"""Where values to load come from: files, a table, or rows in memory; read in parts, each in a fixed order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import fnmatch
 import glob
 import json
 import os
+import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,22 +18,27 @@ import pyarrow.fs as pfs
 
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.rows import as_rows
-from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.load.iceberg import (
+    IcebergTable,
+    find_iceberg,
+    iceberg_properties,
+    open_iceberg,
+    properties_of,
+)
+from airflow_geneva.engine.load.stores import Options, file_system
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.secrets import is_secret
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.errors import InvalidInput
 
-FORMATS = ("parquet", "csv", "json", "lance")
+FORMATS = ("parquet", "csv", "json", "lance", "iceberg", "spark")
 _EXTENSIONS = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
     ".lance": "lance",
 }  # fmt: skip
 _BATCH_ROWS = 16_384
-_LANCE_PARTS = 64
+_TABLE_PARTS = 64
 PART_BITS = 40
 """Rows of a source are numbered: the number of the part, then that of the row in it, in this many bits."""
-Options = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,15 @@ class LoadSource:
     """A source of rows, without its credentials.
 
     Args:
-        format: ``parquet``, ``csv``, ``json``, ``lance`` or ``memory``.
-        paths: the files, or the one table's URI.
-        version: of a Lance table.
-        state: sizes and times of the files, by which a later delivery differs; of a Lance table, its fragments' number.
+        format: one of `FORMATS`, or ``memory``.
+        paths: the files, or the one table's URI: of an Iceberg table, that of its metadata file; of a table of Spark,
+            its name; of a DataFrame, none.
+        version: of a Lance table; the snapshot's id of an Iceberg table.
+        state: sizes and times of the files, by which a later delivery differs; the number of fragments of a Lance
+            table; size and number of the files of an Iceberg table. Spark has no such thing, so each plan differs.
         rows: rows in memory, which only this process has.
+        frame: the DataFrame, and its `columns` as Arrow has them, in a process with a session of Spark.
+        properties: how pyiceberg opens the table in this process, credentials too.
     """
 
     format: str
@@ -51,12 +62,22 @@ class LoadSource:
     version: int | None = None
     state: tuple[str, ...] = ()
     rows: pa.Table | None = field(default=None, repr=False, compare=False)
+    frame: Any = field(default=None, repr=False, compare=False)
+    columns: pa.Schema | None = field(default=None, repr=False, compare=False)
+    properties: Options | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def on_spark(self) -> bool:
+        """Whether only Spark has its rows."""
+        return self.format == "spark"
 
     @property
     def name(self) -> str:
         """A short name for messages."""
         if self.format == "memory":
             return "the rows that were given"
+        if not self.paths:
+            return "the DataFrame"
         more = f" and {len(self.paths) - 1:,} more files" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}"
 
@@ -92,14 +113,22 @@ class LoadSource:
         """
         if self.rows is not None:
             return self.rows.schema
+        if self.columns is not None:
+            return self.columns
         if self.format == "lance":
             return self._table(options).schema
+        if self.format == "iceberg":
+            return self._iceberg(options).schema()
+        if self.on_spark:
+            raise InvalidInput(
+                f'Only Spark has the rows of {self.name}. Use runner="spark", or write them to files, and load these.'
+            )
         with _reading(self.name):
             return self._files(self.paths[:1], options, None).schema
 
     def check_unchanged(self, options: Options) -> None:
-        """Raise `InvalidInput` if files are not those that were planned; a Lance table is read at its version."""
-        if self.format in ("lance", "memory"):
+        """Raise `InvalidInput` if files are not those that were planned; a table is read at its version."""
+        if self.format in ("lance", "iceberg", "spark", "memory"):
             return
         files, names = file_system(self.paths[0], options)
         with _reading(self.name):
@@ -113,8 +142,8 @@ class LoadSource:
 
     def parts(self) -> int:
         """Return the number of parts, which can be read apart from each other."""
-        if self.format == "lance":
-            return max(1, min(int(self.state[0]), _LANCE_PARTS))
+        if self.format in ("lance", "iceberg"):
+            return max(1, min(int(self.state[0].split()[-1]), _TABLE_PARTS))
         return 1 if self.format == "memory" else len(self.paths)
 
     def read(self, part: int, schema: pa.Schema, options: Options) -> Iterator[pa.RecordBatch]:
@@ -131,6 +160,10 @@ class LoadSource:
                     yield from table.scanner(
                         columns=names, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
                     ).to_batches()
+            elif self.format == "iceberg":
+                for batch in self._iceberg(options).read(part, self.parts(), names):
+                    for start in range(0, batch.num_rows, _BATCH_ROWS):
+                        yield batch.slice(start, _BATCH_ROWS)
             else:
                 for piece in _pieces(self._files(self.paths[part : part + 1], options, schema)):
                     rows = piece.scanner(schema=schema, columns=names, batch_size=_BATCH_ROWS, use_threads=False)
@@ -138,6 +171,10 @@ class LoadSource:
 
     def _table(self, options: Options) -> Any:
         return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
+
+    def _iceberg(self, options: Options) -> IcebergTable:
+        properties = iceberg_properties(self.paths[0], options) if self.properties is None else self.properties
+        return open_iceberg(self.paths[0], properties)
 
     def _files(self, paths: Sequence[str], options: Options, schema: pa.Schema | None) -> pds.Dataset:
         files, names = file_system(paths[0], options)
@@ -154,7 +191,7 @@ def _pieces(files: pds.Dataset) -> Iterator[pds.Fragment]:
 
 
 _IN_MEMORY: dict[str, LoadSource] = {}
-"""Sources in the memory of this process, by their JSON text."""
+"""Sources of which this process has more than the JSON text, by that text."""
 
 
 def find_source(text: str) -> LoadSource:
@@ -164,11 +201,22 @@ def find_source(text: str) -> LoadSource:
         InvalidInput: its rows are in the memory of another process.
     """
     source = _IN_MEMORY.get(text) or LoadSource.from_json(text)
-    if source.format == "memory" and source.rows is None:
+    if not source.paths and source.rows is None and source.frame is None:
+        what = "The DataFrame was" if source.on_spark else "The rows to load were"
         raise InvalidInput(
-            "The rows to load were in the memory of the process that planned the load. Write them to a file, and load "
-            "that."
+            f"{what} in the memory of the process that planned the load. Write them to a file, and load that."
         )
+    return source
+
+
+def forget_source(source: LoadSource) -> None:
+    """Let go of a DataFrame, which no later load finds again."""
+    if source.on_spark:
+        _IN_MEMORY.pop(source.to_json(), None)
+
+
+def _remember(source: LoadSource) -> LoadSource:
+    _IN_MEMORY[source.to_json()] = source
     return source
 
 
@@ -192,7 +240,8 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
     """Return a source, with its files listed.
 
     Args:
-        given: a path, a glob, a folder or a URI, or several; a Lance table or view; or rows in memory.
+        given: a path, a glob, a folder or a URI, or several; a table or view of Lance; a table of Iceberg; a DataFrame
+            or the name of a table of Spark; or rows in memory.
         format: one of `FORMATS`; None: by the extension of the first file.
 
     Raises:
@@ -205,6 +254,18 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
     location = getattr(given, "location", None)
     if isinstance(location, TableLocation):
         return _of_lance(location)
+    if _is_a("pyspark.sql", "DataFrame", given):
+        return _remember(LoadSource("spark", state=(uuid.uuid4().hex,), frame=given))
+    if _is_a("pyiceberg.table", "Table", given):
+        return _of_iceberg(given.metadata_location, properties_of(given))
+    if format in ("iceberg", "spark") and not isinstance(given, (str, os.PathLike)):
+        raise InvalidInput(
+            f"format={format!r} needs the name of one table as the source, not a {type(given).__name__}."
+        )
+    if format == "spark":
+        return LoadSource("spark", (os.fspath(given),), state=(uuid.uuid4().hex,))
+    if format == "iceberg":
+        return _of_iceberg(*find_iceberg(os.fspath(given), options))
     if isinstance(given, (str, os.PathLike)) or _are_paths(given):
         places = [given] if isinstance(given, (str, os.PathLike)) else list(given)
         return _of_paths([os.fspath(place) for place in places], format, options)
@@ -213,9 +274,18 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
     rows = as_rows(given, None)
     table = rows if isinstance(rows, pa.Table) else rows.read_all()
     found = LoadSource("memory", rows=table)
-    found = replace(found, state=(found.fingerprint,))
-    _IN_MEMORY[found.to_json()] = found
-    return found
+    return _remember(replace(found, state=(found.fingerprint,)))
+
+
+def _is_a(module: str, name: str, given: Any) -> bool:
+    """Whether an object is of a class of an optional package, which is loaded then."""
+    return module in sys.modules and isinstance(given, getattr(sys.modules[module], name))
+
+
+def _of_iceberg(location: str, properties: Options) -> LoadSource:
+    table = open_iceberg(location, properties)
+    size, files = table.size()
+    return _remember(LoadSource("iceberg", (location,), table.snapshot_id, (f"{size} {files}",), properties=properties))
 
 
 def _of_lance(location: TableLocation) -> LoadSource:
@@ -295,45 +365,3 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
 def _is_data(path: str) -> bool:
     """Whether a path in a folder is not hidden, as `_SUCCESS` and temporary files are."""
     return not any(part.startswith(("_", ".")) for part in path.split("/") if part)
-
-
-_S3 = {
-    "access_key": ("aws_access_key_id", "access_key_id"),
-    "secret_key": ("aws_secret_access_key", "secret_access_key"),
-    "session_token": ("aws_session_token", "aws_token", "session_token", "token"),
-    "region": ("aws_region", "region", "aws_default_region", "default_region"),
-    "endpoint_override": ("aws_endpoint", "aws_endpoint_url", "endpoint", "endpoint_url"),
-}
-
-
-def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
-    """Return pyarrow's file system for a URI, with pylance's storage options, and a function from URIs to its paths.
-
-    Raises:
-        InvalidInput: the options have credentials that are not passed on to this kind of store.
-    """
-    if is_local(uri):
-        return pfs.LocalFileSystem(), str
-    scheme = uri.partition("://")[0]
-
-    def path(one: str) -> str:
-        return one.partition("://")[2]
-
-    own = pylance_access(options)["storage_options"] or {}
-    if scheme != "s3":
-        if secrets := sorted(name for name, value in own.items() if is_secret(name, value) and name[:4] != "aws_"):
-            raise InvalidInput(
-                f"Files at {scheme}:// are read with the machine's own identity, and not with the storage options "
-                f"{secrets} of the table. Load from S3, from a folder, or from a Lance table."
-            )
-        return pfs.FileSystem.from_uri(uri)[0], path
-    given = {name.lower(): value for name, value in own.items()}
-    found: dict[str, Any] = {}
-    for name, keys in _S3.items():
-        values = [given[key] for key in keys if key in given]
-        if values:
-            found[name] = values[0]
-    endpoint = found.get("endpoint_override", "")
-    if "://" in endpoint:
-        found["scheme"], _, found["endpoint_override"] = endpoint.partition("://")
-    return pfs.S3FileSystem(**found), path

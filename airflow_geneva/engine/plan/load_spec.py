@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,7 @@ class LoadSpec(BackfillSpec):
         fact_inputs: the inputs of the UDF whose values the loaded ones count as; () if they count as no UDF's.
         on_missing: ``keep`` or ``null``: what becomes of rows whose key the source lacks.
         on_duplicate: ``error``, ``first`` or ``last``: the row of the source whose values count, if several have a key.
+        unchecked: a table of Spark, which the plan could not see: Spark checks it before anything is staged.
     """
 
     kind: ClassVar[str] = "load"
@@ -37,6 +39,11 @@ class LoadSpec(BackfillSpec):
     fact_inputs: tuple[str, ...] = ()
     on_missing: str = "keep"
     on_duplicate: str = "error"
+    unchecked: bool = False
+
+    @property
+    def needs_spark(self) -> str:
+        return "a source that only Spark has" if json.loads(self.source)["format"] == "spark" else ""
 
     @property
     def udfs(self) -> dict[str, UdfDefinition]:

@@ -164,6 +164,11 @@ class _JobSpec(ABC):
         return self.where
 
     @property
+    def needs_spark(self) -> str:
+        """What the job needs and only Spark has; "" if it can run in any process."""
+        return ""
+
+    @property
     def source_name(self) -> str:
         """The table that a view reads; "" for a column."""
         return ""

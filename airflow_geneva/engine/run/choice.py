@@ -137,3 +137,5 @@ def _demands(work: JobSpec) -> Iterable[str]:
             yield f"num_gpus={udf.num_gpus:g} of UDF {udf.name!r}"
         if udf.memory:
             yield f"memory={udf.memory} of UDF {udf.name!r}"
+    if work.needs_spark:
+        yield work.needs_spark

@@ -16,9 +16,11 @@ from airflow_geneva.engine.checkpoint.records import RowRuns, encode_runs, merge
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.load.checks import check_keys
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, read_keys
 from airflow_geneva.engine.load.join import join_inline
-from airflow_geneva.engine.load.source import find_source
+from airflow_geneva.engine.load.request import LoadRequest, PlannedLoad, check_arguments, deliver, keys_of, plan_load
+from airflow_geneva.engine.load.source import LoadSource, find_source, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
 from airflow_geneva.engine.plan.value_diff import same_values
@@ -27,8 +29,31 @@ from airflow_geneva.engine.run.inline import open_reporter
 from airflow_geneva.engine.run.units import UnitReport
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.write.data_files import ColumnFileWriter
+from airflow_geneva.errors import InvalidInput
 
 Mask = npt.NDArray[np.bool_]
+INLINE_BYTES = 2 << 30
+"""Sources with larger files are loaded on Spark, unless a runner is asked for."""
+
+
+def plan_here(location: TableLocation, request: LoadRequest, runner: str) -> tuple[PlannedLoad, str]:
+    """Choose a runner, let it check the source, and plan; return also the runner.
+
+    Raises:
+        InvalidInput: as `plan_load` does; or only Spark has the source, and another runner is asked for.
+    """
+    sizing = check_arguments(request)
+    source = open_source(request.source, request.format, location.options)
+    if runner == "auto":
+        runner = "spark" if source.on_spark or source.size_bytes > INLINE_BYTES else "inline"
+    if runner == "inline":
+        if source.on_spark:
+            source.schema(location.options)  # which raises
+        return plan_load(location, request, source), runner
+    from airflow_geneva.spark.load import SparkSearch
+
+    search = SparkSearch(sizing.concurrency)
+    return plan_load(location, request, search.open_source(source), search), runner
 
 
 def load_shard(
@@ -54,12 +79,17 @@ def load_shard(
         if not todo:
             found = iter(())
         elif on_spark:
-            from airflow_geneva.spark.load import load_on_spark
+            from airflow_geneva.spark.load import SparkSearch, load_on_spark
 
-            delivery = delivery_of(target, target.work)
-            found = load_on_spark(session, location, target.work, delivery, todo, plan, shard.index)
+            search = SparkSearch(target.work.sizing.concurrency, session)
+            delivery = delivery_of(location, target, target.work, search.open_source(find_source(target.work.source)))
+            if target.work.unchecked:
+                keys = keys_of(location, target.source, target.work.on, target.work.where)
+                check_keys(search, delivery, keys, target.work.on_missing)
+            found = load_on_spark(search.session, location, target.work, delivery, todo, plan, shard.index)
         else:
-            found = _load_inline(target, target.work, delivery_of(target, target.work), todo)
+            delivery = delivery_of(location, target, target.work, find_source(target.work.source))
+            found = _load_inline(target, target.work, delivery, todo)
         for rows in found:
             reporter.rows_done += rows
             reporter.add_ready(rows)
@@ -71,15 +101,11 @@ def load_shard(
     return reports
 
 
-def delivery_of(target: ColumnTarget, work: LoadSpec) -> Delivery:
-    """Open the source of a planned load again, or take the rows in memory that this process has."""
-    source = find_source(work.source)
-    options, schema = target.store.storage.options, target.source.schema
-    source.check_unchanged(options)
-    theirs = source.schema(options)
-    keys = {name: (theirs.field(name).type, schema.field(name).type) for name in work.on}
-    values = {name: (theirs.field(name).type, schema.field(name).type) for name in work.columns}
-    return Delivery(source, options, keys, values, work.on_duplicate)
+def delivery_of(location: TableLocation, target: ColumnTarget, work: LoadSpec, source: LoadSource) -> Delivery:
+    """Return what a planned load takes from its source, which is open; `InvalidInput` if the source has changed."""
+    source.check_unchanged(location.options)
+    theirs = source.schema(location.options)
+    return deliver(location, target.source.schema, source, theirs, work.on, work.columns, work.on_duplicate)
 
 
 def _load_inline(
@@ -139,6 +165,11 @@ class FragmentLoader:
         """Take joined rows of the fragment, which come in the order of their offsets."""
         offsets = rows.column(ADDRESS).to_numpy() & 0xFFFFFFFF
         ids = rows.column(ROW_ID).to_numpy().view(np.uint64)
+        if len(offsets) and (offsets[0] < self.at or (np.diff(offsets) == 0).any()):
+            raise InvalidInput(
+                "Several rows of the source have the same key, and had not when the load was checked: it has "
+                "changed, or does not give the same rows each time. Write it to files, and load these."
+            )
         found = rows.column(FOUND).to_numpy(zero_copy_only=False).astype(np.bool_)
         self.missing += int((~found).sum())
         values = self._values(rows)
@@ -252,6 +283,8 @@ def _restored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return joined values in the type of their column."""
     if values.type == kind:
         return values
+    if values.null_count == len(values):  # the cast of such lists to a fixed size may crash in Arrow 26
+        return pa.nulls(len(values), kind)
     carried = carried_as(kind)
     values = values if values.type == carried else values.cast(carried)  # of lists without a size, for example
     return convert_array(values.cast(pa.float16()) if pt.is_float16(kind) else values, kind)
