@@ -16,7 +16,7 @@ from airflow_geneva import connect
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.support.counting import TRACE, Trace
+from tests.support.counting import TRACE, Trace, double, doubled, triple, tripled
 from tests.support.forge import forge
 from tests.support.harness import Fault
 from tests.support.queries import NOT_THIRD, POINTS, Asked, assert_equals_query, assert_nothing_to_refresh, shown
@@ -148,3 +148,36 @@ def test_a_history_with_kills_ends_with_the_query(make_table: MakeTable, trace: 
         assert result.state == "DONE"
         assert_equals_query(view, table, asked)
         assert_nothing_to_refresh(view, trace)
+
+
+def promote_and_die(database: str, fault: str) -> None:
+    """Promote a column of a view in this process; called in a forked one."""
+    view = connect(database).open_table("v")
+    Fault(fault).arm()
+    view.promote_column("c", to="p", keep_as="before", require_index=False)
+
+
+@pytest.mark.parametrize("point", ["promote.before", "promote.after"])
+def test_a_promotion_of_a_view_s_column_that_dies_is_made_once(make_table: MakeTable, trace: Trace, point: str) -> None:
+    table = make_table(20)
+    query = table.query().select({"id": "id", "p": (triple, ["x"]), "c": (double, ["x"])})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.refresh(runner="inline")
+    trace.clear()
+    then = view.version
+    arguments = {"database": view.location.database_uri, "fault": f"{point}:1"}
+    code = forge().run("tests.promises.test_view_kills:promote_and_die", arguments, {TRACE: str(trace.path)})
+    assert code == -signal.SIGKILL
+    assert view.version == then + (point == "promote.after")
+    view.promote_column("c", to="p", keep_as="before", require_index=False)
+    assert view.version == then + 1
+    table.add([{"id": 100, "x": 100}])
+    view.refresh(runner="inline")
+    rows = {row["id"]: (row["p"], row["before"]) for row in view.to_arrow().to_pylist()}
+    assert rows == {number: (doubled(x), tripled(x)) for number, x in inputs_of(table).items()}
+    assert len(trace) == 2
+
+
+def inputs_of(table: Table) -> dict[int, int | None]:
+    rows = table.to_arrow(["id", "x"])
+    return dict(zip(rows["id"].to_pylist(), rows["x"].to_pylist(), strict=True))
