@@ -342,13 +342,13 @@ class LancedbView(View):
         return self.lance.schema
 
     def _visible(self, schema: pa.Schema) -> tuple[list[str], str | None]:
-        return Table._visible(self, schema)
+        return super(View, self)._visible(schema)
 
     def state(self, dataset: LanceDataset | None = None) -> str:
-        return Table.state(self, dataset)
+        return super(View, self).state(dataset)
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        return Table._columns(self, schema)
+        return super(View, self)._columns(schema)
 
     def refresh(
         self,

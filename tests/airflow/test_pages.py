@@ -64,7 +64,7 @@ def test_every_route_asks_who_is_there(browse: Get) -> None:
     pages = [route for route in app.routes if type(route) is APIRoute]
     assert len(programs) + len(pages) == len(app.routes)
     paths = [filled(route) for route in pages]
-    assert (len(paths), len(programs)) == (23, 10)
+    assert (len(paths), len(programs)) == (23, 12)
     client = TestClient(app)
     for route in programs:
         for method in route.methods:

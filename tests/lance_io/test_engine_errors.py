@@ -45,6 +45,7 @@ def private_attributes() -> set[str]:
         and not node.attr.endswith("__")
         and node.attr != "_asdict"  # public, of named tuples
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os"))
+        and not ast.unparse(node.value).startswith("super(")
     }
 
 
