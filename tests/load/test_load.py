@@ -93,6 +93,17 @@ def test_files_and_tables_are_sources(table: Table, tmp_path: Path, format: str)
     assert [row["caption"] for row in rows(table, "caption")[:5]] == [None, "x1", "x2", "x3", None]
 
 
+def test_a_view_is_a_source_of_its_computed_rows_and_not_of_its_system_columns(make_table: MakeTable) -> None:
+    table = make_table(4)
+    given = connect(table.location.database_uri).create_table("given", source([1, 2, 3], caption=["x1", "x2", "x3"]))
+    view = given.query().where("id > 1").create_materialized_view(connect(table.location.database_uri), "some")
+    view.refresh(runner="inline")
+    given.add(source([4, 0], caption=["x4", "x0"]))
+    for _ in table.load_columns(view, on="id", runner="inline"), table.load_columns(view.uri, on="id", runner="inline"):
+        assert table.schema.names == ["id", "x", "caption"]
+        assert [row["caption"] for row in rows(table, "caption")] == [None, None, "x2", "x3"]
+
+
 def test_several_keys_and_keys_without_a_value(make_table: MakeTable) -> None:
     table = make_table(4, kind=pa.array(["a", "b", None, "a"]))
     given = source([0, 0, 2, 3], kind=["a", "b", None, "a"], score=[1.5, 2.5, 3.5, 4.5])

@@ -28,6 +28,7 @@ from airflow_geneva.engine.load.iceberg import (
 from airflow_geneva.engine.load.stores import Options, file_system
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
+from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
 from airflow_geneva.errors import InvalidInput
 
 FORMATS = ("parquet", "csv", "json", "lance", "iceberg", "spark")
@@ -116,7 +117,8 @@ class LoadSource:
         if self.columns is not None:
             return self.columns
         if self.format == "lance":
-            return self._table(options).schema
+            found = self._table(options).schema
+            return pa.schema([found.field(name) for name in visible_columns(found)])
         if self.format == "iceberg":
             return self._iceberg(options).schema()
         if self.on_spark:
@@ -156,9 +158,11 @@ class LoadSource:
                 table, parts = self._table(options), self.parts()
                 fragments = table.get_fragments()
                 size = -(-len(fragments) // parts)
+                # Other rows of a view were not computed yet.
+                shown = IS_SET if is_view(table.schema.metadata) else None
                 if chosen := fragments[part * size : (part + 1) * size]:
                     yield from table.scanner(
-                        columns=names, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
+                        columns=names, filter=shown, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
                     ).to_batches()
             elif self.format == "iceberg":
                 for batch in self._iceberg(options).read(part, self.parts(), names):
