@@ -314,6 +314,25 @@ def test_files_that_changed_since_the_plan_are_refused_and_those_of_a_staged_sha
     assert committed(plan, job).rows_loaded == 2
 
 
+def test_a_lance_table_that_was_made_again_is_another_source(table: Table) -> None:
+    db = connect(table.location.database_uri)
+    given = db.create_table("given", source([1], caption=["old"]))
+    plan, job = begun(table, given)
+    db.drop_table("given")
+    given = db.create_table("given", source([1], caption=["new"]))
+    late = plan_load(table.location, LoadRequest(given, "id")).plan
+    job = PlannedJob(table.location, record_plan(late, table.location), opened=late.opened)
+    db.drop_table("given")
+    given = db.create_table("given", source([1, 1], caption=["newer", "twice"]))
+    with pytest.raises(InvalidInput, match=r"given\.lance' has changed since the load was planned"):
+        job.apply(late.shards[0], Udfs({}))
+    db.drop_table("given")
+    given = db.create_table("given", source([1], caption=["newest"]))
+    assert (plan.work.version, given.version) == (table.version, 1)
+    table.load_columns(given, on="id", runner="inline")
+    assert rows(table, "caption")[1]["caption"] == "newest"
+
+
 def test_keys_of_half_precision(tmp_path: Path) -> None:
     keys = pa.array(np.array([0, 1, 2.5], np.float16))
     table = connect(tmp_path).create_table("t", pa.table({"id": keys, "x": [1, 2, 3]}))

@@ -10,7 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as pds
@@ -18,6 +18,7 @@ import pyarrow.fs as pfs
 
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.rows import as_rows
+from airflow_geneva.engine.lance_io.table_versions import written_at
 from airflow_geneva.engine.load.iceberg import (
     IcebergTable,
     find_iceberg,
@@ -30,6 +31,9 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
 from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
 
 FORMATS = ("parquet", "csv", "json", "lance", "iceberg", "spark")
 _EXTENSIONS = {
@@ -52,7 +56,8 @@ class LoadSource:
             its name; of a DataFrame, none.
         version: of a Lance table; the snapshot's id of an Iceberg table.
         state: sizes and times of the files, by which a later delivery differs; the number of fragments of a Lance
-            table; size and number of the files of an Iceberg table. Spark has no such thing, so each plan differs.
+            table, and the time of its version, by which a table made again differs; size and number of the files of an
+            Iceberg table. Spark has no such thing, so each plan differs.
         rows: rows in memory, which only this process has.
         frame: the DataFrame, and its `columns` as Arrow has them, in a process with a session of Spark.
         properties: how pyiceberg opens the table in this process, credentials too.
@@ -130,17 +135,25 @@ class LoadSource:
 
     def check_unchanged(self, options: Options) -> None:
         """Raise `InvalidInput` if files are not those that were planned; a table is read at its version."""
-        if self.format in ("lance", "iceberg", "spark", "memory"):
+        if self.format == "lance":
+            if self.state[1:] and self.state[1] != str(written_at(self._table(options))):
+                raise self._changed(self.paths[0])
+            return
+        if self.format in ("iceberg", "spark", "memory"):
             return
         files, names = file_system(self.paths[0], options)
         with _reading(self.name):
             now = files.get_file_info([names(path) for path in self.paths])
         for path, then, one in zip(self.paths, self.state, now, strict=True):
             if one.type != pfs.FileType.File or f"{one.size} {one.mtime_ns}" != then:
-                raise InvalidInput(
-                    f"{path!r} has changed since the load was planned. Plan it again; in Airflow, clear the plan task "
-                    "with its downstream tasks."
-                )
+                raise self._changed(path)
+
+    @staticmethod
+    def _changed(path: str) -> InvalidInput:
+        return InvalidInput(
+            f"{path!r} has changed since the load was planned. Plan it again; in Airflow, clear the plan task with its "
+            "downstream tasks."
+        )
 
     def parts(self) -> int:
         """Return the number of parts, which can be read apart from each other."""
@@ -274,7 +287,7 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
         places = [given] if isinstance(given, (str, os.PathLike)) else list(given)
         return _of_paths([os.fspath(place) for place in places], format, options)
     if hasattr(given, "to_table") and hasattr(given, "uri") and hasattr(given, "version"):
-        return LoadSource("lance", (normalize_uri(given.uri),), int(given.version), (str(len(given.get_fragments())),))
+        return _of_dataset(normalize_uri(given.uri), given)
     rows = as_rows(given, None)
     table = rows if isinstance(rows, pa.Table) else rows.read_all()
     found = LoadSource("memory", rows=table)
@@ -293,8 +306,12 @@ def _of_iceberg(location: str, properties: Options) -> LoadSource:
 
 
 def _of_lance(location: TableLocation) -> LoadSource:
-    dataset = location.open()
-    return LoadSource("lance", (location.uri,), int(dataset.version), (str(len(dataset.get_fragments())),))
+    return _of_dataset(location.uri, location.open())
+
+
+def _of_dataset(uri: str, dataset: lance.LanceDataset) -> LoadSource:
+    state = str(len(dataset.get_fragments())), str(written_at(dataset))
+    return LoadSource("lance", (uri,), int(dataset.version), state)
 
 
 def _are_paths(given: Any) -> bool:
