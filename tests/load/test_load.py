@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
 
@@ -102,6 +103,47 @@ def test_a_view_is_a_source_of_its_computed_rows_and_not_of_its_system_columns(m
     for _ in table.load_columns(view, on="id", runner="inline"), table.load_columns(view.uri, on="id", runner="inline"):
         assert table.schema.names == ["id", "x", "caption"]
         assert [row["caption"] for row in rows(table, "caption")] == [None, None, "x2", "x3"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+@pytest.mark.parametrize("lacking", ["id", "caption"])
+def test_a_file_that_lacks_a_column_of_the_first_one_is_refused_before_values_are_lost(
+    make_table: MakeTable, tmp_path: Path, format: str, lacking: str
+) -> None:
+    table = make_table(3, caption=["a", "b", "c"])
+    (tmp_path / "in").mkdir()
+    write = {"csv": pyarrow.csv.write_csv, "parquet": pq.write_table}[format]
+    write(source([1], caption=["x1"]), tmp_path / "in" / f"1.{format}")
+    write(source([2], caption=["x2"]).drop_columns([lacking]), tmp_path / "in" / f"2.{format}")
+    with pytest.raises((InvalidInput, JobFailed), match=rf"2\.{format}' has no column '{lacking}', which the first"):
+        table.load_columns(tmp_path / "in", on="id", runner="inline")
+    assert [row["caption"] for row in rows(table, "caption")] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_texts_of_several_lines_and_of_megabytes_are_read_from_csv_and_json(
+    make_table: MakeTable, tmp_path: Path, format: str
+) -> None:
+    table, place = make_table(2_000, per_fragment=1_000), tmp_path / f"values.{format}"
+    texts = ["a" * 3_000_000, *("\n".join(f"{row} {line}, x" for line in range(90)) for row in range(1, 2_000))]
+    with place.open("w", newline="") as file:
+        if format == "csv":
+            csv.writer(file).writerows([("id", "caption"), *enumerate(texts)])
+        else:
+            file.writelines(json.dumps({"id": row, "caption": text}) + "\n" for row, text in enumerate(texts))
+    assert table.load_columns(place, on="id", runner="inline").rows_loaded == 2_000
+    assert [row["caption"] for row in rows(table, "caption")] == texts
+
+
+def test_fields_that_only_a_later_file_or_the_last_line_of_json_has_are_not_lost(
+    make_table: MakeTable, tmp_path: Path
+) -> None:
+    table = make_table(4)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"id": 1, "caption": "x1"}\n')
+    (tmp_path / "in" / "2.json").write_text('{"id": 2}\n{"id": 3, "caption": "x3"}')
+    table.load_columns(tmp_path / "in", on="id", runner="inline")
+    assert [row["caption"] for row in rows(table, "caption")] == [None, "x1", None, "x3"]
 
 
 def test_several_keys_and_keys_without_a_value(make_table: MakeTable) -> None:

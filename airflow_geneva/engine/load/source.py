@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.csv as pcsv
 import pyarrow.dataset as pds
 import pyarrow.fs as pfs
+import pyarrow.json as pjson
 
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.rows import as_rows
@@ -41,6 +43,9 @@ _EXTENSIONS = {
     ".lance": "lance",
 }  # fmt: skip
 _BATCH_ROWS = 16_384
+_TEXT_BLOCK = 16 << 20
+"""Bytes of CSV or JSON to parse at once: a row must fit, and the types are those of the first block."""
+_CSV = pcsv.ParseOptions(newlines_in_values=True)
 _TABLE_PARTS = 64
 PART_BITS = 40
 """Rows of a source are numbered: the number of the part, then that of the row in it, in this many bits."""
@@ -181,10 +186,15 @@ class LoadSource:
                 for batch in self._iceberg(options).read(part, self.parts(), names):
                     for start in range(0, batch.num_rows, _BATCH_ROWS):
                         yield batch.slice(start, _BATCH_ROWS)
-            else:
-                for piece in _pieces(self._files(self.paths[part : part + 1], options, schema)):
+            elif self.format == "parquet":
+                for piece in _row_groups(self._files(self.paths[part : part + 1], options, schema), names):
                     rows = piece.scanner(schema=schema, columns=names, batch_size=_BATCH_ROWS, use_threads=False)
                     yield from rows.to_batches()
+            else:
+                path = self.paths[part]
+                files, names_of = file_system(path, options)
+                with files.open_input_stream(names_of(path)) as stream:
+                    yield from _read_text(stream, self.format, path, schema)
 
     def _table(self, options: Options) -> Any:
         return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
@@ -195,16 +205,50 @@ class LoadSource:
 
     def _files(self, paths: Sequence[str], options: Options, schema: pa.Schema | None) -> pds.Dataset:
         files, names = file_system(paths[0], options)
-        return pds.dataset([names(path) for path in paths], schema=schema, format=self.format, filesystem=files)
+        format = self.format if self.format == "parquet" else _text_format(self.format)
+        return pds.dataset([names(path) for path in paths], schema=schema, format=format, filesystem=files)
 
 
-def _pieces(files: pds.Dataset) -> Iterator[pds.Fragment]:
-    """Yield files in their order, those of Parquet by row group: Arrow would read a whole file ahead."""
+def _row_groups(files: pds.Dataset, names: Sequence[str]) -> Iterator[pds.ParquetFileFragment]:
+    """Yield the row groups of a file in their order: Arrow would read a whole file ahead."""
     for one in files.get_fragments():
-        if isinstance(one, pds.ParquetFileFragment):
-            yield from one.split_by_row_group()
-        else:
-            yield one
+        _check_complete(one.path, one.physical_schema.names, names)
+        yield from one.split_by_row_group()
+
+
+def _check_complete(path: str, there: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a file without a column that others have: Arrow would read NULL, which would replace values."""
+    if missing := [name for name in names if name not in there]:
+        raise _incomplete(path, missing[0])
+
+
+def _incomplete(path: str, column: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path!r} has no column {column!r}, which the first file has. Load files with other columns on their own, or "
+        "add the column."
+    )
+
+
+def _text_format(format: str) -> pds.FileFormat:
+    if format == "csv":
+        return pds.CsvFileFormat(_CSV, read_options=pcsv.ReadOptions(block_size=_TEXT_BLOCK))
+    return pds.JsonFileFormat(read_options=pjson.ReadOptions(block_size=_TEXT_BLOCK))
+
+
+def _read_text(stream: pa.NativeFile, format: str, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read columns of a file of CSV or JSON lines; a dataset of Arrow drops fields that the first block of JSON lacks."""
+    if format == "json":
+        parse = pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        reader = pjson.open_json(stream, pjson.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse)
+    else:
+        types = dict(zip(schema.names, schema.types, strict=True))
+        convert = pcsv.ConvertOptions(column_types=types, include_columns=schema.names)
+        try:
+            reader = pcsv.open_csv(stream, pcsv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), _CSV, convert)
+        except KeyError as error:  # "Column 'n' in include_columns does not exist in CSV file"
+            raise _incomplete(path, str(error).split("'")[1]) from None
+    for batch in reader:
+        yield batch.select(schema.names)
 
 
 _IN_MEMORY: dict[str, LoadSource] = {}
