@@ -190,6 +190,9 @@ def test_where_chooses_the_rows_of_the_table(table: Table) -> None:
     assert [row["caption"] is None for row in rows(table, "caption")] == [False] * 12 + [True] * 28
 
 
+TWICE = pa.Table.from_arrays([pa.array([1]), pa.array(["a"]), pa.array(["b"])], names=["id", "caption", "caption"])
+
+
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
@@ -205,11 +208,17 @@ def test_where_chooses_the_rows_of_the_table(table: Table) -> None:
         (pa.table({"id": ["1"], "caption": ["x"]}), {}, "The key 'id' is int64 in table"),
         (source([1], caption=["x"]), {"adopt": True}, "adopt=True is for computed columns"),
         (source([1], _rowid=["x"]), {}, "cannot be the name of a column"),
+        (source([1]), {}, "the rows that were given has no column but the keys"),
+        (TWICE, {}, "the rows that were given has several columns 'caption'"),
+        (TWICE, {"on": "caption"}, "the rows that were given has several columns 'caption'"),
+        ("https://host/values.parquet", {}, "Cannot read https://host/values.parquet: .* Check the files"),
+        (pa.table({"id": [1.5], "caption": ["x"]}), {}, "^Values of column 'id' .* cannot be loaded as int64: [^\n]*$"),
     ],
 )
 def test_what_does_not_fit_is_said_before_any_work(
-    table: Table, given: Any, options: dict[str, Any], message: str
+    make_table: MakeTable, given: Any, options: dict[str, Any], message: str
 ) -> None:
+    table = make_table(4, **({"caption": list("abcd")} if given is TWICE else {}))
     version = table.version
     with pytest.raises(InvalidInput, match=message):
         table.load_columns(given, **{"on": "id", "runner": "inline", **options})
@@ -373,6 +382,29 @@ def test_a_lance_table_that_was_made_again_is_another_source(table: Table) -> No
     assert (plan.work.version, given.version) == (table.version, 1)
     table.load_columns(given, on="id", runner="inline")
     assert rows(table, "caption")[1]["caption"] == "newest"
+
+
+def test_blobs_of_a_source_are_refused_before_any_work(table: Table) -> None:
+    blobs = pa.schema(
+        [("id", pa.int64()), pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})]
+    )
+    given = connect(table.location.database_uri).create_table("given", pa.table({"id": [1], "raw": [b"x"]}, blobs))
+    version = table.version
+    with pytest.raises(InvalidInput, match=r"Column 'raw' of .*given\.lance holds blobs"):
+        table.load_columns(given, on="id", runner="inline")
+    assert table.version == version
+
+
+def test_a_file_whose_name_has_the_letters_of_a_glob_is_found(table: Table, tmp_path: Path) -> None:
+    pq.write_table(captions([1]), tmp_path / "values[1].parquet")
+    assert table.load_columns(tmp_path / "values[1].parquet", on="id", runner="inline").rows_loaded == 1
+
+
+def test_keys_that_are_durations(tmp_path: Path) -> None:
+    keys = pa.array([1, 2, None], pa.duration("ns"))
+    table = connect(tmp_path).create_table("t", pa.table({"id": keys, "x": [1, 2, 3]}))
+    table.load_columns(pa.table({"id": keys.slice(1), "y": ["b", "c"]}), on="id", runner="inline")
+    assert table.lance.to_table(columns=["y"]).column("y").to_pylist() == [None, "b", None]
 
 
 def test_keys_of_half_precision(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def carried_as(kind: pa.DataType) -> pa.DataType:
 
     def leaf(one: pa.DataType) -> pa.DataType:
         one = one.value_type if pt.is_dictionary(one) else one
+        if pt.is_duration(one):
+            return pa.int64()  # DuckDB would read an interval of months, days and microseconds
         return pa.float32() if pt.is_float16(one) else one
 
     return map_leaves(storage_type(kind), leaf)

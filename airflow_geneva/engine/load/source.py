@@ -236,7 +236,7 @@ def _text_format(format: str) -> pds.FileFormat:
 
 
 def _read_text(stream: pa.NativeFile, format: str, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read columns of a file of CSV or JSON lines; a dataset of Arrow drops fields that the first block of JSON lacks."""
+    """Read columns of CSV or JSON lines; datasets of Arrow drop fields that the first block of JSON lacks."""
     if format == "json":
         parse = pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         reader = pjson.open_json(stream, pjson.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse)
@@ -397,7 +397,8 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
     uri = place if "://" not in place else normalize_uri(place)
     if is_local(uri):
         local = os.path.realpath(os.path.expanduser(uri.removeprefix("file://")))
-        matching = sorted(glob.glob(local, recursive=True)) if glob.has_magic(local) else [local]
+        named = os.path.exists(local) or not glob.has_magic(local)
+        matching = [local] if named else sorted(glob.glob(local, recursive=True))
         for path in matching:
             if os.path.isdir(path):
                 inside = (os.path.join(top, name) for top, _, names in os.walk(path) for name in names)
@@ -408,9 +409,9 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
                 about = os.stat(one)
                 yield one, f"{about.st_size} {about.st_mtime_ns}"
         return
-    files, names = file_system(uri, options)
     scheme = uri.partition("://")[0]
     with _reading(uri):
+        files, names = file_system(uri, options)
         pattern = names(uri)
         root = pattern
         if glob.has_magic(pattern):
