@@ -407,6 +407,21 @@ def test_keys_that_are_durations(tmp_path: Path) -> None:
     assert table.lance.to_table(columns=["y"]).column("y").to_pylist() == [None, "b", None]
 
 
+def test_a_source_without_rows_is_joined_by_batches_and_not_row_by_row(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = list[int]()
+
+    def counted(batch: pa.RecordBatch, *others: Any) -> pa.RecordBatch:
+        joined.append(batch.num_rows)
+        return with_values(batch, *others)
+
+    with_values = join._with_values
+    monkeypatch.setattr(join, "_with_values", counted)
+    assert table.load_columns(captions([]), on="id", runner="inline").rows_missing == 40
+    assert joined == [40]
+
+
 def test_keys_of_half_precision(tmp_path: Path) -> None:
     keys = pa.array(np.array([0, 1, 2.5], np.float16))
     table = connect(tmp_path).create_table("t", pa.table({"id": keys, "x": [1, 2, 3]}))

@@ -167,7 +167,8 @@ def _positions(stored: lance.LanceDataset, keys: int) -> pa.RecordBatchReader:
 def _rows_of_a_take(stored: lance.LanceDataset, folder: str) -> int:
     """Return the number of rows whose values have about `_TAKE_BYTES` on disk."""
     size = sum(path.stat().st_size for path in Path(folder).rglob("*.lance") if path.is_file())
-    return max(1, min(_BATCH_ROWS, _TAKE_BYTES * stored.count_rows() // max(1, size)))
+    rows = stored.count_rows()
+    return max(1, min(_BATCH_ROWS, _TAKE_BYTES * rows // max(1, size))) if rows else _BATCH_ROWS
 
 
 def _with_values(batch: pa.RecordBatch, stored: lance.LanceDataset, delivery: Delivery) -> pa.RecordBatch:
