@@ -7,17 +7,19 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.fs as pfs
 import pyarrow.parquet as pq
 import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.job.result import BackfillResult
-from airflow_geneva.engine.load import join
+from airflow_geneva.engine.load import join, stores
 from airflow_geneva.engine.load.request import LoadRequest, plan_load
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.run.pipeline import PlannedJob
@@ -466,6 +468,27 @@ def test_values_that_exceed_the_memory_of_the_join_are_loaded(
     found = table.lance.to_table(columns=["id", "wide"])
     wide = found["wide"].combine_chunks().flatten().to_numpy().reshape(count, width)
     assert (wide == found["id"].to_numpy()[:, None]).all()
+
+
+@pytest.mark.parametrize("name", ["1.parquet", "*.parquet", ""])
+@pytest.mark.parametrize("bucket", ["gs://bucket", "abfss://bucket@account.dfs.core.windows.net"])
+def test_files_of_other_stores_are_found_by_the_paths_that_arrow_gives_them(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str, name: str
+) -> None:
+    (tmp_path / "bucket" / "in").mkdir(parents=True)
+    pq.write_table(captions([1, 2]), tmp_path / "bucket" / "in" / "1.parquet")
+    store = pfs.SubTreeFileSystem(str(tmp_path), pfs.LocalFileSystem())
+    given = list[str]()
+
+    class FileSystem:
+        @staticmethod
+        def from_uri(uri: str) -> tuple[pfs.FileSystem, str]:
+            given.append(uri)
+            return store, uri
+
+    monkeypatch.setattr(stores, "pfs", SimpleNamespace(FileSystem=FileSystem, LocalFileSystem=pfs.LocalFileSystem))
+    assert table.load_columns(f"{bucket}/in/{name}", on="id", runner="inline").rows_loaded == 2
+    assert {uri.partition("/in")[0] for uri in given} == {bucket}
 
 
 def test_credentials_that_would_not_be_used_are_refused_by_name(tmp_path: Path) -> None:

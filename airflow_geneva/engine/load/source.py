@@ -409,7 +409,7 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
                 about = os.stat(one)
                 yield one, f"{about.st_size} {about.st_mtime_ns}"
         return
-    scheme = uri.partition("://")[0]
+    bucket = "/".join(uri.split("/")[:3])
     with _reading(uri):
         files, names = file_system(uri, options)
         pattern = names(uri)
@@ -425,7 +425,7 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
             fits = fnmatch.fnmatchcase(one.path, pattern) if glob.has_magic(pattern) else True
             fits = fits and _is_data(one.path[len(root) :])
             if one.type == pfs.FileType.File and fits and _format_of(one.path, format):
-                yield f"{scheme}://{one.path}", f"{one.size} {one.mtime_ns}"
+                yield f"{bucket}/{one.path.partition('/')[2]}", f"{one.size} {one.mtime_ns}"
 
 
 def _is_data(path: str) -> bool:

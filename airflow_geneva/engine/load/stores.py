@@ -32,7 +32,9 @@ def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
         return pfs.LocalFileSystem(), str
 
     def path(one: str) -> str:
-        return one.partition("://")[2]
+        # On Azure, the account is in the URI: abfss://container@account.dfs.core.windows.net/path.
+        place, _, name = one.partition("://")[2].partition("/")
+        return f"{place.partition('@')[0]}/{name}"
 
     if uri.partition("://")[0] != "s3":
         check_unused(uri, options)
