@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import sys
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,18 @@ def test_fields_that_only_a_later_file_or_the_last_line_of_json_has_are_not_lost
     (tmp_path / "in" / "2.json").write_text('{"id": 2}\n{"id": 3, "caption": "x3"}')
     table.load_columns(tmp_path / "in", on="id", runner="inline")
     assert [row["caption"] for row in rows(table, "caption")] == [None, "x1", None, "x3"]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_numbers_of_texts_that_a_double_would_round_are_exact(tmp_path: Path, format: str) -> None:
+    keys, price = [2**63 + 1, 2**63 + 3, 5], Decimal("12345678901234567.89")
+    data = pa.table({"id": pa.array(keys, pa.uint64()), "price": pa.nulls(3, pa.decimal128(20, 2))})
+    table, place = connect(tmp_path).create_table("docs", data), tmp_path / f"values.{format}"
+    given = list(zip((*keys[:2], "5.0"), (price, price, "0.1"), strict=True))
+    lines = [f"{key},{value}" if format == "csv" else f'{{"id": {key}, "price": {value}}}' for key, value in given]
+    place.write_text("\n".join([*(["id,price"] if format == "csv" else []), *lines]))
+    table.load_columns(place, on="id", runner="inline")
+    assert [row["price"] for row in rows(table, "price")] == [Decimal("0.1"), price, price]
 
 
 def test_several_keys_and_keys_without_a_value(make_table: MakeTable) -> None:

@@ -83,6 +83,11 @@ class LoadSource:
         return self.format == "spark"
 
     @property
+    def is_text(self) -> bool:
+        """Whether its types are guessed."""
+        return self.format in ("csv", "json")
+
+    @property
     def name(self) -> str:
         """A short name for messages."""
         if self.format == "memory":
