@@ -22,6 +22,7 @@ from airflow_geneva import connect, udf
 from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.load import join, stores
 from airflow_geneva.engine.load.request import LoadRequest, plan_load
+from airflow_geneva.engine.load.source import open_source
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
@@ -502,6 +503,23 @@ def test_files_of_other_stores_are_found_by_the_paths_that_arrow_gives_them(
     monkeypatch.setattr(stores, "pfs", SimpleNamespace(FileSystem=FileSystem, LocalFileSystem=pfs.LocalFileSystem))
     assert table.load_columns(f"{bucket}/in/{name}", on="id", runner="inline").rows_loaded == 2
     assert {uri.partition("/in")[0] for uri in given} == {bucket}
+
+
+@pytest.mark.parametrize("format", ["parquet", "lance"])
+def test_wide_rows_of_a_source_are_read_in_batches_that_fit_into_the_budget(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", str(1 << 20))
+    given = source(list(range(1_000)), raw=pa.array([bytes([row % 251]) * 10_000 for row in range(1_000)]))
+    if format == "lance":
+        place = connect(tmp_path / "in").create_table("given", given, max_rows_per_file=400).uri
+    else:
+        place = str(tmp_path / "given.parquet")
+        pq.write_table(given, place, row_group_size=700)
+    found = open_source(place, None, ())
+    batches = [batch for part in range(found.parts()) for batch in found.read(part, given.schema, ())]
+    assert pa.Table.from_batches(batches) == given
+    assert max(batch.nbytes for batch in batches) <= 1 << 19
 
 
 def test_credentials_that_would_not_be_used_are_refused_by_name(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def plan_load(
     _check_there(named, source.name, list(found), "a column to load", "columns")
     if not named:
         raise InvalidInput(f"{source.name} has no column but the keys, so there is nothing to load.")
-    if twice := [name for name in (*on, *named) if theirs.names.count(name) > 1]:
-        raise InvalidInput(f"{source.name} has several columns {twice[0]!r}. Rename them, or name other columns.")
+    if same := [name for name in (*on, *named) if theirs.names.count(name) > 1]:
+        raise InvalidInput(f"{source.name} has several columns {same[0]!r}. Rename them, or name other columns.")
     if blobs := [name for name in (*on, *named) if is_blob(theirs.field(name))]:
         raise InvalidInput(f"Column {blobs[0]!r} of {source.name} holds blobs, which cannot be loaded by key.")
     if both := [name for name in named if name in on]:

@@ -17,10 +17,13 @@ import pyarrow.csv as pcsv
 import pyarrow.dataset as pds
 import pyarrow.fs as pfs
 import pyarrow.json as pjson
+import pyarrow.parquet as pq
 
+from airflow_geneva.engine.apply.reader import joint_width
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.rows import as_rows
 from airflow_geneva.engine.lance_io.table_versions import written_at
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 from airflow_geneva.engine.load.iceberg import (
     IcebergTable,
     find_iceberg,
@@ -32,7 +35,7 @@ from airflow_geneva.engine.load.stores import Options, file_system
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, StorageError
 
 if TYPE_CHECKING:
     import lance
@@ -43,6 +46,8 @@ _EXTENSIONS = {
     ".lance": "lance",
 }  # fmt: skip
 _BATCH_ROWS = 16_384
+_PAGES = 1 << 20
+"""Bytes of a column of a Parquet file to read at once."""
 _TEXT_BLOCK = 16 << 20
 """Bytes of CSV or JSON to parse at once: a row must fit, and the types are those of the first block."""
 _CSV = pcsv.ParseOptions(newlines_in_values=True)
@@ -141,7 +146,7 @@ class LoadSource:
                 f'Only Spark has the rows of {self.name}. Use runner="spark", or write them to files, and load these.'
             )
         with _reading(self.name):
-            return self._files(self.paths[:1], options, None).schema
+            return self._files(self.paths[:1], options).schema
 
     def check_unchanged(self, options: Options) -> None:
         """Raise `InvalidInput` if files are not those that were planned; a table is read at its version."""
@@ -183,23 +188,25 @@ class LoadSource:
                 size = -(-len(fragments) // parts)
                 # Other rows of a view were not computed yet.
                 shown = IS_SET if is_view(table.schema.metadata) else None
-                if chosen := fragments[part * size : (part + 1) * size]:
-                    yield from table.scanner(
-                        columns=names, filter=shown, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
-                    ).to_batches()
+                fitting = _fitting(schema)
+                for fragment in fragments[part * size : (part + 1) * size]:
+                    yield from _read_fragment(fragment, names, shown, fitting)
             elif self.format == "iceberg":
                 for batch in self._iceberg(options).read(part, self.parts(), names):
                     for start in range(0, batch.num_rows, _BATCH_ROWS):
                         yield batch.slice(start, _BATCH_ROWS)
-            elif self.format == "parquet":
-                for piece in _row_groups(self._files(self.paths[part : part + 1], options, schema), names):
-                    rows = piece.scanner(schema=schema, columns=names, batch_size=_BATCH_ROWS, use_threads=False)
-                    yield from rows.to_batches()
             else:
                 path = self.paths[part]
                 files, names_of = file_system(path, options)
-                with files.open_input_stream(names_of(path)) as stream:
-                    yield from _read_text(stream, self.format, path, schema)
+                if self.format == "parquet":
+                    with (
+                        files.open_input_file(names_of(path)) as stream,
+                        pq.ParquetFile(stream, pre_buffer=False, buffer_size=_PAGES) as file,
+                    ):
+                        yield from _read_parquet(file, path, schema)
+                else:
+                    with files.open_input_stream(names_of(path)) as stream:
+                        yield from _read_text(stream, self.format, path, schema)
 
     def _table(self, options: Options) -> Any:
         return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
@@ -208,17 +215,48 @@ class LoadSource:
         properties = iceberg_properties(self.paths[0], options) if self.properties is None else self.properties
         return open_iceberg(self.paths[0], properties)
 
-    def _files(self, paths: Sequence[str], options: Options, schema: pa.Schema | None) -> pds.Dataset:
+    def _files(self, paths: Sequence[str], options: Options) -> pds.Dataset:
         files, names = file_system(paths[0], options)
         format = self.format if self.format == "parquet" else _text_format(self.format)
-        return pds.dataset([names(path) for path in paths], schema=schema, format=format, filesystem=files)
+        return pds.dataset([names(path) for path in paths], format=format, filesystem=files)
 
 
-def _row_groups(files: pds.Dataset, names: Sequence[str]) -> Iterator[pds.ParquetFileFragment]:
-    """Yield the row groups of a file in their order: Arrow would read a whole file ahead."""
-    for one in files.get_fragments():
-        _check_complete(one.path, one.physical_schema.names, names)
-        yield from one.split_by_row_group()
+def _fitting(schema: pa.Schema) -> RowsPerBudget:
+    return RowsPerBudget(batch_bytes(task_memory_bytes()), joint_width(schema.types))
+
+
+def _read_fragment(
+    fragment: lance.LanceFragment, names: Sequence[str], where: str | None, fitting: RowsPerBudget
+) -> Iterator[pa.RecordBatch]:
+    """Read a fragment of a Lance table by batches of rows that fit into the budget."""
+    at, left = 0, fragment.count_rows(where)
+    while at < left:
+        rows = min(fitting.careful_rows, _BATCH_ROWS)
+        scanner = fragment.scanner(
+            columns=list(names), filter=where, offset=at, limit=rows if fitting.growing else left - at,
+            batch_size=rows, batch_readahead=1, io_buffer_size=fitting.limit,
+        )  # fmt: skip
+        before = at
+        for batch in scanner.to_batches():
+            at += batch.num_rows
+            fitting.record(batch.num_rows, batch.nbytes)
+            yield batch
+            if not rows <= 2 * min(fitting.careful_rows, _BATCH_ROWS) <= 4 * rows:
+                break
+        if at == before:
+            raise StorageError(f"Fragment {fragment.fragment_id} has fewer rows than its metadata says.")
+
+
+def _read_parquet(file: pq.ParquetFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read a file page by page, in batches that fit into the budget; datasets of Arrow hold whole row groups."""
+    _check_complete(path, file.schema_arrow.names, schema.names)
+    for number in range(file.num_row_groups):
+        group, fitting = file.metadata.row_group(number), _fitting(schema)
+        fitting.record(group.num_rows, group.total_byte_size)
+        rows = min(fitting.careful_rows, _BATCH_ROWS)
+        for batch in file.iter_batches(rows, [number], schema.names, use_threads=False):
+            columns = [batch.column(field.name).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _check_complete(path: str, there: Sequence[str], names: Sequence[str]) -> None:
