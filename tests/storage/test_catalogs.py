@@ -142,6 +142,17 @@ def test_the_secrets_of_a_catalog_are_known_and_its_address_is_none() -> None:
     assert not secret_values(dict(connect_namespace("rest", {"uri": "https://catalog.example"}).options))
 
 
+def test_values_of_a_lance_table_are_loaded_into_one_of_a_catalog(db: Database, tmp_path: Path) -> None:
+    table = db.create_table("prod.docs", pa.table({"id": [1, 2]}))
+    beside = db.create_table("prod.given", pa.table({"id": [1], "a": ["beside"]}))
+    elsewhere = connect(tmp_path / "folder").create_table("docs", pa.table({"id": [2], "b": ["elsewhere"]}))
+    for source in (beside, elsewhere, elsewhere.uri, elsewhere.lance):
+        table.load_columns(source, on="id", runner="inline")
+    assert table.to_arrow().select(["a", "b"]).to_pylist() == [
+        {"a": "beside", "b": None}, {"a": None, "b": "elsewhere"}
+    ]  # fmt: skip
+
+
 def test_headers_and_settings_of_the_store_do_not_name_a_catalog(tmp_path: Path) -> None:
     settings = {"storage.endpoint": "http://127.0.0.1:1", "storage.uri": "http://127.0.0.1:2"}
     for name in ("one", "other"):

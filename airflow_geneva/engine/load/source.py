@@ -31,7 +31,8 @@ from airflow_geneva.engine.load.iceberg import (
     open_iceberg,
     properties_of,
 )
-from airflow_geneva.engine.load.stores import Options, file_system
+from airflow_geneva.engine.load.stores import Options, file_system, own_options
+from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
@@ -64,6 +65,7 @@ class LoadSource:
         format: one of `FORMATS`, or ``memory``.
         paths: the files, or the one table's URI: of an Iceberg table, that of its metadata file; of a table of Spark,
             its name; of a DataFrame, none.
+        table: the name of a Lance table that lies in the catalog of the table to load into.
         version: of a Lance table; the snapshot's id of an Iceberg table.
         state: sizes and times of the files, by which a later delivery differs; the number of fragments of a Lance
             table, and the time of its version, by which a table made again differs; size and number of the files of an
@@ -77,6 +79,7 @@ class LoadSource:
     paths: tuple[str, ...] = ()
     version: int | None = None
     state: tuple[str, ...] = ()
+    table: str | None = None
     rows: pa.Table | None = field(default=None, repr=False, compare=False)
     frame: Any = field(default=None, repr=False, compare=False)
     columns: pa.Schema | None = field(default=None, repr=False, compare=False)
@@ -109,12 +112,14 @@ class LoadSource:
 
     def to_json(self) -> str:
         values = {"format": self.format, "paths": self.paths, "version": self.version, "state": self.state}
+        values |= {} if self.table is None else {"table": self.table}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> LoadSource:
         values = json.loads(text)
-        return LoadSource(values["format"], tuple(values["paths"]), values["version"], tuple(values["state"]))
+        paths, state = tuple(values["paths"]), tuple(values["state"])
+        return LoadSource(values["format"], paths, values["version"], state, values.get("table"))
 
     @property
     def fingerprint(self) -> str:
@@ -209,7 +214,7 @@ class LoadSource:
                         yield from _read_text(stream, self.format, path, schema)
 
     def _table(self, options: Options) -> Any:
-        return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
+        return _lance_at(self.paths[0], self.table, options).open(self.version)
 
     def _iceberg(self, options: Options) -> IcebergTable:
         properties = iceberg_properties(self.paths[0], options) if self.properties is None else self.properties
@@ -357,7 +362,8 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
         )
     location = getattr(given, "location", None)
     if isinstance(location, TableLocation):
-        return _of_lance(location)
+        beside = location.in_catalog and catalog_uri(location.options) == catalog_uri(options)
+        return _of_dataset(location.uri, location.open(), location.name if beside else None)
     if _is_a("pyspark.sql", "DataFrame", given):
         return _remember(LoadSource("spark", state=(uuid.uuid4().hex,), frame=given))
     if _is_a("pyiceberg.table", "Table", given):
@@ -392,13 +398,16 @@ def _of_iceberg(location: str, properties: Options) -> LoadSource:
     return _remember(LoadSource("iceberg", (location,), table.snapshot_id, (f"{size} {files}",), properties=properties))
 
 
-def _of_lance(location: TableLocation) -> LoadSource:
-    return _of_dataset(location.uri, location.open())
+def _lance_at(uri: str, name: str | None, options: Options) -> TableLocation:
+    """Return where a Lance table lies; without a name in the catalog of the options, it is read by its path."""
+    if name is None and catalog_uri(options) is not None:
+        options = tuple(sorted(own_options(options).items()))
+    return TableLocation(uri, uri.rpartition("/")[2] if name is None else name, options)
 
 
-def _of_dataset(uri: str, dataset: lance.LanceDataset) -> LoadSource:
+def _of_dataset(uri: str, dataset: lance.LanceDataset, table: str | None = None) -> LoadSource:
     state = str(len(dataset.get_fragments())), str(written_at(dataset))
-    return LoadSource("lance", (uri,), int(dataset.version), state)
+    return LoadSource("lance", (uri,), int(dataset.version), state, table)
 
 
 def _are_paths(given: Any) -> bool:
@@ -410,7 +419,7 @@ def _are_paths(given: Any) -> bool:
 def _of_paths(places: Sequence[str], format: str | None, options: Options) -> LoadSource:
     if len(places) == 1 and _format_of(places[0], format) == "lance":
         uri = normalize_uri(places[0])
-        return _of_lance(TableLocation(uri, uri.rpartition("/")[2], options))
+        return _of_dataset(uri, _lance_at(uri, None, options).open())
     found: dict[str, str] = {}
     for place in places:
         listed = dict(_list(place, format, options))
