@@ -224,6 +224,12 @@ TWICE = pa.Table.from_arrays([pa.array([1]), pa.array(["a"]), pa.array(["b"])], 
         (pa.table({"id": ["1"], "caption": ["x"]}), {}, "The key 'id' is int64 in table"),
         (source([1], caption=["x"]), {"adopt": True}, "adopt=True is for computed columns"),
         (source([1], _rowid=["x"]), {}, "cannot be the name of a column"),
+        (
+            source([1], x=pa.array([[1]], pa.list_view(pa.int8()))),
+            {"on": "id"},
+            "'x' of table 'docs' is int64, and list_v",
+        ),
+        (source([1], v=pa.array([[1]], pa.list_view(pa.int8()))), {}, "'v' of table 'docs' cannot be list_view"),
         (source([1]), {}, "the rows that were given has no column but the keys"),
         (TWICE, {}, "the rows that were given has several columns 'caption'"),
         (TWICE, {"on": "caption"}, "the rows that were given has several columns 'caption'"),
@@ -436,6 +442,38 @@ def test_a_source_without_rows_is_joined_by_batches_and_not_row_by_row(
     monkeypatch.setattr(join, "_with_values", counted)
     assert table.load_columns(captions([]), on="id", runner="inline").rows_missing == 40
     assert joined == [40]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "given"),
+    [
+        (pa.decimal128(10, 2), 0.07, [1.239]),
+        (pa.float16(), 0.1, [1e6]),
+        (pa.float32(), 0.1, [1e300]),
+        (pa.list_(pa.float32(), 2), [0.1, 2.0], [[1.0, 1e300], None]),
+    ],
+)
+def test_values_that_arrow_would_round_or_make_infinite_are_refused(
+    make_table: MakeTable, kind: pa.DataType, fits: Any, given: list[Any]
+) -> None:
+    table = make_table(3, v=pa.nulls(3, kind))
+    values = pa.array([fits, *given], None if isinstance(fits, float) else pa.list_(pa.float64(), 2))
+    table.load_columns(source([0], v=values.slice(0, 1)), on="id", runner="inline")
+    before = rows(table, "v")
+    assert before[0]["v"] is not None
+    with pytest.raises(JobFailed, match=r"cannot be loaded as .*: Casting would round values, or make them infinite"):
+        table.load_columns(source(list(range(len(values))), v=values), on="id", runner="inline")
+    assert rows(table, "v") == before
+
+
+def test_a_key_that_would_be_rounded_matches_nothing(tmp_path: Path) -> None:
+    keys = pa.array([Decimal("1.00"), Decimal("2.30")], pa.decimal128(10, 2))
+    table = connect(tmp_path).create_table("t", pa.table({"id": keys}))
+    for number in pa.array([2.3]), pa.array([2.3], pa.float32()):
+        table.load_columns(pa.table({"id": number, "y": ["b"]}), on="id", runner="inline")
+    assert table.lance.to_table(columns=["y"]).column("y").to_pylist() == [None, "b"]
+    with pytest.raises(InvalidInput, match=r"Values of column 'id' .* Casting would round values"):
+        table.load_columns(pa.table({"id": [1.004], "y": ["a"]}), on="id", runner="inline")
 
 
 def test_keys_of_half_precision(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.job.folder import new_job_id
-from airflow_geneva.engine.lance_io.arrays import castable, map_leaves
+from airflow_geneva.engine.lance_io.arrays import castable, check_storable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
 from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
@@ -125,6 +125,8 @@ def plan_load(
     check_where(dataset, request.where)
     columns = _check_columns(location, dataset, named, request.adopt)
     delivery = deliver(location, dataset.schema, source, theirs, on, columns, request.on_duplicate)
+    new = pa.schema([pa.field(name, delivery.values[name][1]) for name in columns if name not in dataset.schema.names])
+    check_storable(new, dataset.data_storage_version, f"table {location.name!r}")
     where = freeze_where(request.where, request.run_after)
     notes = list[str]()
     if unchecked:
@@ -133,8 +135,8 @@ def plan_load(
         twice = check_keys(search or DuckSearch(), delivery, keys_of(location, dataset, on, where), request.on_missing)
         if twice:
             notes.append(f"{twice:,} keys of the source have several rows; the {request.on_duplicate} counts.")
-    if new := [name for name in named if name not in dataset.schema.names]:
-        dataset.add_columns(pa.schema([pa.field(name, delivery.values[name][1]) for name in new]))
+    if new.names:
+        dataset.add_columns(new)
         dataset = location.open()
     return PlannedLoad(_plan(location, dataset, request, delivery, where, sizing, notes, unchecked), delivery)
 
