@@ -47,7 +47,7 @@ _EXTENSIONS = {
     ".lance": "lance",
 }  # fmt: skip
 _BATCH_ROWS = 16_384
-_PAGES = 1 << 20
+_PAGES = 4 << 20
 """Bytes of a column of a Parquet file to read at once."""
 _TEXT_BLOCK = 16 << 20
 """Bytes of CSV or JSON to parse at once: a row must fit, and the types are those of the first block."""
