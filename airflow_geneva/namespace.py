@@ -403,7 +403,7 @@ def read_query(database: Database, text: str, output_schema: str = "") -> Query:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not isinstance(given.get("source"), str) or set(given) - set(_QUERY):
         raise InvalidInput(

@@ -131,6 +131,8 @@ def _parts(given: str, delimiter: str) -> list[str]:
 
 async def named(request: Request, id: str, delimiter: str = "$") -> list[str]:
     """Return the parts of the identifier in a path; refuse a body that names something else."""
+    if not delimiter:
+        raise InvalidInput("The delimiter of the request is empty. Leave it out, or give the one in the path.")
     parts = _parts(id, delimiter)
     try:
         body = json.loads(await request.body() or b"{}")

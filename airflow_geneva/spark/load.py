@@ -67,6 +67,8 @@ class SparkSearch:
     def find_duplicates(self, delivery: Delivery) -> Examples:
         from pyspark.sql import functions as f
 
+        if delivery.source.on_spark:
+            _source_frame(self.session, delivery)  # Spark may not know which column of two a name means
         rows = _source_frame(self.session, delivery, with_values=False)
         for name in _keys(delivery):
             rows = rows.where(f.col(name).isNotNull())

@@ -155,11 +155,23 @@ def test_fields_that_would_change_what_is_described_are_refused_and_not_ignored(
     assert lance.dataset(namespace_client=catalog, table_id=table, version=1).version == 1
 
 
-def test_a_body_that_is_no_object_is_invalid_input(client: Client) -> None:
+DEEP = {"source_query": "[" * 10_000, "output_schema": "", "kind": "query"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("table/docs/backfill_column", []),
+        ("table/docs/describe?delimiter=", {}),
+        ("materialized_view/v/create", DEEP),
+    ],
+)
+def test_a_request_of_another_form_is_invalid_input(client: Client, path: str, body: Any) -> None:
     Rights.give("reader", connections=["lance_default"])
     header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
-    address = f"{client.uri}/v1/table/docs/backfill_column"  # type: ignore[attr-defined]
-    request = urllib.request.Request(address, b"[]", {**header, "Content-Type": "application/json"})
+    address = f"{client.uri}/v1/{path}"  # type: ignore[attr-defined]
+    text = json.dumps(body).encode()
+    request = urllib.request.Request(address, text, {**header, "Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)
     assert (refused.value.code, json.load(refused.value)["code"]) == (400, int(errors.ErrorCode.INVALID_INPUT))

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.fs as pfs
 import pyarrow.parquet as pq
 import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.job.result import BackfillResult
-from airflow_geneva.engine.load import join
+from airflow_geneva.engine.load import join, stores
 from airflow_geneva.engine.load.request import LoadRequest, plan_load
+from airflow_geneva.engine.load.source import open_source
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
 
@@ -93,6 +98,70 @@ def test_files_and_tables_are_sources(table: Table, tmp_path: Path, format: str)
     assert [row["caption"] for row in rows(table, "caption")[:5]] == [None, "x1", "x2", "x3", None]
 
 
+def test_a_view_is_a_source_of_its_computed_rows_and_not_of_its_system_columns(make_table: MakeTable) -> None:
+    table = make_table(4)
+    given = connect(table.location.database_uri).create_table("given", source([1, 2, 3], caption=["x1", "x2", "x3"]))
+    view = given.query().where("id > 1").create_materialized_view(connect(table.location.database_uri), "some")
+    view.refresh(runner="inline")
+    given.add(source([4, 0], caption=["x4", "x0"]))
+    for _ in table.load_columns(view, on="id", runner="inline"), table.load_columns(view.uri, on="id", runner="inline"):
+        assert table.schema.names == ["id", "x", "caption"]
+        assert [row["caption"] for row in rows(table, "caption")] == [None, None, "x2", "x3"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+@pytest.mark.parametrize("lacking", ["id", "caption"])
+def test_a_file_that_lacks_a_column_of_the_first_one_is_refused_before_values_are_lost(
+    make_table: MakeTable, tmp_path: Path, format: str, lacking: str
+) -> None:
+    table = make_table(3, caption=["a", "b", "c"])
+    (tmp_path / "in").mkdir()
+    write = {"csv": pyarrow.csv.write_csv, "parquet": pq.write_table}[format]
+    write(source([1], caption=["x1"]), tmp_path / "in" / f"1.{format}")
+    write(source([2], caption=["x2"]).drop_columns([lacking]), tmp_path / "in" / f"2.{format}")
+    with pytest.raises((InvalidInput, JobFailed), match=rf"2\.{format}' has no column '{lacking}', which the first"):
+        table.load_columns(tmp_path / "in", on="id", runner="inline")
+    assert [row["caption"] for row in rows(table, "caption")] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_texts_of_several_lines_and_of_megabytes_are_read_from_csv_and_json(
+    make_table: MakeTable, tmp_path: Path, format: str
+) -> None:
+    table, place = make_table(2_000, per_fragment=1_000), tmp_path / f"values.{format}"
+    texts = ["a" * 3_000_000, *("\n".join(f"{row} {line}, x" for line in range(90)) for row in range(1, 2_000))]
+    with place.open("w", newline="") as file:
+        if format == "csv":
+            csv.writer(file).writerows([("id", "caption"), *enumerate(texts)])
+        else:
+            file.writelines(json.dumps({"id": row, "caption": text}) + "\n" for row, text in enumerate(texts))
+    assert table.load_columns(place, on="id", runner="inline").rows_loaded == 2_000
+    assert [row["caption"] for row in rows(table, "caption")] == texts
+
+
+def test_fields_that_only_a_later_file_or_the_last_line_of_json_has_are_not_lost(
+    make_table: MakeTable, tmp_path: Path
+) -> None:
+    table = make_table(4)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"id": 1, "caption": "x1"}\n')
+    (tmp_path / "in" / "2.json").write_text('{"id": 2}\n{"id": 3, "caption": "x3"}')
+    table.load_columns(tmp_path / "in", on="id", runner="inline")
+    assert [row["caption"] for row in rows(table, "caption")] == [None, "x1", None, "x3"]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_numbers_of_texts_that_a_double_would_round_are_exact(tmp_path: Path, format: str) -> None:
+    keys, price = [2**63 + 1, 2**63 + 3, 5], Decimal("12345678901234567.89")
+    data = pa.table({"id": pa.array(keys, pa.uint64()), "price": pa.nulls(3, pa.decimal128(20, 2))})
+    table, place = connect(tmp_path).create_table("docs", data), tmp_path / f"values.{format}"
+    given = list(zip((*keys[:2], "5.0"), (price, price, "0.1"), strict=True))
+    lines = [f"{key},{value}" if format == "csv" else f'{{"id": {key}, "price": {value}}}' for key, value in given]
+    place.write_text("\n".join([*(["id,price"] if format == "csv" else []), *lines]))
+    table.load_columns(place, on="id", runner="inline")
+    assert [row["price"] for row in rows(table, "price")] == [Decimal("0.1"), price, price]
+
+
 def test_several_keys_and_keys_without_a_value(make_table: MakeTable) -> None:
     table = make_table(4, kind=pa.array(["a", "b", None, "a"]))
     given = source([0, 0, 2, 3], kind=["a", "b", None, "a"], score=[1.5, 2.5, 3.5, 4.5])
@@ -137,6 +206,9 @@ def test_where_chooses_the_rows_of_the_table(table: Table) -> None:
     assert [row["caption"] is None for row in rows(table, "caption")] == [False] * 12 + [True] * 28
 
 
+TWICE = pa.Table.from_arrays([pa.array([1]), pa.array(["a"]), pa.array(["b"])], names=["id", "caption", "caption"])
+
+
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
@@ -152,11 +224,23 @@ def test_where_chooses_the_rows_of_the_table(table: Table) -> None:
         (pa.table({"id": ["1"], "caption": ["x"]}), {}, "The key 'id' is int64 in table"),
         (source([1], caption=["x"]), {"adopt": True}, "adopt=True is for computed columns"),
         (source([1], _rowid=["x"]), {}, "cannot be the name of a column"),
+        (
+            source([1], x=pa.array([[1]], pa.list_view(pa.int8()))),
+            {"on": "id"},
+            "'x' of table 'docs' is int64, and list_v",
+        ),
+        (source([1], v=pa.array([[1]], pa.list_view(pa.int8()))), {}, "'v' of table 'docs' cannot be list_view"),
+        (source([1]), {}, "the rows that were given has no column but the keys"),
+        (TWICE, {}, "the rows that were given has several columns 'caption'"),
+        (TWICE, {"on": "caption"}, "the rows that were given has several columns 'caption'"),
+        ("https://host/values.parquet", {}, "Cannot read https://host/values.parquet: .* Check the files"),
+        (pa.table({"id": [1.5], "caption": ["x"]}), {}, "^Values of column 'id' .* cannot be loaded as int64: [^\n]*$"),
     ],
 )
 def test_what_does_not_fit_is_said_before_any_work(
-    table: Table, given: Any, options: dict[str, Any], message: str
+    make_table: MakeTable, given: Any, options: dict[str, Any], message: str
 ) -> None:
+    table = make_table(4, **({"caption": list("abcd")} if given is TWICE else {}))
     version = table.version
     with pytest.raises(InvalidInput, match=message):
         table.load_columns(given, **{"on": "id", "runner": "inline", **options})
@@ -303,6 +387,95 @@ def test_files_that_changed_since_the_plan_are_refused_and_those_of_a_staged_sha
     assert committed(plan, job).rows_loaded == 2
 
 
+def test_a_lance_table_that_was_made_again_is_another_source(table: Table) -> None:
+    db = connect(table.location.database_uri)
+    given = db.create_table("given", source([1], caption=["old"]))
+    plan, job = begun(table, given)
+    db.drop_table("given")
+    given = db.create_table("given", source([1], caption=["new"]))
+    late = plan_load(table.location, LoadRequest(given, "id")).plan
+    job = PlannedJob(table.location, record_plan(late, table.location), opened=late.opened)
+    db.drop_table("given")
+    given = db.create_table("given", source([1, 1], caption=["newer", "twice"]))
+    with pytest.raises(InvalidInput, match=r"given\.lance' has changed since the load was planned"):
+        job.apply(late.shards[0], Udfs({}))
+    db.drop_table("given")
+    given = db.create_table("given", source([1], caption=["newest"]))
+    assert (plan.work.version, given.version) == (table.version, 1)
+    table.load_columns(given, on="id", runner="inline")
+    assert rows(table, "caption")[1]["caption"] == "newest"
+
+
+def test_blobs_of_a_source_are_refused_before_any_work(table: Table) -> None:
+    blobs = pa.schema(
+        [("id", pa.int64()), pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})]
+    )
+    given = connect(table.location.database_uri).create_table("given", pa.table({"id": [1], "raw": [b"x"]}, blobs))
+    version = table.version
+    with pytest.raises(InvalidInput, match=r"Column 'raw' of .*given\.lance holds blobs"):
+        table.load_columns(given, on="id", runner="inline")
+    assert table.version == version
+
+
+def test_a_file_whose_name_has_the_letters_of_a_glob_is_found(table: Table, tmp_path: Path) -> None:
+    pq.write_table(captions([1]), tmp_path / "values[1].parquet")
+    assert table.load_columns(tmp_path / "values[1].parquet", on="id", runner="inline").rows_loaded == 1
+
+
+def test_keys_that_are_durations(tmp_path: Path) -> None:
+    keys = pa.array([1, 2, None], pa.duration("ns"))
+    table = connect(tmp_path).create_table("t", pa.table({"id": keys, "x": [1, 2, 3]}))
+    table.load_columns(pa.table({"id": keys.slice(1), "y": ["b", "c"]}), on="id", runner="inline")
+    assert table.lance.to_table(columns=["y"]).column("y").to_pylist() == [None, "b", None]
+
+
+def test_a_source_without_rows_is_joined_by_batches_and_not_row_by_row(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = list[int]()
+
+    def counted(batch: pa.RecordBatch, *others: Any) -> pa.RecordBatch:
+        joined.append(batch.num_rows)
+        return with_values(batch, *others)
+
+    with_values = join._with_values
+    monkeypatch.setattr(join, "_with_values", counted)
+    assert table.load_columns(captions([]), on="id", runner="inline").rows_missing == 40
+    assert joined == [40]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "given"),
+    [
+        (pa.decimal128(10, 2), 0.07, [1.239]),
+        (pa.float16(), 0.1, [1e6]),
+        (pa.float32(), 0.1, [1e300]),
+        (pa.list_(pa.float32(), 2), [0.1, 2.0], [[1.0, 1e300], None]),
+    ],
+)
+def test_values_that_arrow_would_round_or_make_infinite_are_refused(
+    make_table: MakeTable, kind: pa.DataType, fits: Any, given: list[Any]
+) -> None:
+    table = make_table(3, v=pa.nulls(3, kind))
+    values = pa.array([fits, *given], None if isinstance(fits, float) else pa.list_(pa.float64(), 2))
+    table.load_columns(source([0], v=values.slice(0, 1)), on="id", runner="inline")
+    before = rows(table, "v")
+    assert before[0]["v"] is not None
+    with pytest.raises(JobFailed, match=r"cannot be loaded as .*: Casting would round values, or make them infinite"):
+        table.load_columns(source(list(range(len(values))), v=values), on="id", runner="inline")
+    assert rows(table, "v") == before
+
+
+def test_a_key_that_would_be_rounded_matches_nothing(tmp_path: Path) -> None:
+    keys = pa.array([Decimal("1.00"), Decimal("2.30")], pa.decimal128(10, 2))
+    table = connect(tmp_path).create_table("t", pa.table({"id": keys}))
+    for number in pa.array([2.3]), pa.array([2.3], pa.float32()):
+        table.load_columns(pa.table({"id": number, "y": ["b"]}), on="id", runner="inline")
+    assert table.lance.to_table(columns=["y"]).column("y").to_pylist() == [None, "b"]
+    with pytest.raises(InvalidInput, match=r"Values of column 'id' .* Casting would round values"):
+        table.load_columns(pa.table({"id": [1.004], "y": ["a"]}), on="id", runner="inline")
+
+
 def test_keys_of_half_precision(tmp_path: Path) -> None:
     keys = pa.array(np.array([0, 1, 2.5], np.float16))
     table = connect(tmp_path).create_table("t", pa.table({"id": keys, "x": [1, 2, 3]}))
@@ -347,6 +520,44 @@ def test_values_that_exceed_the_memory_of_the_join_are_loaded(
     found = table.lance.to_table(columns=["id", "wide"])
     wide = found["wide"].combine_chunks().flatten().to_numpy().reshape(count, width)
     assert (wide == found["id"].to_numpy()[:, None]).all()
+
+
+@pytest.mark.parametrize("name", ["1.parquet", "*.parquet", ""])
+@pytest.mark.parametrize("bucket", ["gs://bucket", "abfss://bucket@account.dfs.core.windows.net"])
+def test_files_of_other_stores_are_found_by_the_paths_that_arrow_gives_them(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str, name: str
+) -> None:
+    (tmp_path / "bucket" / "in").mkdir(parents=True)
+    pq.write_table(captions([1, 2]), tmp_path / "bucket" / "in" / "1.parquet")
+    store = pfs.SubTreeFileSystem(str(tmp_path), pfs.LocalFileSystem())
+    given = list[str]()
+
+    class FileSystem:
+        @staticmethod
+        def from_uri(uri: str) -> tuple[pfs.FileSystem, str]:
+            given.append(uri)
+            return store, uri
+
+    monkeypatch.setattr(stores, "pfs", SimpleNamespace(FileSystem=FileSystem, LocalFileSystem=pfs.LocalFileSystem))
+    assert table.load_columns(f"{bucket}/in/{name}", on="id", runner="inline").rows_loaded == 2
+    assert {uri.partition("/in")[0] for uri in given} == {bucket}
+
+
+@pytest.mark.parametrize("format", ["parquet", "lance"])
+def test_wide_rows_of_a_source_are_read_in_batches_that_fit_into_the_budget(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", str(1 << 20))
+    given = source(list(range(1_000)), raw=pa.array([bytes([row % 251]) * 10_000 for row in range(1_000)]))
+    if format == "lance":
+        place = connect(tmp_path / "in").create_table("given", given, max_rows_per_file=400).uri
+    else:
+        place = str(tmp_path / "given.parquet")
+        pq.write_table(given, place, row_group_size=700)
+    found = open_source(place, None, ())
+    batches = [batch for part in range(found.parts()) for batch in found.read(part, given.schema, ())]
+    assert pa.Table.from_batches(batches) == given
+    assert max(batch.nbytes for batch in batches) <= 1 << 19
 
 
 def test_credentials_that_would_not_be_used_are_refused_by_name(tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_what_does_not_fit_is_said_before_any_work(
     assert table.version == version
 
 
+def test_columns_that_spark_cannot_tell_apart_are_refused_before_any_work(table: Table, spark: SparkSession) -> None:
+    version = table.version
+    with pytest.raises(InvalidInput, match=r"Spark cannot read the DataFrame: .*AMBIGUOUS_REFERENCE"):
+        table.load_columns(spark.sql("SELECT 1L AS id, 'x' AS a, 'y' AS A"), on="id")
+    assert table.version == version
+
+
 def refusal(table: Table, source: Any, runner: str, **options: Any) -> str:
     with pytest.raises(InvalidInput) as refused:
         table.load_columns(source, runner=runner, **options)

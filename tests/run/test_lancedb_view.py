@@ -229,6 +229,7 @@ def test_a_view_equals_its_query_after_any_history(table: Table, seed: int) -> N
         ("SELECT id, x AS d, t AS `U p` FROM ns.docs", {}),
         ("SELECT id, x AS d FROM docs", {}),
         ("SELECT * FROM docs", {}),
+        ("SELECT DISTINCT id AS id, x AS d, t AS `U p` FROM docs", {}),
         (QUERY, {"format": 5}),
         (QUERY, {"kind": "dedup"}),
     ],
@@ -240,6 +241,37 @@ def test_another_query_is_refused_by_name(table: Table, query: str, definition: 
     ):
         view.refresh()
     assert view.version == 1
+
+
+@pytest.mark.parametrize("query", [QUERY, "SELECT id, id AS d, t AS `U p` FROM docs WHERE x % 2 = 0"])
+def test_a_view_whose_column_was_dropped_is_not_said_to_be_refreshed(table: Table, query: str) -> None:
+    view = declare(table, query)
+    view.refresh()
+    version = view.version
+    table.drop_columns(["x"])
+    with pytest.raises(
+        InvalidInput, match=r"View 'v' of LanceDB cannot be refreshed here: x .* from table 'docs': .* x"
+    ):
+        view.refresh()
+    assert view.version == version
+
+
+def test_an_expression_that_pylance_does_not_know_is_refused(table: Table) -> None:
+    view = declare(table, "SELECT id, CASE WHEN x > 1 THEN 1 END AS d, t AS `U p` FROM docs")
+    with pytest.raises(InvalidInput, match=r"cannot be refreshed here: CASE WHEN .* refresh the view by LanceDB"):
+        view.refresh()
+    assert view.version == 1
+
+
+def test_values_that_no_longer_fit_the_view_are_refused(table: Table) -> None:
+    view = declare(table, schema=[("id", pa.int8()), *SCHEMA[1:]])
+    view.refresh()
+    table.add(rows(1_000, 2))
+    with pytest.raises(
+        InvalidInput, match=r"column 'id' of the view, which is int8, are now int64: .* Create the view"
+    ):
+        view.refresh()
+    assert len(shown(view)) == 10
 
 
 @pytest.mark.parametrize(

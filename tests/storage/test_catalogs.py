@@ -16,7 +16,8 @@ from lance_namespace import (
 )
 
 from airflow_geneva import Database, connect, connect_namespace, udf
-from airflow_geneva.engine.storage.secrets import secret_values
+from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri
+from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.views import sources
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError, TableRemade
 
@@ -139,6 +140,26 @@ def test_the_secrets_of_a_catalog_are_known_and_its_address_is_none() -> None:
     options = dict(connect_namespace("rest", properties, {"aws_region": "eu-west-1"}).options)
     assert secret_values(options) == [f"Bearer {TOKEN}", TOKEN]
     assert not secret_values(dict(connect_namespace("rest", {"uri": "https://catalog.example"}).options))
+
+
+def test_values_of_a_lance_table_are_loaded_into_one_of_a_catalog(db: Database, tmp_path: Path) -> None:
+    table = db.create_table("prod.docs", pa.table({"id": [1, 2]}))
+    beside = db.create_table("prod.given", pa.table({"id": [1], "a": ["beside"]}))
+    elsewhere = connect(tmp_path / "folder").create_table("docs", pa.table({"id": [2], "b": ["elsewhere"]}))
+    for source in (beside, elsewhere, elsewhere.uri, elsewhere.lance):
+        table.load_columns(source, on="id", runner="inline")
+    assert table.to_arrow().select(["a", "b"]).to_pylist() == [
+        {"a": "beside", "b": None}, {"a": None, "b": "elsewhere"}
+    ]  # fmt: skip
+
+
+def test_headers_and_settings_of_the_store_do_not_name_a_catalog(tmp_path: Path) -> None:
+    settings = {"storage.endpoint": "http://127.0.0.1:1", "storage.uri": "http://127.0.0.1:2"}
+    for name in ("one", "other"):
+        db = connect_namespace("dir", {"root": str(tmp_path / name), **settings})
+        assert db.uri == f"namespace://dir/{tmp_path / name}"
+    properties = {"headers.uri": TOKEN, "unity.endpoint": "https://unity.example"}
+    assert catalog_uri(((CATALOG, catalog_option("unity", properties)),)) == "namespace://unity/https://unity.example"
 
 
 @pytest.mark.parametrize("view_in", ["folder", "catalog", "another catalog"])

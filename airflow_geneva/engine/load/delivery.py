@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from airflow_geneva.engine.lance_io.arrays import map_leaves, storage_type
+from airflow_geneva.engine.lance_io.arrays import is_list, map_leaves, storage_type
 from airflow_geneva.engine.lance_io.fragments import open_fragment
 from airflow_geneva.engine.load.source import PART_BITS, LoadSource
 from airflow_geneva.engine.load.stores import Options
@@ -20,6 +21,8 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
 
+_NEAREST = {16: 1e-3, 32: 1e-6, 64: 1e-14}
+"""The part of a decimal by which the nearest floating number may differ from it, by its bits."""
 ADDRESS, ROW_ID, FOUND = "address", "row_id", "found"
 
 
@@ -79,6 +82,8 @@ def carried_as(kind: pa.DataType) -> pa.DataType:
 
     def leaf(one: pa.DataType) -> pa.DataType:
         one = one.value_type if pt.is_dictionary(one) else one
+        if pt.is_duration(one):
+            return pa.int64()  # DuckDB would read an interval of months, days and microseconds
         return pa.float32() if pt.is_float16(one) else one
 
     return map_leaves(storage_type(kind), leaf)
@@ -93,12 +98,29 @@ def _cast(values: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
     if values.type == kind:
         return values
     try:
-        return values.cast(kind)
+        made = values.cast(kind)
+        if _is_rounded(values, made):
+            raise pa.ArrowInvalid("Casting would round values, or make them infinite")
     except pa.ArrowException as error:
         raise InvalidInput(
             f"Values of column {name!r} of the source, which are {values.type}, cannot be loaded as {kind}: {error}. "
             "Convert them before."
         ) from error
+    return made
+
+
+def _is_rounded(values: pa.Array, made: pa.Array) -> bool:
+    """Whether a cast lost what Arrow does not refuse to lose: digits of a decimal, or the size of a floating number."""
+    if is_list(values.type) and is_list(made.type):
+        return _is_rounded(values.flatten(), made.flatten())
+    if not pt.is_floating(values.type) or not len(values):
+        return False
+    if pt.is_decimal(made.type):
+        exact, nearest = values.cast(pa.float64()), _NEAREST[values.type.bit_width]
+        error = pc.abs(pc.subtract(made.cast(pa.float64()), exact))
+        return bool(pc.any(pc.greater(error, pc.multiply(pc.abs(exact), nearest))).as_py())
+    infinite = pt.is_floating(made.type) and made.type.bit_width < values.type.bit_width
+    return infinite and bool(pc.any(pc.and_(pc.is_inf(made), pc.is_finite(values))).as_py())
 
 
 @dataclass(frozen=True)

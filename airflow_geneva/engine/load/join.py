@@ -16,7 +16,7 @@ from airflow_geneva.engine.lance_io.rows import write_rows
 from airflow_geneva.engine.load.checks import SHOWN, Examples
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, TableKeys
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput
 
 if TYPE_CHECKING:
     import lance
@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 _MEMORY = "400MB"
 _BATCH_ROWS = 8_192
 _TAKE_BYTES = 16 << 20
+
+
+class _Connection:
+    """A connection to DuckDB, which would convert an error in the rows that it reads to text."""
+
+    def __init__(self, duck: Any) -> None:
+        self._duck = duck
+        self.raised: list[GenevaError] = []
+
+    def register(self, name: str, rows: pa.RecordBatchReader) -> None:
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from rows
+            except GenevaError as error:
+                self.raised.append(error)
+                raise
+
+        self._duck.register(name, pa.RecordBatchReader.from_batches(rows.schema, batches()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._duck, name)
 
 
 @contextmanager
@@ -39,10 +60,12 @@ def _connection() -> Iterator[Any]:
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": _MEMORY, "temp_directory": folder, "preserve_insertion_order": False, "threads": 2
         }  # fmt: skip
-        connection = duckdb.connect(":memory:", config=config)
+        connection = _Connection(duckdb.connect(":memory:", config=config))
         try:
             yield connection
         except duckdb.Error as error:
+            if connection.raised:
+                raise connection.raised[0] from None
             raise InvalidInput(
                 f"The keys and the source cannot be joined in this process: {error}. Use Spark."
             ) from error
@@ -144,7 +167,8 @@ def _positions(stored: lance.LanceDataset, keys: int) -> pa.RecordBatchReader:
 def _rows_of_a_take(stored: lance.LanceDataset, folder: str) -> int:
     """Return the number of rows whose values have about `_TAKE_BYTES` on disk."""
     size = sum(path.stat().st_size for path in Path(folder).rglob("*.lance") if path.is_file())
-    return max(1, min(_BATCH_ROWS, _TAKE_BYTES * stored.count_rows() // max(1, size)))
+    rows = stored.count_rows()
+    return max(1, min(_BATCH_ROWS, _TAKE_BYTES * rows // max(1, size))) if rows else _BATCH_ROWS
 
 
 def _with_values(batch: pa.RecordBatch, stored: lance.LanceDataset, delivery: Delivery) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.job.folder import new_job_id
-from airflow_geneva.engine.lance_io.arrays import castable, map_leaves
+from airflow_geneva.engine.lance_io.arrays import castable, check_storable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
 from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
@@ -114,11 +114,19 @@ def plan_load(
         else _names(request.columns, "columns")
     )
     _check_there(named, source.name, list(found), "a column to load", "columns")
+    if not named:
+        raise InvalidInput(f"{source.name} has no column but the keys, so there is nothing to load.")
+    if same := [name for name in (*on, *named) if theirs.names.count(name) > 1]:
+        raise InvalidInput(f"{source.name} has several columns {same[0]!r}. Rename them, or name other columns.")
+    if blobs := [name for name in (*on, *named) if is_blob(theirs.field(name))]:
+        raise InvalidInput(f"Column {blobs[0]!r} of {source.name} holds blobs, which cannot be loaded by key.")
     if both := [name for name in named if name in on]:
         raise InvalidInput(f"{both} are keys, and cannot be loaded, too. Leave them out of columns.")
     check_where(dataset, request.where)
     columns = _check_columns(location, dataset, named, request.adopt)
     delivery = deliver(location, dataset.schema, source, theirs, on, columns, request.on_duplicate)
+    new = pa.schema([pa.field(name, delivery.values[name][1]) for name in columns if name not in dataset.schema.names])
+    check_storable(new, dataset.data_storage_version, f"table {location.name!r}")
     where = freeze_where(request.where, request.run_after)
     notes = list[str]()
     if unchecked:
@@ -127,8 +135,8 @@ def plan_load(
         twice = check_keys(search or DuckSearch(), delivery, keys_of(location, dataset, on, where), request.on_missing)
         if twice:
             notes.append(f"{twice:,} keys of the source have several rows; the {request.on_duplicate} counts.")
-    if new := [name for name in named if name not in dataset.schema.names]:
-        dataset.add_columns(pa.schema([pa.field(name, delivery.values[name][1]) for name in new]))
+    if new.names:
+        dataset.add_columns(new)
         dataset = location.open()
     return PlannedLoad(_plan(location, dataset, request, delivery, where, sizing, notes, unchecked), delivery)
 
@@ -160,7 +168,7 @@ def deliver(
     Raises:
         InvalidInput: the source lacks a column, or has a type that does not fit.
     """
-    found = {one.name: one.type for one in theirs}
+    found = {one.name: _exact(one.type, schema, one.name) if source.is_text else one.type for one in theirs}
     _check_there((*on, *columns), source.name, list(found), "the column", "source")
     keys = {name: (found[name], schema.field(name).type) for name in on}
     for name, (given, ours) in keys.items():
@@ -179,6 +187,14 @@ def deliver(
                 "converted without loss. Convert it before, or load another column."
             )
     return Delivery(source, location.options, keys, values, on_duplicate)
+
+
+def _exact(guessed: pa.DataType, schema: pa.Schema, name: str) -> pa.DataType:
+    """Return the type to read numbers of a text as: Arrow takes those that fit no int64 for doubles, which round."""
+    ours = schema.field(name).type if name in schema.names else guessed
+    if not pt.is_float64(guessed) or not (pt.is_int64(ours) or pt.is_uint64(ours) or pt.is_decimal128(ours)):
+        return guessed
+    return ours if pt.is_decimal128(ours) else pa.decimal128(38, 0)  # which also reads 1.0
 
 
 def keys_of(location: TableLocation, dataset: lance.LanceDataset, on: Sequence[str], where: str | None) -> TableKeys:

@@ -10,14 +10,20 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.csv as pcsv
 import pyarrow.dataset as pds
 import pyarrow.fs as pfs
+import pyarrow.json as pjson
+import pyarrow.parquet as pq
 
+from airflow_geneva.engine.apply.reader import joint_width
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.rows import as_rows
+from airflow_geneva.engine.lance_io.table_versions import written_at
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 from airflow_geneva.engine.load.iceberg import (
     IcebergTable,
     find_iceberg,
@@ -25,10 +31,15 @@ from airflow_geneva.engine.load.iceberg import (
     open_iceberg,
     properties_of,
 )
-from airflow_geneva.engine.load.stores import Options, file_system
+from airflow_geneva.engine.load.stores import Options, file_system, own_options
+from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
+from airflow_geneva.errors import InvalidInput, StorageError
+
+if TYPE_CHECKING:
+    import lance
 
 FORMATS = ("parquet", "csv", "json", "lance", "iceberg", "spark")
 _EXTENSIONS = {
@@ -36,6 +47,11 @@ _EXTENSIONS = {
     ".lance": "lance",
 }  # fmt: skip
 _BATCH_ROWS = 16_384
+_PAGES = 4 << 20
+"""Bytes of a column of a Parquet file to read at once."""
+_TEXT_BLOCK = 16 << 20
+"""Bytes of CSV or JSON to parse at once: a row must fit, and the types are those of the first block."""
+_CSV = pcsv.ParseOptions(newlines_in_values=True)
 _TABLE_PARTS = 64
 PART_BITS = 40
 """Rows of a source are numbered: the number of the part, then that of the row in it, in this many bits."""
@@ -49,9 +65,11 @@ class LoadSource:
         format: one of `FORMATS`, or ``memory``.
         paths: the files, or the one table's URI: of an Iceberg table, that of its metadata file; of a table of Spark,
             its name; of a DataFrame, none.
+        table: the name of a Lance table that lies in the catalog of the table to load into.
         version: of a Lance table; the snapshot's id of an Iceberg table.
         state: sizes and times of the files, by which a later delivery differs; the number of fragments of a Lance
-            table; size and number of the files of an Iceberg table. Spark has no such thing, so each plan differs.
+            table, and the time of its version, by which a table made again differs; size and number of the files of an
+            Iceberg table. Spark has no such thing, so each plan differs.
         rows: rows in memory, which only this process has.
         frame: the DataFrame, and its `columns` as Arrow has them, in a process with a session of Spark.
         properties: how pyiceberg opens the table in this process, credentials too.
@@ -61,6 +79,7 @@ class LoadSource:
     paths: tuple[str, ...] = ()
     version: int | None = None
     state: tuple[str, ...] = ()
+    table: str | None = None
     rows: pa.Table | None = field(default=None, repr=False, compare=False)
     frame: Any = field(default=None, repr=False, compare=False)
     columns: pa.Schema | None = field(default=None, repr=False, compare=False)
@@ -70,6 +89,11 @@ class LoadSource:
     def on_spark(self) -> bool:
         """Whether only Spark has its rows."""
         return self.format == "spark"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its types are guessed."""
+        return self.format in ("csv", "json")
 
     @property
     def name(self) -> str:
@@ -88,12 +112,14 @@ class LoadSource:
 
     def to_json(self) -> str:
         values = {"format": self.format, "paths": self.paths, "version": self.version, "state": self.state}
+        values |= {} if self.table is None else {"table": self.table}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> LoadSource:
         values = json.loads(text)
-        return LoadSource(values["format"], tuple(values["paths"]), values["version"], tuple(values["state"]))
+        paths, state = tuple(values["paths"]), tuple(values["state"])
+        return LoadSource(values["format"], paths, values["version"], state, values.get("table"))
 
     @property
     def fingerprint(self) -> str:
@@ -116,7 +142,8 @@ class LoadSource:
         if self.columns is not None:
             return self.columns
         if self.format == "lance":
-            return self._table(options).schema
+            found = self._table(options).schema
+            return pa.schema([found.field(name) for name in visible_columns(found)])
         if self.format == "iceberg":
             return self._iceberg(options).schema()
         if self.on_spark:
@@ -124,21 +151,29 @@ class LoadSource:
                 f'Only Spark has the rows of {self.name}. Use runner="spark", or write them to files, and load these.'
             )
         with _reading(self.name):
-            return self._files(self.paths[:1], options, None).schema
+            return self._files(self.paths[:1], options).schema
 
     def check_unchanged(self, options: Options) -> None:
         """Raise `InvalidInput` if files are not those that were planned; a table is read at its version."""
-        if self.format in ("lance", "iceberg", "spark", "memory"):
+        if self.format == "lance":
+            if self.state[1:] and self.state[1] != str(written_at(self._table(options))):
+                raise self._changed(self.paths[0])
+            return
+        if self.format in ("iceberg", "spark", "memory"):
             return
         files, names = file_system(self.paths[0], options)
         with _reading(self.name):
             now = files.get_file_info([names(path) for path in self.paths])
         for path, then, one in zip(self.paths, self.state, now, strict=True):
             if one.type != pfs.FileType.File or f"{one.size} {one.mtime_ns}" != then:
-                raise InvalidInput(
-                    f"{path!r} has changed since the load was planned. Plan it again; in Airflow, clear the plan task "
-                    "with its downstream tasks."
-                )
+                raise self._changed(path)
+
+    @staticmethod
+    def _changed(path: str) -> InvalidInput:
+        return InvalidInput(
+            f"{path!r} has changed since the load was planned. Plan it again; in Airflow, clear the plan task with its "
+            "downstream tasks."
+        )
 
     def parts(self) -> int:
         """Return the number of parts, which can be read apart from each other."""
@@ -156,38 +191,112 @@ class LoadSource:
                 table, parts = self._table(options), self.parts()
                 fragments = table.get_fragments()
                 size = -(-len(fragments) // parts)
-                if chosen := fragments[part * size : (part + 1) * size]:
-                    yield from table.scanner(
-                        columns=names, fragments=chosen, batch_size=_BATCH_ROWS, scan_in_order=True
-                    ).to_batches()
+                # Other rows of a view were not computed yet.
+                shown = IS_SET if is_view(table.schema.metadata) else None
+                fitting = _fitting(schema)
+                for fragment in fragments[part * size : (part + 1) * size]:
+                    yield from _read_fragment(fragment, names, shown, fitting)
             elif self.format == "iceberg":
                 for batch in self._iceberg(options).read(part, self.parts(), names):
                     for start in range(0, batch.num_rows, _BATCH_ROWS):
                         yield batch.slice(start, _BATCH_ROWS)
             else:
-                for piece in _pieces(self._files(self.paths[part : part + 1], options, schema)):
-                    rows = piece.scanner(schema=schema, columns=names, batch_size=_BATCH_ROWS, use_threads=False)
-                    yield from rows.to_batches()
+                path = self.paths[part]
+                files, names_of = file_system(path, options)
+                if self.format == "parquet":
+                    with (
+                        files.open_input_file(names_of(path)) as stream,
+                        pq.ParquetFile(stream, pre_buffer=False, buffer_size=_PAGES) as file,
+                    ):
+                        yield from _read_parquet(file, path, schema)
+                else:
+                    with files.open_input_stream(names_of(path)) as stream:
+                        yield from _read_text(stream, self.format, path, schema)
 
     def _table(self, options: Options) -> Any:
-        return TableLocation(self.paths[0], self.paths[0].rpartition("/")[2], options).open(self.version)
+        return _lance_at(self.paths[0], self.table, options).open(self.version)
 
     def _iceberg(self, options: Options) -> IcebergTable:
         properties = iceberg_properties(self.paths[0], options) if self.properties is None else self.properties
         return open_iceberg(self.paths[0], properties)
 
-    def _files(self, paths: Sequence[str], options: Options, schema: pa.Schema | None) -> pds.Dataset:
+    def _files(self, paths: Sequence[str], options: Options) -> pds.Dataset:
         files, names = file_system(paths[0], options)
-        return pds.dataset([names(path) for path in paths], schema=schema, format=self.format, filesystem=files)
+        format = self.format if self.format == "parquet" else _text_format(self.format)
+        return pds.dataset([names(path) for path in paths], format=format, filesystem=files)
 
 
-def _pieces(files: pds.Dataset) -> Iterator[pds.Fragment]:
-    """Yield files in their order, those of Parquet by row group: Arrow would read a whole file ahead."""
-    for one in files.get_fragments():
-        if isinstance(one, pds.ParquetFileFragment):
-            yield from one.split_by_row_group()
-        else:
-            yield one
+def _fitting(schema: pa.Schema) -> RowsPerBudget:
+    return RowsPerBudget(batch_bytes(task_memory_bytes()), joint_width(schema.types))
+
+
+def _read_fragment(
+    fragment: lance.LanceFragment, names: Sequence[str], where: str | None, fitting: RowsPerBudget
+) -> Iterator[pa.RecordBatch]:
+    """Read a fragment of a Lance table by batches of rows that fit into the budget."""
+    at, left = 0, fragment.count_rows(where)
+    while at < left:
+        rows = min(fitting.careful_rows, _BATCH_ROWS)
+        scanner = fragment.scanner(
+            columns=list(names), filter=where, offset=at, limit=rows if fitting.growing else left - at,
+            batch_size=rows, batch_readahead=1, io_buffer_size=fitting.limit,
+        )  # fmt: skip
+        before = at
+        for batch in scanner.to_batches():
+            at += batch.num_rows
+            fitting.record(batch.num_rows, batch.nbytes)
+            yield batch
+            if not rows <= 2 * min(fitting.careful_rows, _BATCH_ROWS) <= 4 * rows:
+                break
+        if at == before:
+            raise StorageError(f"Fragment {fragment.fragment_id} has fewer rows than its metadata says.")
+
+
+def _read_parquet(file: pq.ParquetFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read a file page by page, in batches that fit into the budget; datasets of Arrow hold whole row groups."""
+    _check_complete(path, file.schema_arrow.names, schema.names)
+    for number in range(file.num_row_groups):
+        group, fitting = file.metadata.row_group(number), _fitting(schema)
+        fitting.record(group.num_rows, group.total_byte_size)
+        rows = min(fitting.careful_rows, _BATCH_ROWS)
+        for batch in file.iter_batches(rows, [number], schema.names, use_threads=False):
+            columns = [batch.column(field.name).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _check_complete(path: str, there: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a file without a column that others have: Arrow would read NULL, which would replace values."""
+    if missing := [name for name in names if name not in there]:
+        raise _incomplete(path, missing[0])
+
+
+def _incomplete(path: str, column: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path!r} has no column {column!r}, which the first file has. Load files with other columns on their own, or "
+        "add the column."
+    )
+
+
+def _text_format(format: str) -> pds.FileFormat:
+    if format == "csv":
+        return pds.CsvFileFormat(_CSV, read_options=pcsv.ReadOptions(block_size=_TEXT_BLOCK))
+    return pds.JsonFileFormat(read_options=pjson.ReadOptions(block_size=_TEXT_BLOCK))
+
+
+def _read_text(stream: pa.NativeFile, format: str, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read columns of CSV or JSON lines; datasets of Arrow drop fields that the first block of JSON lacks."""
+    if format == "json":
+        parse = pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        reader = pjson.open_json(stream, pjson.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse)
+    else:
+        types = dict(zip(schema.names, schema.types, strict=True))
+        convert = pcsv.ConvertOptions(column_types=types, include_columns=schema.names)
+        try:
+            reader = pcsv.open_csv(stream, pcsv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), _CSV, convert)
+        except KeyError as error:  # "Column 'n' in include_columns does not exist in CSV file"
+            raise _incomplete(path, str(error).split("'")[1]) from None
+    for batch in reader:
+        yield batch.select(schema.names)
 
 
 _IN_MEMORY: dict[str, LoadSource] = {}
@@ -253,7 +362,8 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
         )
     location = getattr(given, "location", None)
     if isinstance(location, TableLocation):
-        return _of_lance(location)
+        beside = location.in_catalog and catalog_uri(location.options) == catalog_uri(options)
+        return _of_dataset(location.uri, location.open(), location.name if beside else None)
     if _is_a("pyspark.sql", "DataFrame", given):
         return _remember(LoadSource("spark", state=(uuid.uuid4().hex,), frame=given))
     if _is_a("pyiceberg.table", "Table", given):
@@ -270,7 +380,7 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
         places = [given] if isinstance(given, (str, os.PathLike)) else list(given)
         return _of_paths([os.fspath(place) for place in places], format, options)
     if hasattr(given, "to_table") and hasattr(given, "uri") and hasattr(given, "version"):
-        return LoadSource("lance", (normalize_uri(given.uri),), int(given.version), (str(len(given.get_fragments())),))
+        return _of_dataset(normalize_uri(given.uri), given)
     rows = as_rows(given, None)
     table = rows if isinstance(rows, pa.Table) else rows.read_all()
     found = LoadSource("memory", rows=table)
@@ -288,9 +398,16 @@ def _of_iceberg(location: str, properties: Options) -> LoadSource:
     return _remember(LoadSource("iceberg", (location,), table.snapshot_id, (f"{size} {files}",), properties=properties))
 
 
-def _of_lance(location: TableLocation) -> LoadSource:
-    dataset = location.open()
-    return LoadSource("lance", (location.uri,), int(dataset.version), (str(len(dataset.get_fragments())),))
+def _lance_at(uri: str, name: str | None, options: Options) -> TableLocation:
+    """Return where a Lance table lies; without a name in the catalog of the options, it is read by its path."""
+    if name is None and catalog_uri(options) is not None:
+        options = tuple(sorted(own_options(options).items()))
+    return TableLocation(uri, uri.rpartition("/")[2] if name is None else name, options)
+
+
+def _of_dataset(uri: str, dataset: lance.LanceDataset, table: str | None = None) -> LoadSource:
+    state = str(len(dataset.get_fragments())), str(written_at(dataset))
+    return LoadSource("lance", (uri,), int(dataset.version), state, table)
 
 
 def _are_paths(given: Any) -> bool:
@@ -302,7 +419,7 @@ def _are_paths(given: Any) -> bool:
 def _of_paths(places: Sequence[str], format: str | None, options: Options) -> LoadSource:
     if len(places) == 1 and _format_of(places[0], format) == "lance":
         uri = normalize_uri(places[0])
-        return _of_lance(TableLocation(uri, uri.rpartition("/")[2], options))
+        return _of_dataset(uri, _lance_at(uri, None, options).open())
     found: dict[str, str] = {}
     for place in places:
         listed = dict(_list(place, format, options))
@@ -332,7 +449,8 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
     uri = place if "://" not in place else normalize_uri(place)
     if is_local(uri):
         local = os.path.realpath(os.path.expanduser(uri.removeprefix("file://")))
-        matching = sorted(glob.glob(local, recursive=True)) if glob.has_magic(local) else [local]
+        named = os.path.exists(local) or not glob.has_magic(local)
+        matching = [local] if named else sorted(glob.glob(local, recursive=True))
         for path in matching:
             if os.path.isdir(path):
                 inside = (os.path.join(top, name) for top, _, names in os.walk(path) for name in names)
@@ -343,9 +461,9 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
                 about = os.stat(one)
                 yield one, f"{about.st_size} {about.st_mtime_ns}"
         return
-    files, names = file_system(uri, options)
-    scheme = uri.partition("://")[0]
+    bucket = "/".join(uri.split("/")[:3])
     with _reading(uri):
+        files, names = file_system(uri, options)
         pattern = names(uri)
         root = pattern
         if glob.has_magic(pattern):
@@ -359,7 +477,7 @@ def _list(place: str, format: str | None, options: Options) -> Iterator[tuple[st
             fits = fnmatch.fnmatchcase(one.path, pattern) if glob.has_magic(pattern) else True
             fits = fits and _is_data(one.path[len(root) :])
             if one.type == pfs.FileType.File and fits and _format_of(one.path, format):
-                yield f"{scheme}://{one.path}", f"{one.size} {one.mtime_ns}"
+                yield f"{bucket}/{one.path.partition('/')[2]}", f"{one.size} {one.mtime_ns}"
 
 
 def _is_data(path: str) -> bool:

@@ -32,7 +32,9 @@ def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
         return pfs.LocalFileSystem(), str
 
     def path(one: str) -> str:
-        return one.partition("://")[2]
+        # On Azure, the account is in the URI: abfss://container@account.dfs.core.windows.net/path.
+        place, _, name = one.partition("://")[2].partition("/")
+        return f"{place.partition('@')[0]}/{name}"
 
     if uri.partition("://")[0] != "s3":
         check_unused(uri, options)
@@ -48,7 +50,7 @@ def file_system(uri: str, options: Options) -> tuple[pfs.FileSystem, Any]:
 
 def s3_settings(options: Options) -> dict[str, str]:
     """Return the settings of S3 in storage options: ``access_key``, ``secret_key``, ``session_token``..."""
-    given = {name.lower(): value for name, value in _own(options).items()}
+    given = {name.lower(): value for name, value in own_options(options).items()}
     found = {name: next((given[key] for key in keys if key in given), None) for name, keys in _S3.items()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -56,7 +58,7 @@ def s3_settings(options: Options) -> dict[str, str]:
 def check_unused(uri: str, options: Options) -> None:
     """Refuse credentials for a store that is read with the machine's own identity."""
     if secrets := sorted(
-        name for name, value in _own(options).items() if is_secret(name, value) and name[:4] != "aws_"
+        name for name, value in own_options(options).items() if is_secret(name, value) and name[:4] != "aws_"
     ):
         raise InvalidInput(
             f"Files at {uri.partition('://')[0]}:// are read with the machine's own identity, and not with the storage "
@@ -64,5 +66,6 @@ def check_unused(uri: str, options: Options) -> None:
         )
 
 
-def _own(options: Options) -> dict[str, str]:
+def own_options(options: Options) -> dict[str, str]:
+    """Return the settings of the store alone; of a table in a catalog, also those that the catalog hands out."""
     return pylance_access(options)["storage_options"] or {}

@@ -66,6 +66,7 @@ def refresh_lancedb_view(location: TableLocation, src_version: int | None = None
             raise InvalidInput(f"Table {query.source!r} has no stable row ids, by which views of LanceDB follow it.")
         if _shown(view) == (source.version, written_at(source)):
             break
+        query.check(source, location.name)
         change = _Change(view, source, query)
         try:
             if (rows := change.commit(location, job_id)) is not None:
@@ -117,6 +118,16 @@ def _note(location: TableLocation, view: lance.LanceDataset, source: lance.Lance
     update = lance.LanceOperation.UpdateConfig(schema_metadata_updates=lance.LanceOperation.UpdateMap(about, False))
     transaction = lance.Transaction(view.version, update)
     return int(lance.LanceDataset.commit(location.open(), transaction, **location.access).version)
+
+
+def _converted(values: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        return convert_array(values, field.type)
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"Values of column {field.name!r} of the view, which is {field.type}, are now {values.type}: {error}. "
+            "Create the view again."
+        ) from error
 
 
 @dataclass
@@ -207,7 +218,7 @@ class _Change:
             kept = np.ones(rows.num_rows, np.bool_)
             if self.query.where is not None:
                 kept = rows.column(_KEPT).fill_null(False).to_numpy(zero_copy_only=False)
-            arrays = [convert_array(rows.column(field.name), field.type) for field in schema]
+            arrays = [_converted(rows.column(field.name), field) for field in schema]
             values = pa.RecordBatch.from_arrays(arrays, schema=schema)
             new = np.flatnonzero(kept & ~self._unchanged(values, kept))
             if len(new):

@@ -16,6 +16,7 @@ from airflow_geneva.engine.checkpoint.records import RowRuns, encode_runs, merge
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
 from airflow_geneva.engine.load.checks import check_keys
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, read_keys
 from airflow_geneva.engine.load.join import join_inline
@@ -112,6 +113,7 @@ def _load_inline(
     target: ColumnTarget, work: LoadSpec, delivery: Delivery, todo: Sequence[FragmentWork]
 ) -> Iterator[int]:
     """Stage fragments; yield the number of rows of each."""
+    return_large_buffers()
     left = {one.id: one for one in todo}
     joined = join_inline(delivery, read_keys(target.source, work.on, list(left), work.where))
     for fragment, rows in load_fragments(target, left, joined):

@@ -89,7 +89,9 @@ def catalog_uri(options: StorageOptions) -> str | None:
     if found is None:
         return None
     impl, properties = _parse(found)
-    given = {plain_name(name): value for name, value in properties.items()}
+    # Headers, and settings of the tables' store, are no place of the catalog.
+    own = [name for name in properties if not name.startswith(("headers.", "storage."))]
+    given = {plain_name(name): properties[name] for name in own}
     place = next((given[name] for name in _PLACES if name in given), "")
     return f"{SCHEME}{impl}/{place}".rstrip("/")
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.filters import explain_sql_error
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID, lancedb_query
 from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
 
 _WORD = re.compile(r"""'(?:[^']|'')*'|`(?:[^`]|``)*`|"(?:[^"]|"")*"|\w+|\s+|.""", re.S)
 _CLAUSES = ("SELECT", "FROM", "WHERE")
@@ -51,6 +57,19 @@ class LancedbQuery:
             )
         return found
 
+    def check(self, source: lance.LanceDataset, view: str) -> None:
+        """Raise `InvalidInput` if a version of the source lacks a column, or pylance an expression, of the query."""
+        for sql in (*self.columns.values(), *(() if self.where is None else (self.where,))):
+            try:
+                with engine_errors():
+                    source.scanner(columns={"value": sql}, limit=0).to_table()
+            except EngineError as error:
+                raise InvalidInput(
+                    f"View {view!r} of LanceDB cannot be refreshed here: {sql} cannot be computed from table "
+                    f"{self.source!r}: {explain_sql_error(source, sql, error)} Correct the table, or refresh the view "
+                    "by LanceDB."
+                ) from None
+
     @property
     def sql(self) -> str:
         """All expressions, for the names in them."""
@@ -71,7 +90,7 @@ def _parse(text: str) -> LancedbQuery | None:
     clause, depth, before = "", 0, ""
     for word in _WORD.findall(text):
         depth += (word in ("(", "[")) - (word in (")", "]"))
-        if depth == 0 and word in _OTHERS:
+        if depth == 0 and (word in _OTHERS or (word == "DISTINCT" and before == "SELECT")):
             return None
         if depth == 0 and word in _CLAUSES and not (word == "FROM" and before == "DISTINCT"):
             if len(parts) >= len(_CLAUSES) or word != _CLAUSES[len(parts)]:
