@@ -139,6 +139,16 @@ def test_texts_of_several_lines_and_of_megabytes_are_read_from_csv_and_json(
     assert [row["caption"] for row in rows(table, "caption")] == texts
 
 
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_files_without_a_byte_have_no_rows(table: Table, tmp_path: Path, format: str) -> None:
+    text = {"csv": "id,caption\n3,three\n", "json": '{"id": 3, "caption": "three"}\n'}[format]
+    for name, content in (("0", ""), ("1", text), ("2", "")):
+        (tmp_path / f"{name}.{format}").write_text(content)
+    assert table.load_columns(tmp_path / f"*.{format}", on="id", runner="inline").rows_loaded == 1
+    with pytest.raises(InvalidInput, match="Cannot read"):
+        table.load_columns(tmp_path / f"0.{format}", on="id", runner="inline")
+
+
 def test_fields_that_only_a_later_file_or_the_last_line_of_json_has_are_not_lost(
     make_table: MakeTable, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import lance
 
 FORMATS = ("parquet", "csv", "json", "lance", "iceberg", "spark")
+_TEXTS = ("csv", "json")
 _EXTENSIONS = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
     ".lance": "lance",
@@ -93,7 +94,7 @@ class LoadSource:
     @property
     def is_text(self) -> bool:
         """Whether its types are guessed."""
-        return self.format in ("csv", "json")
+        return self.format in _TEXTS
 
     @property
     def name(self) -> str:
@@ -437,6 +438,8 @@ def _of_paths(places: Sequence[str], format: str | None, options: Options) -> Lo
         )
     if others := sorted({path for path in paths if _format_of(path, format) != kind}):
         raise InvalidInput(f"{paths[0]!r} is {kind}, and {others[0]!r} is not. Load each format on its own.")
+    if kind in _TEXTS:  # Spark writes a file without a byte for a partition without a row
+        paths = [path for path in paths if not found[path].startswith("0 ")] or paths
     return LoadSource(kind, tuple(paths), None, tuple(found[path] for path in paths))
 
 
