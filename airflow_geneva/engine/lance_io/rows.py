@@ -85,6 +85,37 @@ def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.T
     return pa.Table.from_batches(map(fitted, rows.to_batches()), schema)
 
 
+class RowErrors:
+    """Raises the errors of rows that a library reads from a stream as they are; the library converts them to text.
+
+    Args:
+        kind: errors of other kinds are left to the library.
+    """
+
+    def __init__(self, kind: type[Exception] = Exception) -> None:
+        self._kind = kind
+        self._raised: list[Exception] = []
+
+    def reader(self, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
+        """Return the stream for the library, which must be read inside of the `with` block."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from rows
+            except self._kind as error:
+                self._raised.append(error)
+                raise
+
+        return pa.RecordBatchReader.from_batches(schema, batches())
+
+    def __enter__(self) -> RowErrors:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and self._raised:
+            raise self._raised[0] from None
+
+
 def write_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, **options: Any) -> None:
     """Write rows to a table with pylance; a table in a catalog must be declared there.
 
@@ -93,26 +124,14 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, *
     """
     import lance
 
-    raised: list[Exception] = []
-
-    def batches(stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from stream
-        except Exception as error:
-            # pylance would convert it to text.
-            raised.append(error)
-            raise
-
-    if isinstance(rows, pa.RecordBatchReader):
-        rows = pa.RecordBatchReader.from_batches(rows.schema, batches(rows))
     access = pylance_access(location.options)
     # In a catalog, pylance itself asks where the table lies.
     uri = None if "table_id" in access else location.uri
     try:
-        lance.write_dataset(rows, uri, **access, **options)
+        with RowErrors() as errors:
+            stream = errors.reader(rows.schema, rows) if isinstance(rows, pa.RecordBatchReader) else rows
+            lance.write_dataset(stream, uri, **access, **options)
     except OSError as error:
-        if raised:
-            raise raised[0] from None
         if not str(error).startswith(_ABOUT_ROWS):
             raise
         why = _RUST.sub("", str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.arrays import rows_at
-from airflow_geneva.engine.lance_io.rows import write_rows
+from airflow_geneva.engine.lance_io.rows import RowErrors, write_rows
 from airflow_geneva.engine.load.checks import SHOWN, Examples
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, TableKeys
 from airflow_geneva.engine.storage.location import TableLocation
@@ -26,29 +27,17 @@ _BATCH_ROWS = 8_192
 _TAKE_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
 class _Connection:
-    """A connection to DuckDB, which would convert an error in the rows that it reads to text."""
-
-    def __init__(self, duck: Any) -> None:
-        self._duck = duck
-        self.raised: list[GenevaError] = []
+    duck: Any
+    errors: RowErrors
 
     def register(self, name: str, rows: pa.RecordBatchReader) -> None:
-        def batches() -> Iterator[pa.RecordBatch]:
-            try:
-                yield from rows
-            except GenevaError as error:
-                self.raised.append(error)
-                raise
-
-        self._duck.register(name, pa.RecordBatchReader.from_batches(rows.schema, batches()))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._duck, name)
+        self.duck.register(name, self.errors.reader(rows.schema, rows))
 
 
 @contextmanager
-def _connection() -> Iterator[Any]:
+def _connection() -> Iterator[_Connection]:
     try:
         import duckdb
     except ImportError:
@@ -60,12 +49,11 @@ def _connection() -> Iterator[Any]:
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": _MEMORY, "temp_directory": folder, "preserve_insertion_order": False, "threads": 2
         }  # fmt: skip
-        connection = _Connection(duckdb.connect(":memory:", config=config))
+        connection = duckdb.connect(":memory:", config=config)
         try:
-            yield connection
+            with RowErrors(GenevaError) as errors:
+                yield _Connection(connection, errors)
         except duckdb.Error as error:
-            if connection.raised:
-                raise connection.raised[0] from None
             raise InvalidInput(
                 f"The keys and the source cannot be joined in this process: {error}. Use Spark."
             ) from error
@@ -89,11 +77,10 @@ class DuckSearch:
             )
 
     def find_missing(self, delivery: Delivery, table: TableKeys) -> Examples:
-        same = " AND ".join(f"t.{name} = s.{name}" for name in _keys(delivery).split(", "))
         with _connection() as connection:
             connection.register("s", delivery.reader(with_values=False))
             connection.register("t", table.read())
-            query = f"SELECT {_keys(delivery)} FROM t WHERE NOT EXISTS (SELECT 1 FROM s WHERE {same})"  # noqa: S608
+            query = f"SELECT {_keys(delivery)} FROM t WHERE NOT EXISTS (SELECT 1 FROM s WHERE {_same(delivery)})"  # noqa: S608
             return _examples(connection, query, delivery)
 
 
@@ -101,10 +88,14 @@ def _keys(delivery: Delivery) -> str:
     return ", ".join(f"k{at}" for at in range(len(delivery.keys)))
 
 
-def _examples(connection: Any, query: str, delivery: Delivery) -> Examples:
-    connection.execute(f"CREATE TEMP TABLE found AS {query}")
-    [(count,)] = connection.execute("SELECT count(*) FROM found").fetchall()
-    shown = connection.sql(f"SELECT * FROM found ORDER BY ALL LIMIT {SHOWN}")  # noqa: S608
+def _same(delivery: Delivery) -> str:
+    return " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(delivery.keys)))
+
+
+def _examples(connection: _Connection, query: str, delivery: Delivery) -> Examples:
+    connection.duck.execute(f"CREATE TEMP TABLE found AS {query}")
+    [(count,)] = connection.duck.execute("SELECT count(*) FROM found").fetchall()
+    shown = connection.duck.sql(f"SELECT * FROM found ORDER BY ALL LIMIT {SHOWN}")  # noqa: S608
     return Examples.of(int(count), _reader(shown, SHOWN).read_all(), delivery)
 
 
@@ -123,15 +114,14 @@ def join_inline(delivery: Delivery, table: pa.RecordBatchReader) -> Iterator[pa.
         table: for each row its address, its row id and its keys ``k0``...
     """
     keys = _keys(delivery)
-    same = " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(delivery.keys)))
     counts = "max" if delivery.on_duplicate == "last" else "min"
     with tempfile.TemporaryDirectory(prefix="geneva-values-") as folder, _connection() as connection:
         stored = _store(delivery.reader(), folder)
         connection.register("source", _positions(stored, len(delivery.keys)))
         connection.register("t", table)
-        found = connection.sql(
+        found = connection.duck.sql(
             f"SELECT t.{ADDRESS}, t.{ROW_ID}, s.position FROM t LEFT JOIN "  # noqa: S608
-            f"(SELECT {keys}, {counts}(position) AS position FROM source GROUP BY {keys}) s ON {same} "
+            f"(SELECT {keys}, {counts}(position) AS position FROM source GROUP BY {keys}) s ON {_same(delivery)} "
             f"ORDER BY t.{ADDRESS}"
         )
         size = _rows_of_a_take(stored, folder)

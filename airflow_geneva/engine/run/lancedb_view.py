@@ -25,6 +25,7 @@ from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import columns_of, field_ids, row_ids
 from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.rows import RowErrors
 from airflow_geneva.engine.lance_io.rows_by_id import take_rows
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, written_at
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
@@ -182,25 +183,12 @@ class _Change:
         """Write data files with the rows that the view lacks or has with other values; no version names them yet."""
         from lance.fragment import write_fragments
 
-        batches, raised = self._differing(), list[Exception]()
+        batches = self._differing()
         if (first := next(batches, None)) is None:
             return []
-
-        def all_batches() -> Iterator[pa.RecordBatch]:
-            try:
-                yield from itertools.chain([first], batches)
-            except Exception as error:
-                # pylance would convert it to text.
-                raised.append(error)
-                raise
-
-        reader = pa.RecordBatchReader.from_batches(first.schema, all_batches())
-        try:
-            return list(write_fragments(reader, location.uri, mode="append", **pylance_access(location.options)))
-        except OSError:
-            if raised:
-                raise raised[0] from None
-            raise
+        with RowErrors() as errors:
+            rows = errors.reader(first.schema, itertools.chain([first], batches))
+            return list(write_fragments(rows, location.uri, mode="append", **pylance_access(location.options)))
 
     def _differing(self) -> Iterator[pa.RecordBatch]:
         """Compute the rows that may have changed, and yield those that the view lacks or has with other values."""
