@@ -88,5 +88,5 @@ def _answer(catalog: SqlCatalog, method: str, path: Any, given: Mapping[str, Any
             catalog.drop_table((*within, name))
             return None
         case _:
-            raise NotImplementedError(f"{method} {path.path}")
+            raise LookupError(f"This catalog has no route {method} {path.path}")
     return {"metadata-location": table.metadata_location, "metadata": json.loads(table.metadata.model_dump_json())}

@@ -19,8 +19,10 @@ import pyarrow.fs as pfs
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
-from airflow_geneva.engine.apply.reader import joint_width
+from airflow_geneva.engine.apply.reader import ReadSize, joint_width, read_rows
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
+from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
+from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.rows import as_rows
 from airflow_geneva.engine.lance_io.table_versions import written_at
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
@@ -36,7 +38,7 @@ from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance
@@ -189,14 +191,7 @@ class LoadSource:
             if self.rows is not None:
                 yield from self.rows.select(names).to_batches(_BATCH_ROWS)
             elif self.format == "lance":
-                table, parts = self._table(options), self.parts()
-                fragments = table.get_fragments()
-                size = -(-len(fragments) // parts)
-                # Other rows of a view were not computed yet.
-                shown = IS_SET if is_view(table.schema.metadata) else None
-                fitting = _fitting(schema)
-                for fragment in fragments[part * size : (part + 1) * size]:
-                    yield from _read_fragment(fragment, names, shown, fitting)
+                yield from _read_table(self._table(options), part, self.parts(), names)
             elif self.format == "iceberg":
                 for batch in self._iceberg(options).read(part, self.parts(), names):
                     for start in range(0, batch.num_rows, _BATCH_ROWS):
@@ -227,37 +222,24 @@ class LoadSource:
         return pds.dataset([names(path) for path in paths], format=format, filesystem=files)
 
 
-def _fitting(schema: pa.Schema) -> RowsPerBudget:
-    return RowsPerBudget(batch_bytes(task_memory_bytes()), joint_width(schema.types))
-
-
-def _read_fragment(
-    fragment: lance.LanceFragment, names: Sequence[str], where: str | None, fitting: RowsPerBudget
-) -> Iterator[pa.RecordBatch]:
-    """Read a fragment of a Lance table by batches of rows that fit into the budget."""
-    at, left = 0, fragment.count_rows(where)
-    while at < left:
-        rows = min(fitting.careful_rows, _BATCH_ROWS)
-        scanner = fragment.scanner(
-            columns=list(names), filter=where, offset=at, limit=rows if fitting.growing else left - at,
-            batch_size=rows, batch_readahead=1, io_buffer_size=fitting.limit,
-        )  # fmt: skip
-        before = at
-        for batch in scanner.to_batches():
-            at += batch.num_rows
-            fitting.record(batch.num_rows, batch.nbytes)
-            yield batch
-            if not rows <= 2 * min(fitting.careful_rows, _BATCH_ROWS) <= 4 * rows:
-                break
-        if at == before:
-            raise StorageError(f"Fragment {fragment.fragment_id} has fewer rows than its metadata says.")
+def _read_table(table: lance.LanceDataset, part: int, parts: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read a part of the fragments of a Lance table; of a view the rows that were computed."""
+    fragments = list(read_manifest(table, columns_of(table, names, (), None)).values())
+    share = -(-len(fragments) // parts)
+    shown = IS_SET if is_view(table.schema.metadata) else None
+    size = ReadSize.of(table, names, batch_bytes(task_memory_bytes()))
+    for files in fragments[part * share : (part + 1) * share]:
+        window = (0, files.physical_rows)
+        for rows in read_rows(table, files, live_offsets(table, files), window, names, shown, size):
+            yield rows.columns if rows.selected is None else rows.columns.filter(pa.array(rows.selected))
 
 
 def _read_parquet(file: pq.ParquetFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Read a file page by page, in batches that fit into the budget; datasets of Arrow hold whole row groups."""
     _check_complete(path, file.schema_arrow.names, schema.names)
     for number in range(file.num_row_groups):
-        group, fitting = file.metadata.row_group(number), _fitting(schema)
+        group = file.metadata.row_group(number)
+        fitting = RowsPerBudget(batch_bytes(task_memory_bytes()), joint_width(schema.types))
         fitting.record(group.num_rows, group.total_byte_size)
         rows = min(fitting.careful_rows, _BATCH_ROWS)
         for batch in file.iter_batches(rows, [number], schema.names, use_threads=False):
