@@ -159,14 +159,14 @@ def test_two_refreshes_at_a_time_add_no_row_twice(table: Table, monkeypatch: pyt
     if not empty:
         view.refresh()
         table.add(rows(20, 4))
-    original = lancedb_view._Change._without_gone
+    original = lancedb_view.without_rows
 
-    def others_first(change: Any) -> Any:
-        monkeypatch.setattr(lancedb_view._Change, "_without_gone", original)
+    def others_first(*given: Any) -> Any:
+        monkeypatch.setattr(lancedb_view, "without_rows", original)
         view.refresh()
-        return original(change)
+        return original(*given)
 
-    monkeypatch.setattr(lancedb_view._Change, "_without_gone", others_first)
+    monkeypatch.setattr(lancedb_view, "without_rows", others_first)
     view.refresh()
     assert shown(view) == queried(table)
     assert view.refresh().commits == ()

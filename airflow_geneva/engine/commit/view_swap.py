@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -145,15 +145,11 @@ def _swap_of_rows(
     described = zip(data.data_files(dataset, [name for name, _ in files]), files, strict=True)
     return lance.Transaction(
         read_version=dataset.version,
-        operation=lance.LanceOperation.Update(
-            removed_fragment_ids=removed,
-            # Lance commits two swaps that share no fragment, so every swap includes the lowest fragment.
-            updated_fragments=updated,
-            new_fragments=[FragmentMetadata(id=0, files=[file], physical_rows=rows) for file, (_, rows) in described],
-            fields_modified=[],
-            # Otherwise Lance treats them as moved rows and as covered by indexes, and searches do not find them.
-            fields_for_preserving_frag_bitmap=[n for name in dataset.schema.names for n in field_ids(dataset, name)],
-            update_mode="rewrite_rows",
+        operation=replace_rows(
+            dataset,
+            removed,
+            updated,
+            [FragmentMetadata(id=0, files=[file], physical_rows=rows) for file, (_, rows) in described],
         ),
         transaction_properties={
             JOB_PROPERTY: work.job_id,
@@ -234,15 +230,46 @@ def _with_a_fragment(
 def _rows_to_remove(
     dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
 ) -> tuple[list[int], list[Any], list[Any]]:
-    """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged."""
-    fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
+    """Return what `without_rows` does, without the rows of source rows and without placeholders."""
     if gone == ALL_ROW_IDS:
-        return sorted(fragments), [], []
+        return sorted(fragment.fragment_id for fragment in dataset.get_fragments()), [], []
+    out, unset = _rows_by_fragment(dataset, gone, placeholders) if gone or placeholders else ({}, Counter[int]())
+    return without_rows(dataset, {at: np.concatenate(parts) for at, parts in out.items()}, unset)
+
+
+def replace_rows(
+    dataset: lance.LanceDataset, removed: list[int], updated: list[Any], added: list[Any]
+) -> lance.LanceOperation.Update:
+    """Return the operation that removes and adds rows; `removed` and `updated` are from `without_rows`."""
+    import lance
+
+    return lance.LanceOperation.Update(
+        removed_fragment_ids=removed,
+        updated_fragments=updated,
+        new_fragments=added,
+        fields_modified=[],
+        # Otherwise Lance treats them as moved rows and as covered by indexes, and searches do not find them.
+        fields_for_preserving_frag_bitmap=[n for name in dataset.schema.names for n in field_ids(dataset, name)],
+        update_mode="rewrite_rows",
+    )
+
+
+def without_rows(
+    dataset: lance.LanceDataset, out: Mapping[int, Offsets], unset: Counter[int]
+) -> tuple[list[int], list[Any], list[Any]]:
+    """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged.
+
+    Lance commits two changes that share no fragment, so every change includes the lowest fragment.
+
+    Args:
+        out: the addresses of rows, by fragment.
+        unset: the number of other rows that are not set, by fragment; all of them are removed.
+    """
+    fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
     removed: list[int] = []
     updated: list[Any] = []
-    out, unset = _rows_by_fragment(dataset, gone, placeholders) if gone or placeholders else ({}, Counter[int]())
     for at in sorted({*out, *unset}):
-        addresses = np.concatenate(out.get(at, [_NO_ROWS]))
+        addresses = out.get(at, _NO_ROWS)
         if len(addresses) + unset[at] == fragments[at].count_rows():
             removed.append(at)
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.engine.commit.view_swap import replace_rows, without_rows
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.job.result import DONE, BackfillResult
@@ -23,7 +25,7 @@ from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, single
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.lance_io.filters import where_columns
-from airflow_geneva.engine.lance_io.fragments import columns_of, field_ids, row_ids
+from airflow_geneva.engine.lance_io.fragments import columns_of, row_ids
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.rows import RowErrors
 from airflow_geneva.engine.lance_io.rows_by_id import take_rows
@@ -159,18 +161,12 @@ class _Change:
         self._gone |= ~np.isin(self._ids, live)
         if not added and not self._gone.any():
             return None
-        removed, updated = self._without_gone()
+        addresses = self._addresses[self._gone]
+        out = {int(at): addresses[addresses >> 32 == at] for at in np.unique(addresses >> 32)}
+        removed, updated, unchanged = without_rows(self.view, out, Counter())
         transaction = lance.Transaction(
             read_version=self.view.version,
-            operation=lance.LanceOperation.Update(
-                removed_fragment_ids=removed,
-                updated_fragments=updated,
-                new_fragments=added,
-                fields_modified=[],
-                # As in a swap of a view of this package: else searches by an index do not find the rows.
-                fields_for_preserving_frag_bitmap=[n for name in self.names for n in field_ids(self.view, name)],
-                update_mode="rewrite_rows",
-            ),
+            operation=replace_rows(self.view, removed, [*updated, *unchanged], added),
             transaction_properties={JOB_PROPERTY: job_id, ROWS_PROPERTY: str(self.written)},
         )
         return lance.LanceDataset.commit(location.open(), transaction, **location.access)
@@ -257,20 +253,3 @@ class _Change:
                 there = row_ids(before, files.id)[1]  # type: ignore[arg-type]
                 found.append(np.setdiff1d(row_ids(self.source, files.id)[1], there))
         return np.concatenate(found)
-
-    def _without_gone(self) -> tuple[list[int], list[Any]]:
-        """Return the fragments of the view to remove, and those that lose some of their rows."""
-        fragments = {fragment.fragment_id: fragment for fragment in self.view.get_fragments()}
-        addresses = self._addresses[self._gone]
-        removed, updated = list[int](), list[Any]()
-        for at in np.unique(addresses >> 32).tolist():
-            gone = addresses[addresses >> 32 == at]
-            if len(gone) == fragments[at].count_rows():
-                removed.append(at)
-            else:
-                updated.append(fragments[at].delete(f"_rowaddr IN ({','.join(map(str, gone.tolist()))})"))
-        # Lance commits two changes that share no fragment, so every change includes the lowest fragment.
-        lowest = min(fragments, default=None)
-        if lowest is not None and lowest not in removed and lowest not in {one.id for one in updated}:
-            updated.append(fragments[lowest].metadata)
-        return removed, updated
