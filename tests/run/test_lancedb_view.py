@@ -56,6 +56,13 @@ def queried(table: Table, version: int | None = None) -> list[dict[str, Any]]:
     return source.to_table(columns=columns, filter="x % 2 = 0").sort_by("id").to_pylist()
 
 
+def test_a_view_may_have_a_column_with_one_value(table: Table) -> None:
+    schema = [("id", pa.int64()), ("y", pa.string())]
+    view = declare(table, "SELECT id, 'constant' AS y FROM docs WHERE true", schema)
+    assert view.refresh().rows_computed == 20
+    assert view.lance.to_table(columns=["y"])["y"].unique().to_pylist() == ["constant"]
+
+
 def test_only_rows_that_differ_are_written(table: Table) -> None:
     view = declare(table)
     first = view.refresh()

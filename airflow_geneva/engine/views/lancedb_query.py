@@ -62,7 +62,8 @@ class LancedbQuery:
         for sql in (*self.columns.values(), *(() if self.where is None else (self.where,))):
             try:
                 with engine_errors():
-                    source.scanner(columns={"value": sql}, limit=0).to_table()
+                    # pylance scans no constant alone.
+                    source.scanner(columns={"value": sql, "row": "_rowid"}, with_row_id=True, limit=0).to_table()
             except EngineError as error:
                 raise InvalidInput(
                     f"View {view!r} of LanceDB cannot be refreshed here: {sql} cannot be computed from table "
