@@ -1,0 +1,61 @@
+"""What others wrote comes in at one place of its kind: what that place uses, nothing else of the package uses."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import airflow_geneva
+
+PACKAGE = Path(airflow_geneva.__file__).parent
+
+
+@dataclass(frozen=True)
+class Door:
+    """What passes through, and what only `modules` may use: `zlib`, `json.loads`, or `.read_all` of any value."""
+
+    passes: str
+    used: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+# A line for what is used and where. A module below `modules` is a path below the package.
+DOORS: tuple[Door, ...] = ()
+
+
+def list_uses(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield f".{node.attr}"
+            yield ast.unparse(node)
+
+
+USES = {
+    file.relative_to(PACKAGE).as_posix(): set(list_uses(ast.parse(file.read_text(encoding="utf-8"))))
+    for file in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.passes)
+def test_nothing_goes_around_a_door(door: Door) -> None:
+    around = [
+        f"{module} uses {used}: only {', '.join(door.modules)} may"
+        for module, uses in USES.items()
+        for used in door.used
+        if used in uses and module not in door.modules
+    ]
+    assert not around, "\n".join(around)
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.passes)
+def test_a_door_uses_what_it_keeps(door: Door) -> None:
+    assert [used for used in door.used if not any(used in USES[module] for module in door.modules)] == []
