@@ -21,11 +21,12 @@ from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
 from airflow_geneva.engine.storage.secrets import CATALOG
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
-from airflow_geneva.engine.views.definition import is_view, lancedb_query
+from airflow_geneva.engine.udf.lancedb import refuse_view
+from airflow_geneva.engine.views.definition import is_view
 from airflow_geneva.engine.views.sources import allow_databases
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable
 from airflow_geneva.table import Table
-from airflow_geneva.view import LancedbView, View
+from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -191,8 +192,7 @@ class Database(Summarized):
         """
         found = self.open_table(name)
         if not isinstance(found, View):
-            if lancedb_query(found.schema.metadata) is not None:
-                return LancedbView(found.location)
+            refuse_view(name, found.schema.metadata)
             raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
         if isinstance(sources, (str, os.PathLike)):
             allow_databases(sources)  # which says to give a list

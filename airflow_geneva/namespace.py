@@ -41,7 +41,7 @@ from airflow_geneva.errors import (
     mask_secrets,
 )
 from airflow_geneva.query import Query
-from airflow_geneva.view import LancedbView, View
+from airflow_geneva.view import View
 
 _ABOUT_THE_CALL = {"id", "identity", "context"}
 # Fields of the specification, by the names of this package's arguments.
@@ -167,7 +167,7 @@ class GenevaNamespace(LanceNamespace):
         return self.wrapped.describe_transaction(request) if job is None else describe_job(job)
 
     def _refresh(self, name: str, options: Mapping[str, Any]) -> str:
-        view = open_view(self._database, name)
+        view = self._database.open_view(name)
         if self._airflow is not None:
             return self._airflow.start("refresh", {"view": name, **options})
         return view.refresh_async(self._runner, **options).job_id
@@ -297,14 +297,6 @@ def name_of(parts: list[str] | None) -> str:
     if not parts:
         raise InvalidInput("The request names no table: its id is empty.")
     return ".".join(parts)
-
-
-def open_view(database: Database, name: str) -> View:
-    """Open a view that a job can refresh; a view of LanceDB is refused by name."""
-    view = database.open_view(name)
-    if isinstance(view, LancedbView):
-        _ = view.view_definition
-    return view
 
 
 def backfill_options(request: AlterTableBackfillColumnsRequest) -> dict[str, Any]:

@@ -27,15 +27,14 @@ from airflow_geneva.engine.udf.definition import (
     check_column_name,
     check_droppable,
     define_columns,
-    definition_in,
     key_names,
+    origin_of,
     read_definition,
     redefine,
     renamed_metadata,
 )
-from airflow_geneva.engine.udf.lancedb_columns import without_declaration
+from airflow_geneva.engine.udf.lancedb import lancedb_view
 from airflow_geneva.engine.udf.of_process import find_udf, give_udf, keep_udf
-from airflow_geneva.engine.views.definition import lancedb_query
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -100,13 +99,12 @@ class Table(Summarized, Readable, FailedRows):
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
         dataset = dataset or self.lance
-        query = lancedb_query(dataset.schema.metadata)
-        of_lancedb = "" if query is None else f", a view of LanceDB: {query:.200}"
+        query = lancedb_view(dataset.schema.metadata)
+        of_lancedb = "" if query is None else f", a view of LanceDB: {query}"
         return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}{of_lancedb}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        defined = ((field, definition_in(field)) for field in schema)
-        return [(field.name, str(field.type), f"computed by {udf.call}" if udf else "") for field, udf in defined]
+        return [(field.name, str(field.type), origin_of(field)) for field in schema]
 
     def history(self, limit: int = 20) -> Rows:
         """List the newest versions and what wrote them: a `pyarrow.Table` that prints as a grid, newest first.
@@ -182,7 +180,7 @@ class Table(Summarized, Readable, FailedRows):
         for key, spec in by_name(columns).items():
             for name, definition, udf in redefine(self.name, dataset.schema, key_names(key), spec):
                 give_udf(udf, self._named(name))
-                changes[name] = {UDF_KEY: definition.to_json(), **without_declaration(dataset.schema.field(name))}
+                changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)
 
     def drop_columns(self, columns: Sequence[str]) -> None:

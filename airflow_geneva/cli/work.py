@@ -23,7 +23,7 @@ from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.udf import load_udf
-from airflow_geneva.engine.views.definition import lancedb_query
+from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.view import View
 
@@ -240,7 +240,8 @@ def _find_modules_here() -> None:
 
 def _open_view(db: Database, name: str, sources: Sequence[str] | None) -> View:
     found = db.open_table(name)
-    if not isinstance(found, View) and lancedb_query(found.schema.metadata) is None:
+    if not isinstance(found, View):
+        refuse_view(name, found.schema.metadata)
         raise InvalidInput(
             f"{name!r} is a table and not a view. Its columns are computed each by itself: airflow-geneva plan or "
             f"backfill, with DB {name} COLUMN."

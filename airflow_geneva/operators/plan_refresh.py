@@ -87,11 +87,11 @@ class PlanRefreshOperator(PlanOperator):
     def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
         from airflow_geneva.engine.plan.request import RefreshRequest, check_sizing
         from airflow_geneva.engine.run.view import plan
-        from airflow_geneva.engine.views.definition import ViewDefinition, lancedb_query
+        from airflow_geneva.engine.udf.lancedb import refuse_view
+        from airflow_geneva.engine.views.definition import ViewDefinition
         from airflow_geneva.engine.views.sources import locate_source
 
-        if lancedb_query(newest.schema.metadata) is not None:
-            ViewDefinition.read(newest.schema.metadata, table.name)  # raises an error that says what to do
+        refuse_view(table.name, newest.schema.metadata)
         view = self._with_sources(table)
         definition = ViewDefinition.read(newest.schema.metadata, view.name)
         request = RefreshRequest(

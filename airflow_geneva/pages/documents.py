@@ -46,6 +46,7 @@ def table_document(described: TableDetails, counted: FreshnessView) -> dict[str,
         "fragments": described.fragments,
         "is_view": described.own is not None,
         "error": described.error,
+        "note": described.note,
         "refreshed": None if described.own is None else _computed(found.get(described.own.name, described.own)),
         "columns": [_column(found.get(row.name, row)) for row in described.columns],
         "views": [_computed(row) for row in counted.views],
@@ -65,7 +66,7 @@ def database_document(conn_id: str, shown: DatabaseDetails) -> dict[str, Any]:
 
 def _column(row: ColumnRow) -> dict[str, Any]:
     about: dict[str, Any] = {"name": row.name, "type": row.type, "computed_by": row.what}
-    return about if row.what is None else {**about, **_computed(row)}
+    return {**about, **_computed(row)} if row.is_computed else about
 
 
 def _computed(row: ColumnRow) -> dict[str, Any]:

@@ -44,7 +44,6 @@ from airflow_geneva.namespace import (
     find_job,
     name_of,
     new_run_id,
-    open_view,
     refresh_options,
 )
 from airflow_geneva.operators._airflow_internals import start_run, state_of_run
@@ -244,7 +243,7 @@ def backfill_column(conn_id: str, database: DatabaseDep, parts: PartsDep, body: 
 def refresh_view(conn_id: str, database: DatabaseDep, parts: PartsDep, body: dict[str, Any]) -> Response:
     """Start the DAG that refreshes on request."""
     asked = RefreshMaterializedViewRequest.model_validate(body)
-    view = open_view(database.database, name_of(parts))
+    view = database.database.open_view(name_of(parts))
     return _start(database, conn_id, "refresh", {"view": view.name, **refresh_options(asked)})
 
 

@@ -24,6 +24,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import read_definition, stored_definition
+from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view
 from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
 from airflow_geneva.engine.views.sources import find_views, locate_source
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
@@ -104,10 +105,11 @@ _COUNTS = CountCache()
 class ColumnRow:
     """A column or view as a row of a table's page.
 
-    `what` describes its UDF or query; None for plain data. `standing` is its freshness; None while it is counted, and
-    for plain data. `error` says why the freshness is unknown. `job` is the newest job that the viewer may see. `inputs`
-    are the columns from which it is computed. `since` is the time since which it has been stale: None while it is
-    searched, 0 if unknown. `sources` are other databases in which the viewer may see the view's source.
+    `what` describes its UDF or query; None for plain data. `elsewhere` says that LanceDB computes it. `standing` is its
+    freshness; None while it is counted, and for plain data. `error` says why the freshness is unknown. `job` is the
+    newest job that the viewer may see. `inputs` are the columns from which it is computed. `since` is the time since
+    which it has been stale: None while it is searched, 0 if unknown. `sources` are other databases in which the viewer
+    may see the view's source.
     """
 
     name: str
@@ -120,6 +122,11 @@ class ColumnRow:
     since: float | None = None
     is_view: bool = False
     sources: tuple[str, ...] = ()
+    elsewhere: bool = False
+
+    @property
+    def is_computed(self) -> bool:
+        return self.what is not None and not self.elsewhere
 
     @property
     def running(self) -> bool:
@@ -127,7 +134,7 @@ class ColumnRow:
 
     @property
     def counting(self) -> bool:
-        return self.what is not None and self.error is None and (self.standing is None or self.since is None)
+        return self.is_computed and self.error is None and (self.standing is None or self.since is None)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ class TableDetails:
     """The data of a table's or view's page, without the system columns of a view.
 
     `definition` is the query of a view of this package, `own` the row of the view itself, and `error` what is wrong
-    with it.
+    with it. `note` says that LanceDB maintains the table as a view.
     """
 
     name: str
@@ -147,11 +154,12 @@ class TableDetails:
     definition: ViewDefinition | None = None
     own: ColumnRow | None = None
     error: str | None = None
+    note: str | None = None
 
     @property
     def computed(self) -> tuple[ColumnRow, ...]:
         """The view itself, or the computed columns of a table."""
-        return (self.own,) if self.own else tuple(column for column in self.columns if column.what)
+        return (self.own,) if self.own else tuple(column for column in self.columns if column.is_computed)
 
     @property
     def indexes(self) -> list[Index]:
@@ -182,7 +190,9 @@ def describe_table(location: TableLocation) -> TableDetails:
         dataset=dataset,
     )
     if not is_view(dataset.schema.metadata):
-        return described(columns=tuple(_column(dataset, part.name) for part in dataset.schema))
+        query = lancedb_view(dataset.schema.metadata)
+        note = None if query is None else f"A materialized view that LanceDB maintains: {query}"
+        return described(columns=tuple(_column(dataset, part.name) for part in dataset.schema), note=note)
     kept = [part for part in dataset.schema if part.name not in SYSTEM_COLUMNS]
     try:
         definition = ViewDefinition.read(dataset.schema.metadata, name)
@@ -195,13 +205,15 @@ def describe_table(location: TableLocation) -> TableDetails:
 
 
 def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
-    kind = str(dataset.schema.field(name).type)
+    found = dataset.schema.field(name)
+    kind = str(found.type)
     try:
         definition = stored_definition(dataset.schema, name)
     except GenevaError as error:
         return ColumnRow(name, kind, "a UDF", error=str(error))
     if definition is None:
-        return ColumnRow(name, kind, None)
+        how = lancedb_column(found)
+        return ColumnRow(name, kind, None if how is None else f"LanceDB: {how}", elsewhere=how is not None)
     inputs = definition.input_columns or ()
     made_by = definition.function_name
     return ColumnRow(name, kind, f"{made_by} (version {definition.version}) of {', '.join(inputs)}", inputs=inputs)

@@ -70,6 +70,21 @@ def test_a_damaged_record_is_left_out_of_lists_and_has_a_page_that_says_so(reade
     assert whole in reader("/databases/shelf/tables/docs/standing")
 
 
+@pytest.mark.parametrize("expression", ["x * 2", "<b>", "[" * 650_000])
+def test_what_lancedb_defines_is_shown_in_short(reader: Get, database: Database, expression: str) -> None:
+    table = make_table(database)
+    computed = {"computed_column": "true", "computed_column.kind": "sql", "computed_column.expression": expression}
+    table.lance.update_field_metadata({"x": computed})
+    table.lance.update_schema_metadata({"mv.definition": expression})
+    for part in ("", "/standing"):
+        assert "[" * 300 not in reader(f"/databases/shelf/tables/docs{part}")
+    page = text_of(reader("/databases/shelf/tables/docs"))
+    assert f"A materialized view that LanceDB maintains: {expression:.200}" in page
+    assert f"LanceDB: {expression:.200}" in page
+    columns = json.loads(reader("/databases/shelf/tables/docs.json"))["columns"]
+    assert next(one for one in columns if one["name"] == "x").keys() == {"name", "type", "computed_by"}
+
+
 def test_what_is_wrong_names_no_place_to_those_who_may_not_know_it(
     browse: Get, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

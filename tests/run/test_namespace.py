@@ -148,7 +148,7 @@ def test_a_view_of_lancedb_is_refused_by_name(catalog: LanceNamespace, tmp_path:
     stored = json.dumps({"format": 1, "kind": "query", "query": "SELECT id FROM docs"})
     table = connect_namespace("dir", {"root": str(tmp_path)}).open_table("docs")
     table.lance.update_schema_metadata({"mv.definition": stored})
-    with pytest.raises(errors.InvalidInputError, match=r"a materialized view of LanceDB: SELECT id FROM docs\. It is"):
+    with pytest.raises(errors.InvalidInputError, match=r"a materialized view of LanceDB \(SELECT id FROM docs\), and"):
         catalog.refresh_materialized_view(RefreshMaterializedViewRequest(id=["docs"]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -204,15 +203,3 @@ def test_a_column_of_another_type_no_longer_fits(query: Query, table: Table) -> 
 )
 def test_a_stored_uri_has_no_credentials(uri: str, stored: str) -> None:
     assert without_credentials(uri) == stored
-
-
-def test_a_view_of_lancedb_is_shown_and_refused_by_name(table: Table) -> None:
-    query = "SELECT id, x * 2 AS d FROM docs WHERE x % 2 = 0"
-    stored = json.dumps({"format": 1, "kind": "query", "query": query})
-    table.lance.update_schema_metadata({"mv.definition": stored})
-    database = connect(Path(table.uri).parent)
-    assert f"a view of LanceDB: {query}" in repr(database.open_table("docs"))
-    with pytest.raises(
-        InvalidInput, match=re.escape(f"a materialized view of LanceDB: {query}. It is refreshed in one")
-    ):
-        _ = database.open_view("docs").view_definition

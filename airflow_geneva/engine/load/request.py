@@ -30,6 +30,7 @@ from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf.definition import check_column_name, stored_definition
+from airflow_geneva.engine.udf.lancedb import refuse_column
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ def _check_columns(
                 )
             continue
         definition = stored_definition(dataset.schema, name)
+        if definition is None:
+            refuse_column(location.name, dataset.schema.field(name))
         if definition is not None and not adopt:
             raise InvalidInput(
                 f"Column {name!r} of table {location.name!r} is computed by {definition.call}. If the values to load "

@@ -17,7 +17,7 @@ from airflow_geneva.engine.lance_io.siblings import SIBLINGS_KEY, Output, Siblin
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.decorator import UDF
-from airflow_geneva.engine.udf.lancedb_columns import declared_definition, explain_declaration, is_declared
+from airflow_geneva.engine.udf.lancedb import lancedb_column, refuse_column
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.udf.shipping import load_udf
 from airflow_geneva.errors import InvalidInput
@@ -124,7 +124,9 @@ def columns_to_take(fields: Iterable[pa.Field], column: str) -> tuple[str, ...]:
 
     A computed column that is filled later would make every row due again.
     """
-    return tuple(field.name for field in fields if field.name != column and definition_in(field) is None)
+    computed = (field.name for field in fields if definition_in(field) is not None or lancedb_column(field) is not None)
+    given, left_out = [field.name for field in fields], {column, *computed}
+    return tuple(name for name in given if name not in left_out)
 
 
 def by_name(columns: ColumnSpecs) -> ColumnSpecs:
@@ -198,9 +200,17 @@ def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
 
 
 def definition_in(field: pa.Field) -> UdfDefinition | None:
-    """Return the definition that a column's field holds, also LanceDB's of SQL; None if no UDF computes it."""
+    """Return the definition that a column's field holds; None if no UDF computes it."""
     stored = (field.metadata or {}).get(UDF_KEY.encode())
-    return declared_definition(field) if stored is None else UdfDefinition.from_json(stored)
+    return None if stored is None else UdfDefinition.from_json(stored)
+
+
+def origin_of(field: pa.Field) -> str:
+    """Describe what computes a column; an empty text for other columns."""
+    if (definition := definition_in(field)) is not None:
+        return f"computed by {definition.call}"
+    how = lancedb_column(field)
+    return "" if how is None else f"computed by LanceDB: {how}"
 
 
 def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]]:
@@ -220,19 +230,10 @@ def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, 
     if stored_definition(schema, column) is not None:
         changed[column] = {FORMER_NAMES_KEY: names_before(schema, column, renamed)}
     for name in readers_of(schema, [column]):
-        _refuse_declared(schema.field(name), column)
         definition = read_definition("", schema, name)
         inputs = renamed_inputs(definition.input_columns or (), {column: renamed})
         changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
     return changed
-
-
-def _refuse_declared(field: pa.Field, renamed: str) -> None:
-    if UDF_KEY.encode() not in (field.metadata or {}):
-        raise InvalidInput(
-            f"Column {renamed!r} cannot get another name: LanceDB computes {field.name!r} from it by an SQL expression "
-            "that names it. Drop that column first, or give it a UDF with table.alter_columns(...)."
-        )
 
 
 def renamed_inputs(inputs: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -298,7 +299,6 @@ def promoted_metadata(
         definition = stored_definition(schema, name)
         new = {to: keep_as} if name == column else {column: to}
         if definition is not None and not new.keys().isdisjoint(definition.columns):
-            _refuse_declared(schema.field(name), column)
             inputs = renamed_inputs(definition.input_columns or (), new)
             changed.setdefault(ids[name], {})[UDF_KEY] = replace(definition, input_columns=inputs).to_json()
     return changed
@@ -317,9 +317,8 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
             f'Define it first: table.add_columns({{"{column}": udf}}).'
         )
     definition = stored_definition(schema, column)
-    if definition is None and is_declared(schema.field(column)):
-        raise explain_declaration(table, schema.field(column))
     if definition is None:
+        refuse_column(table, schema.field(column))
         raise InvalidInput(
             f"Column {column!r} of table {table!r} has no UDF: it was not defined by table.add_columns(). "
             "Name a computed column, or add one."

@@ -269,11 +269,8 @@ class UdfDefinition:
 
     @property
     def function_name(self) -> str:
-        """Names the function for display: by its import path, or its name, or the SQL expression that it evaluates."""
-        from airflow_geneva.engine.udf.lancedb_columns import expression_at
-
-        sql = expression_at(self.import_path)
-        return f"sql({sql!r})" if sql else self.import_path or self.name
+        """Names the function for display: by its import path, or its name."""
+        return self.import_path or self.name
 
     def to_json(self) -> str:
         """Return the definition as JSON with sorted keys, without None values."""

@@ -15,7 +15,6 @@ from inspect import getattr_static
 from pathlib import Path
 from typing import TypeAlias
 
-from airflow_geneva.engine.udf import lancedb_columns
 from airflow_geneva.engine.udf.decorator import UDF
 from airflow_geneva.engine.udf.shipping import cannot_import, load_udf, split_path
 from airflow_geneva.errors import InvalidInput
@@ -50,7 +49,7 @@ def load_stored_udf(import_path: str) -> UDF:
         InvalidInput: see `load_udf`; or the source does not bind the name to a UDF.
     """
     module, name = split_path(import_path)
-    if module == lancedb_columns.__name__ or _is_imported(module, name):
+    if _is_imported(module, name):
         return load_udf(import_path)
     if why := _why_no_udf(import_path, module, name):
         raise InvalidInput(

@@ -15,6 +15,7 @@ from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
+from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.errors import InvalidInput
 
@@ -295,12 +296,7 @@ class ViewDefinition:
     @staticmethod
     def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
         """Read the definition from a view's schema metadata; `InvalidInput` if it is not a view of this package."""
-        if (query := lancedb_query(metadata)) is not None:
-            raise InvalidInput(
-                f"Table {view!r} is a materialized view of LanceDB: {query:.500}. It is refreshed in one process: "
-                f"db.open_view({view!r}).refresh(), in a DAG in a @task; or by LanceDB. For all else, create a view "
-                "here with this query: table.query()...create_materialized_view()."
-            )
+        refuse_view(view, metadata)
         if not is_view(metadata):
             raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
         return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
@@ -383,17 +379,6 @@ class ViewDefinition:
                 f"Table {self.source_table!r} no longer fits the view that reads it: {'; '.join(changes)}. "
                 "Undo the change, or create the view again from the current table."
             )
-
-
-def lancedb_query(metadata: Mapping[bytes, bytes] | None) -> str | None:
-    """Return the query of a view that LanceDB maintains, or all of its definition in an unknown form; else None."""
-    stored = (metadata or {}).get(b"mv.definition")
-    if stored is None:
-        return None
-    try:
-        return str(parse(stored)["query"])
-    except (LookupError, TypeError, ValueError):
-        return stored.decode(errors="replace")
 
 
 def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
