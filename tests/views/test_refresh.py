@@ -209,6 +209,37 @@ def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTab
     assert view.count_rows() == 30
 
 
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_repaired_function_runs_again_on_the_rows_that_failed(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, runs: int
+) -> None:
+    table = make_table(30)
+    view = table.query().select(["id"]).add_columns({"e": (udfs.picky, ["x"])}).create_materialized_view(
+        connect(table.location.database_uri), "v"
+    )  # fmt: skip
+    for _ in range(runs):
+        refresh(view)
+
+    @udf(data_type=pa.int64(), version="2", name="picky", on_error="skip")
+    def repaired(x: int) -> int:
+        leave_trace([x])
+        if x == 17:
+            raise ValueError("still not 17")
+        return -x
+
+    monkeypatch.setattr(run, "load_udfs", lambda definition: {"e": repaired})
+    for at in range(3):
+        trace.clear()
+        assert refresh(view, on_code_change="new_rows").rows_failed == 1
+        assert_exact(trace, [17] if at else [7, 17, 27])
+    trace.clear()
+    refresh(view)
+    assert_exact(trace, [])
+    assert {row["id"]: row["e"] for row in view.to_arrow().to_pylist()} == {
+        x: -x if x in (7, 27) else None if x == 17 else x for x in range(30)
+    }
+
+
 @pytest.mark.parametrize(
     ("about", "kept", "told"),
     [
@@ -399,9 +430,13 @@ def test_a_source_row_on_which_the_generator_fails_gives_no_rows(make_table: Mak
     # A row is deleted beside it, and it is tried again twice.
     table.lance.delete("x = 17")
     for _ in range(2):
+        assert {tally.reason: tally.rows for tally in view.plan_refresh().reason_counts}["failed before"] == 1
         result = refresh(view)
         assert (result.state, result.rows_failed, result.rows_left) == ("DONE", 1, 0)
     assert of_many(view) == exploded(table)
+    plan = view.plan_refresh()
+    assert plan.rows_pending == 0
+    assert "given up after 3 runs: 1 row" in str(plan)
 
 
 def test_only_lists_are_exploded_and_cuts_are_refused(make_table: MakeTable) -> None:

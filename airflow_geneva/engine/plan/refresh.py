@@ -38,6 +38,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
+from airflow_geneva.engine.plan.backfill import FAILED
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_rows import check_view_code_change, renamed_code
 from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
@@ -126,7 +127,8 @@ def plan_refresh(
         if older and request.on_code_change == "recompute":
             base, older = None, ()
         with garbage_collector_off():
-            changes = compare_source(dataset, names, base)
+            repaired = base is not None and bool(rows_by_other_version)
+            changes = compare_source(dataset, names, base, repaired)
             if base is None:
                 changes.gone = ALL_ROW_IDS
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
@@ -158,8 +160,8 @@ def plan_refresh(
             )
         if changes.given_up:
             changes.notes.append(
-                f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "
-                'after a repair of the function, refresh(on_code_change="recompute") computes all rows.'
+                f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why. "
+                'After a repair of the function, refresh(on_code_change="new_rows") runs it on them again.'
             )
         if view_state.newest.changed:
             changes.notes.append(
@@ -168,7 +170,7 @@ def plan_refresh(
         changes.notes.extend(view_state.taken_back)
         total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
         rows = sum(item.rows for item in works)
-        reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
+        reason_counts = [*_count_reasons(works)]
         if (left := looked - rows - len(renumbered)) > 0:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
@@ -205,6 +207,12 @@ def plan_refresh(
         )
 
 
+def _count_reasons(works: Sequence[FragmentWork]) -> Iterator[ReasonCount]:
+    for reason in (CHANGED, FAILED):
+        if found := [item.rows for item in works if item.reason == reason]:
+            yield ReasonCount(reason, len(found), sum(found))
+
+
 def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view: str) -> None:
     if not definition.stable_row_ids and dataset.version != definition.source_version:
         raise InvalidInput(
@@ -215,8 +223,14 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
         )
 
 
-def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None) -> SourceChanges:
-    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new."""
+def compare_source(
+    dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None, repaired: bool = False
+) -> SourceChanges:
+    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
+
+    Args:
+        repaired: the code of a UDF changed since, so that failures of the earlier code do not count.
+    """
     columns = columns_of(dataset, names, (), None)
     state = ColumnState() if snapshot is None else snapshot.state(columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
@@ -229,13 +243,13 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
         if files.live_rows == 0:
             continue
         then = before.get(files.signature)
-        again = then is not None and any(runs < MOST_RUNS and rows for runs, rows in then.failed)
+        again = then is not None and any((repaired or runs < MOST_RUNS) and rows for runs, rows in then.failed)
         if then is not None and then.deletion == files.deletion and not again:
             kept.add(files.signature)
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
             continue
-        fragment = _changed(files, computed_rows, before, seen)
+        fragment = _changed(files, computed_rows, before, seen, repaired)
         here.append(fragment.ids)
         failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
         found.given_up += sum(len(rows) for _, rows in failed)
@@ -257,7 +271,11 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
 
 
 def _changed(
-    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment], seen: Callable[[], Ranges]
+    files: FragmentFiles,
+    computed_rows: ComputedRows,
+    before: Mapping[str, SourceFragment],
+    seen: Callable[[], Ranges],
+    repaired: bool,
 ) -> ChangedFragment:
     """Find the new and changed rows of a fragment; `seen` returns the row ids in the snapshot."""
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
@@ -271,7 +289,7 @@ def _changed(
     elif files.deletion:
         live = before[files.signature].live
     known = computed_rows.resolve(files, live) if ids & seen() else {}
-    tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known))
+    tried = () if repaired else tuple((runs, rows & live) for runs, rows in prior_failures_of(known))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
     done = rows_that(known, lambda provenance: not provenance.failures)
     return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(computed_rows.rows, files))
@@ -397,4 +415,5 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> Outp
 
 def _fragment_work(work: RefreshSpec, item: ChangedFragment) -> FragmentWork:
     kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
-    return FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)
+    reason = CHANGED if item.rows - Ranges.union(rows for _, rows in item.tried) else FAILED
+    return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept)

@@ -240,6 +240,8 @@ class ViewPublisher:
         if not view.checkpoints.local and (first := next(verified, None)) is not None:
             self.target.data.describe_ahead(self.target.view, first.file)
         staged, dataset, *_ = view.checkpoints.side_by_side(*looks, *waits)
+        # Rows that failed without changing the view count as another run, too.
+        swap = replace(swap, advances=swap.advances or bool(staged.failed))
         result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
         # An earlier attempt may have been killed after its swap.
         newest = newest_swap(view, dataset)
