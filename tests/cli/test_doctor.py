@@ -76,6 +76,25 @@ def test_java_is_found_in_java_home_before_path(bare: Path, tmp_path: Path, monk
     assert find_java() == JavaFound(tmp_path / "named", 21, "JAVA_HOME", has_vector_module=False)
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH", "LD_PRELOAD", "OPENAI_API_KEY",
+     "AWS_SECRET_ACCESS_KEY", "AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_LANCE_DEFAULT"],
+)  # fmt: skip
+def test_the_java_that_is_asked_for_its_version_inherits_no_options_and_no_secrets(
+    variable: str, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = fake_java(tmp_path / "named", "21")
+    program = home / "bin" / "java"
+    program.write_text(program.read_text() + f"env > {tmp_path / 'inherited'}\n")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv(variable, "-a-value-of-its-own" if variable != "LD_PRELOAD" else "")
+    assert find_java() == JavaFound(home, 21, "JAVA_HOME", has_vector_module=False)
+    inherited = (tmp_path / "inherited").read_text().splitlines()
+    assert not [line for line in inherited if line.startswith(f"{variable}=")]
+    assert f"PATH={bare}" in inherited
+
+
 @pytest.mark.parametrize("specification", ["1.8", "11"])
 def test_a_java_too_old_for_spark_is_passed_over(
     specification: str, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
