@@ -68,6 +68,23 @@ def check_choice(setting: str, value: object, choices: Sequence[str]) -> None:
         raise InvalidInput(f"{setting}={value!r}: give one of {', '.join(map(repr, choices))}.")
 
 
+def check_price(given: object) -> float:
+    if not isinstance(given, (int, float)) or given < 0:
+        raise InvalidInput(f"price_per_million_tokens={given!r}: give a number of at least 0.")
+    return given
+
+
+def check_prices(given: object) -> tuple[float, float]:
+    """Check the prices of a prompt and an answer."""
+    match given:
+        case (int() | float() as prompt, int() | float() as answer) if prompt >= 0 and answer >= 0:
+            return prompt, answer
+    raise InvalidInput(
+        f"prices_per_million_tokens={given!r}: give the price of the prompt's and that of the answer's tokens, as "
+        "(2.5, 10.0)."
+    )
+
+
 def filled(vectors: Any, at: Sequence[int], rows: int, dimensions: int) -> pa.Array:
     """Return vectors as a column: `vectors` at the rows `at`, in this order, and NULL in all other rows."""
     import numpy as np

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
-import re
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from string import Formatter
 from typing import Any
 
@@ -17,13 +17,18 @@ import pyarrow as pa
 
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import BatchFailed, InvalidInput
-from airflow_geneva.functions.made import check_whole, filled, make
+from airflow_geneva.functions import answers
+from airflow_geneva.functions.answers import ForeignAnswer, RefusedAnswer, TooLarge, at_most, decode
+from airflow_geneva.functions.made import check_price, check_prices, check_whole, filled, make
 from airflow_geneva.functions.schema import check_answer, json_schema, misfit
 from airflow_geneva.functions.service import RETRIES, Service, settings_now
 from airflow_geneva.services.limits.rate_limit import check_limit, report
 
+logger = logging.getLogger("airflow_geneva.functions")
+
 _PER = 1e6
 _MOST_KEPT = 4_096
+_MOST_LISTED = 10_000
 _BYTES_PER_TOKEN = 3.0
 """UTF-8 bytes per token, at the low end: English has four or five, few languages and no code have fewer."""
 
@@ -80,84 +85,66 @@ class _Embeddings(Service):
             raise
         return found
 
-    async def ask(self, texts: Sequence[str], found: dict[str, np.ndarray]) -> set[int]:
-        """Make a request; add the vectors of its answer, even if truncated. Return the lengths of these vectors."""
+    async def ask(self, texts: Sequence[str], found: dict[str, np.ndarray]) -> frozenset[int]:
+        """Request vectors and add them to `found`; return their lengths.
+
+        If the service does not return one vector for each text, none of them is used: which text each belongs to is not
+        known. Each half of the texts is requested again, down to single texts.
+
+        Raises:
+            RefusedAnswer: some texts have no vector, even alone.
+        """
+        try:
+            return await self.request(texts, found)
+        except RefusedAnswer as error:
+            if len(texts) == 1:
+                raise
+            logger.warning("%s None is used, and each half of the texts is requested again.", error)
+        lengths, refused = frozenset[int](), None
+        middle = len(texts) // 2
+        for half in (texts[:middle], texts[middle:]):
+            try:
+                lengths |= await self.ask(half, found)
+            except RefusedAnswer as error:
+                refused = error
+        if refused is not None:
+            raise refused
+        return lengths
+
+    async def request(self, texts: Sequence[str], found: dict[str, np.ndarray]) -> frozenset[int]:
+        """Make a request; add the vectors of its answer, even if it is cut. Return the lengths of these vectors."""
         more = {"dimensions": self.dimensions} if self.shorten else {}
         request = {"model": self.model, "input": texts, "encoding_format": "base64", **more}
         request["extra_body"] = dict(self.extra_body)
-        body, lengths = bytearray(), set[int]()
-        async with self.asking() as client:
+        body = bytearray()
+        async with self.asking(answers.bytes_of_vectors(len(texts), self.dimensions)) as client:
             try:
                 async with client.embeddings.with_streaming_response.create(**request) as answer:
-                    with cut_answers(f"The model {self.model!r} at {client.base_url}"):
-                        async for part in answer.iter_bytes():
-                            body += part
-            finally:
-                vectors = list(read_vectors(body))
-                lengths = {len(vector) for _, vector in vectors}
-                # If a service numbers its vectors differently, they cannot be assigned to their texts.
-                if len({at for at, _ in vectors} & set(range(len(texts)))) == len(vectors):
-                    found |= {texts[at]: vector for at, vector in vectors if len(vector) == self.dimensions}
-            tokens = tokens_used(body)
-        report(tokens=tokens, cost=tokens * self.price / _PER)
-        return lengths
+                    await answers.read_into(body, answer)
+                vectors = answers.read_vectors(body, len(texts), self.dimensions)
+            except RefusedAnswer as error:
+                self.report(error.tokens)
+                raise
+            except (ForeignAnswer, TooLarge):
+                raise
+            except BaseException:
+                cut = answers.read_cut_vectors(body, len(texts), self.dimensions)
+                found |= {texts[at]: vector for at, vector in cut.taken.items()}
+                raise
+        found |= {texts[at]: vector for at, vector in vectors.taken.items()}
+        self.report(vectors.tokens)
+        return vectors.lengths
 
-    def incomplete(self, left: int, asked: int, lengths: set[int]) -> ValueError:
+    def report(self, tokens: float) -> None:
+        report(tokens=tokens, cost=tokens * self.price / _PER)
+
+    def incomplete(self, left: int, asked: int, lengths: frozenset[int]) -> ValueError:
         if other := sorted(lengths - {self.dimensions}):
             numbers = " and ".join(map(str, other))
             return ValueError(f"The model returned vectors of {numbers} numbers, and dimensions={self.dimensions}.")
-        numbered = ", or not numbered as the texts are" if left == asked and lengths else ""
-        return ValueError(f"The model {self.model!r} returned {asked - left} vectors for {asked} texts{numbered}.")
-
-
-def text_of(model: str, choice: Any) -> str:
-    """Return the text of a model's answer; `ValueError` if it refused or was cut off."""
-    if refusal := getattr(choice.message, "refusal", None):
-        raise ValueError(f"The model {model!r} refused: {refusal:.500}")
-    if choice.finish_reason in ("length", "content_filter"):
-        said = f"({choice.finish_reason}): {choice.message.content or '':.500}"
-        raise ValueError(f"The answer of the model {model!r} is not whole {said}")
-    return str(choice.message.content or "")
-
-
-@contextmanager
-def cut_answers(asked: str) -> Iterator[None]:
-    """Convert the error of an HTTP library about a truncated answer to a `ConnectionError`."""
-    try:
-        yield
-    except Exception as error:
-        raise ConnectionError(f"{asked} gave no whole answer: {error!r}") from error
-
-
-def read_vectors(body: bytearray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the position and the vector of each complete item in an answer, which may be truncated."""
-    text = body.decode(errors="replace")
-    begin = re.search(r'"data"\s*:\s*\[', text)
-    at, decoder = begin.end() if begin else len(text), json.JSONDecoder()
-    while following := re.compile(r"[\s,]*(?=\{)").match(text, at):
-        try:
-            item, at = decoder.raw_decode(text, following.end())
-        except ValueError:
-            return
-        match item:
-            case {"index": int(index), "embedding": str(packed)}:
-                yield index, np.frombuffer(base64.b64decode(packed), "<f4")
-            case {"index": int(index), "embedding": [*numbers]}:
-                yield index, np.asarray(numbers, np.float32)
-
-
-def tokens_used(body: bytearray) -> float:
-    """Return the token usage of a complete answer; `AttributeError` if the answer does not follow OpenAI's API."""
-    try:
-        answer = json.loads(body)
-    except ValueError as error:
-        raise AttributeError(f"{bytes(body[:100])!r} is no JSON") from error
-    match answer:
-        case {"data": [*_], "usage": {"prompt_tokens": int(tokens)}}:
-            return tokens
-        case {"data": [*_]}:
-            return 0
-    raise AttributeError(f"{bytes(body[:100])!r} has no data")
+        return ValueError(
+            f"The model {self.model!r} returned {asked - left} vectors of finite numbers for {asked} texts."
+        )
 
 
 class _Chat(Service):
@@ -180,18 +167,16 @@ class _Chat(Service):
     async def ask(self, text: str, **more: Any) -> str:
         if self.extra_body:
             more["extra_body"] = dict(self.extra_body)
+        body = bytearray()
+        request = {"model": self.model, "messages": messages(self.instructions, text), **more, **self.options}
         async with self.asking() as client:
-            answer = await client.chat.completions.create(
-                model=self.model, messages=messages(self.instructions, text), **more, **self.options
-            )
-            usage, choices = answer.usage, answer.choices
-        if usage:
-            used = (usage.prompt_tokens, usage.completion_tokens)
+            async with client.chat.completions.with_streaming_response.create(**request) as answer:
+                await answers.read_into(body, answer)
+            said = decode(body)
+            used = answers.tokens_of(said)
             cost = sum(tokens * price / _PER for tokens, price in zip(used, self.prices, strict=True))
             report(tokens=sum(used), cost=cost)
-        if not choices:
-            raise ValueError(f"The model {self.model!r} answered with no choice: {answer!r:.500}")
-        return text_of(self.model, choices[0])
+            return answers.read_completion(said, self.options.get("n", 1)).text(self.model)
 
 
 class _Extraction(_Chat):
@@ -206,8 +191,8 @@ class _Extraction(_Chat):
         wanted = {"name": "row", "strict": True, "schema": self.schema}
         said = await self.ask(text, response_format={"type": "json_schema", "json_schema": wanted})
         try:
-            found = json.loads(said)
-        except ValueError as error:
+            found = decode(said)
+        except ForeignAnswer as error:
             raise ValueError(f"The answer of the model {self.model!r} is no JSON: {said:.500}") from error
         checked: dict[str, Any] = check_answer(found, self.schema, said)
         try:
@@ -229,7 +214,8 @@ class _Batches(Service):
     @contextmanager
     def calling(self) -> Iterator[Any]:
         key, url = settings_now(self.connection)
-        with self.openai.OpenAI(api_key=key, base_url=url, max_retries=0) as client, self.explained(client):
+        client = self.openai.OpenAI(api_key=key, base_url=url, max_retries=0, **answers.limited(self.openai))
+        with client, self.explained(client):
             yield client
 
     def submit(self, batch: pa.RecordBatch, key: str) -> dict[str, Any]:
@@ -255,9 +241,10 @@ class _Batches(Service):
 
     def find(self, key: str) -> dict[str, Any] | None:
         with self.calling() as client:
-            for one in client.batches.list(limit=100):
-                if (one.metadata or {}).get("key") == key:
-                    return {"batch": one.id, "rows": int(one.metadata["rows"])}
+            for one in islice(client.batches.list(limit=100), _MOST_LISTED):
+                match one.metadata:
+                    case {"key": found, "rows": str(rows)} if found == key and rows.isdecimal():
+                        return {"batch": one.id, "rows": int(rows)}
         return None
 
     def poll(self, handle: Mapping[str, Any]) -> bool:
@@ -270,38 +257,58 @@ class _Batches(Service):
         return found.status in ("completed", "expired")
 
     def fetch(self, handle: Mapping[str, Any]) -> list[Any]:
+        """Return the values and the errors of the rows of a batch.
+
+        A completed batch that does not answer each of its requests once is refused as a whole.
+        """
         if handle["batch"] is None:
             return [None] * handle["rows"]
+        rows, used = handle["rows"], [0.0, 0.0]
+
+        def outcome(line: Mapping[str, Any]) -> Any:
+            response = line.get("response")
+            response = response if isinstance(response, dict) else {}
+            for at, tokens in enumerate(answers.tokens_of(response.get("body"))):
+                used[at] += tokens
+            return self.outcome(response, line.get("error"))
+
+        left, outcomes = "The batch ended before this row", dict[str, Any]()
         with self.calling() as client:
             found = client.batches.retrieve(handle["batch"])
-            sent, *answered = (
-                [json.loads(line) for line in client.files.content(name).text.splitlines()]
-                for name in (found.input_file_id, found.output_file_id, found.error_file_id)
-                if name
-            )
-        values = dict.fromkeys(
-            (int(line["custom_id"]) for line in sent), BatchFailed("The batch ended before this row")
-        )
-        prompt, completion = 0, 0
-        for line in (line for lines in answered for line in lines):
-            used = (line.get("response") or {}).get("body", {}).get("usage") or {}
-            prompt, completion = prompt + used.get("prompt_tokens", 0), completion + used.get("completion_tokens", 0)
-            values[int(line["custom_id"])] = self.outcome(line)
-        cost = (prompt * self.prices[0] + completion * self.prices[1]) / _PER
-        report(tokens=prompt + completion, cost=cost)
-        return [values.get(row) for row in range(handle["rows"])]
+            ids = map(str, range(rows))
+            sent = answers.match_lines(self.lines(client, rows, found.input_file_id), ids, bool, complete=False)
+            answered = self.lines(client, rows, found.output_file_id, found.error_file_id)
+            try:
+                outcomes = answers.match_lines(answered, sent, outcome, complete=found.status == "completed")
+            except (RefusedAnswer, TooLarge) as error:
+                left = f"The service's answer to batch {found.id} is not used: {error}."
+        report(tokens=sum(used), cost=(used[0] * self.prices[0] + used[1] * self.prices[1]) / _PER)
+        return [outcomes.get(row, BatchFailed(left)) if row in sent else None for row in map(str, range(rows))]
 
-    def outcome(self, line: Mapping[str, Any]) -> Any:
+    def lines(self, client: Any, rows: int, *names: str | None) -> Iterator[Any]:
+        """Yield the lines of files of a batch, parsed."""
+        for name in names:
+            if name:
+                with (
+                    at_most(answers.bytes_of_batch(rows)),
+                    client.files.with_streaming_response.content(name) as answer,
+                ):
+                    yield from answers.lines_of(answers.parts_of(answer), rows)
+
+    def outcome(self, response: Mapping[str, Any], error: Any) -> Any:
         """Return the value of a row, or an exception that error policies can match."""
-        response = line.get("response") or {}
         status, body = response.get("status_code", 0), response.get("body")
         if status == 200:
             try:
                 return self.value(body)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                return error
-        kind = ValueError if 400 <= status < 500 else ConnectionError
-        return kind(f"The model {self.model!r} gave no answer: {status} {body or line.get('error')!r:.1000}")
+            except RefusedAnswer as refused:
+                return RefusedAnswer(f"The model {self.model!r} {refused}.")
+            except ForeignAnswer as foreign:
+                return LookupError(f"The model {self.model!r} gave an answer that is not of OpenAI's API: {foreign}.")
+            except ValueError as wrong:
+                return wrong
+        kind = ValueError if isinstance(status, int) and 400 <= status < 500 else ConnectionError
+        return kind(f"The model {self.model!r} gave no answer: {status!r:.100} {body or error!r:.1000}")
 
     @abstractmethod
     def body(self, values: Sequence[Any]) -> dict[str, Any] | None:
@@ -325,11 +332,8 @@ class _BatchEmbeddings(_Batches):
         more = {"dimensions": self.dimensions} if self.shorten else {}
         return {"model": self.model, "input": values[0], **more} if values[0] else None
 
-    def value(self, body: Any) -> list[float]:
-        vector: list[float] = body["data"][0]["embedding"]
-        if len(vector) != self.dimensions:
-            raise ValueError(f"The model returned a vector of {len(vector)} numbers, and dimensions={self.dimensions}.")
-        return vector
+    def value(self, body: Any) -> np.ndarray:
+        return answers.read_vector(body, self.dimensions)
 
 
 class _BatchChat(_Batches):
@@ -347,7 +351,7 @@ class _BatchChat(_Batches):
         return {"model": self.model, "messages": messages(self.instructions, text), **self.options} if text else None
 
     def value(self, body: Any) -> str:
-        return text_of(self.model, self.openai.types.chat.ChatCompletion.model_validate(body).choices[0])
+        return answers.read_completion(body, self.options.get("n", 1)).text(self.model)
 
 
 def messages(instructions: str, text: str) -> list[dict[str, str]]:
@@ -421,7 +425,7 @@ def embeddings(
     check_whole("dimensions", dimensions)
     check_whole("max_inputs", max_inputs)
     check_whole("max_tokens", max_tokens)
-    price = _price(price_per_million_tokens)
+    price = check_price(price_per_million_tokens)
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten), **_extra(extra_body, input_type)}
     chosen = {"batch_size": batch_size, **RETRIES, "timeout": 60.0, "deterministic": True, **settings}
     chosen.setdefault("dedup", chosen["deterministic"])
@@ -530,7 +534,7 @@ def batch_embeddings(
         settings: arguments of the decorator `udf`: `poll_interval`, by default 300 seconds, `cost`, `on_error`.
     """
     check_whole("dimensions", dimensions)
-    price = _price(price_per_million_tokens)
+    price = check_price(price_per_million_tokens)
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten), **_extra(extra_body, input_type)}
     chosen = {"input_columns": ["text"], "batch_size": batch_size, "poll_interval": 300.0, **RETRIES, **settings}
     kind = pa.list_(pa.float32(), dimensions)
@@ -556,7 +560,7 @@ def batch_chat(
     given = {"model": model, "instructions": instructions, "options": dict(options or {}), **_extra(extra_body)}
     given |= {} if template is None else {"template": template}
     named = {"input_columns": inputs_of(template), "batch_size": batch_size, "poll_interval": 300.0}
-    prices = _prices(prices_per_million_tokens)
+    prices = check_prices(prices_per_million_tokens)
     return make(_BatchChat, pa.string(), given, {**named, **RETRIES, **settings}, prices=prices, connection=connection)
 
 
@@ -579,22 +583,5 @@ def _make_chat(
 ) -> UDF:
     chosen = {**RETRIES, "timeout": 300.0, "input_columns": inputs_of(template), **settings}
     given = given if template is None else {**given, "template": template}
-    more |= {"prices": (paid := _prices(prices)), "timeout": chosen["timeout"], "reports_cost": any(paid)}
+    more |= {"prices": (paid := check_prices(prices)), "timeout": chosen["timeout"], "reports_cost": any(paid)}
     return make(base, data_type, given, chosen, **more)
-
-
-def _price(given: object) -> float:
-    if not isinstance(given, (int, float)) or given < 0:
-        raise InvalidInput(f"price_per_million_tokens={given!r}: give a number of at least 0.")
-    return given
-
-
-def _prices(given: object) -> tuple[float, float]:
-    """Check the prices of a prompt and an answer."""
-    match given:
-        case (int() | float() as prompt, int() | float() as answer) if prompt >= 0 and answer >= 0:
-            return prompt, answer
-    raise InvalidInput(
-        f"prices_per_million_tokens={given!r}: give the price of the prompt's and that of the answer's tokens, as "
-        "(2.5, 10.0)."
-    )

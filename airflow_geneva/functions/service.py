@@ -13,6 +13,15 @@ from weakref import WeakKeyDictionary
 
 from airflow_geneva.engine.udf import Retry
 from airflow_geneva.errors import InvalidInput, service_variables
+from airflow_geneva.functions.answers import (
+    MAX_BYTES,
+    CutAnswer,
+    ForeignAnswer,
+    RefusedAnswer,
+    TooLarge,
+    at_most,
+    limited_async,
+)
 from airflow_geneva.functions.made import library
 from airflow_geneva.services.limits.calls import must_pay, retry_after
 from airflow_geneva.services.limits.rate_limit import RateLimited
@@ -102,7 +111,8 @@ class Service:
         before = self._clients.get(loop)
         if before is None or before.settings != settings:  # a user may have corrected them
             key, url = settings
-            api = self.openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=self.timeout)
+            bounded = limited_async(self.openai)
+            api = self.openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=self.timeout, **bounded)
             self._clients[loop] = _Client(settings, api)
         used = self._clients[loop]
         used.calls += 1
@@ -116,21 +126,31 @@ class Service:
                 await used.api.close()
 
     @asynccontextmanager
-    async def asking(self) -> AsyncIterator[Any]:
+    async def asking(self, size: int = MAX_BYTES) -> AsyncIterator[Any]:
         """Yield the client, and raise errors that policies can match; each names the service and the request.
 
         `ConnectionError` is transient, `RateLimited` is a 429, `ValueError` concerns the input, others concern the
         settings.
+
+        Args:
+            size: maximum bytes of an answer.
         """
         async with self.client() as client:
-            with self.explained(client):
+            with self.explained(client), at_most(size):
                 yield client
 
     @contextmanager
     def explained(self, client: Any) -> Iterator[None]:
         asked = f"The model {self.model!r} at {client.base_url}"
         try:
-            yield
+            with _own_errors(self.openai):
+                yield
+        except RefusedAnswer as error:
+            raise RefusedAnswer(f"{asked} {error}.", error.tokens) from None
+        except TooLarge as error:
+            raise ValueError(f"{asked} gave {error}.") from None
+        except CutAnswer as error:
+            raise ConnectionError(f"{asked} gave no whole answer: {error.__cause__ or error!r}") from error
         except self.openai.RateLimitError as error:
             if must_pay(error):
                 raise _refusal(PermissionError, f"{asked} refused: {error.message:.1000} {_PAY}", 402) from None
@@ -144,5 +164,16 @@ class Service:
             kind, remedy = _REFUSALS[error.status_code]
             refused = f"{asked} refused: {error.message:.1000} {remedy}".rstrip()
             raise _refusal(kind, refused, error.status_code) from None
-        except AttributeError as error:
+        except (AttributeError, ForeignAnswer) as error:
             raise LookupError(f"{asked} gave an answer that is not of OpenAI's API: {error}. {_CHECK_URL}") from error
+
+
+@contextmanager
+def _own_errors(openai: Any) -> Iterator[None]:
+    """Raise errors about an answer as they are, where some versions of the library make connection errors of them."""
+    try:
+        yield
+    except openai.APIConnectionError as error:
+        if isinstance(error.__cause__, (CutAnswer, ForeignAnswer, TooLarge)):
+            raise error.__cause__ from None
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import io
 import re
@@ -168,19 +167,6 @@ def test_what_an_answer_holds_is_kept_and_only_the_rest_is_asked_again(
         counts = server.counts()
         assert counts.failed == {way: 1 for way, _ in ways.values()}
         assert {text for text, times in counts.paid.items() if times > 1} <= {*again}
-
-
-def test_vectors_that_are_not_numbered_as_the_texts_are_no_values(server: OpenAIServer, database: Database) -> None:
-    texts = [f"text {at:02}" for at in range(12)]
-    table = database.create_table("docs", pa.table({"text": texts}))
-    server.change(fail_inputs={"text": "unnumbered"})
-    made = embeddings("small", 8, on_error="fail")
-    table.add_columns({"vector": made})
-    with pytest.raises(ValueError, match="0 vectors for 12 texts, or not numbered as the texts are"):
-        asyncio.run(made(pa.array(texts)))
-    # Alone, a text has the number 0.
-    table.backfill("vector", udf=embeddings("small", 8, on_error=[Skip(ValueError)]), runner="inline")
-    assert table.to_arrow()["vector"].to_pylist() == [embedding_of(text) for text in texts]
 
 
 def test_equal_texts_are_paid_once_and_the_plan_says_so(server: OpenAIServer, database: Database) -> None:
@@ -359,34 +345,6 @@ def test_a_request_that_hangs_ends_at_the_timeout_and_is_made_again(
     assert asyncio.run(seconds()) == 900
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        ("<html>Welcome</html>", "an answer that is not of OpenAI's API: .*most end in /v1"),
-        (SimpleNamespace(usage=None, choices=[]), "answered with no choice: "),
-    ],
-)
-def test_an_answer_of_something_else_says_what_to_check(
-    answer: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises((LookupError, ValueError), match=words):
-        asyncio.run(answered(answer, monkeypatch)("hello"))
-
-
-def answered(answer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the function of a chat whose service gives this answer."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-good")
-
-    async def create(**request: Any) -> Any:
-        return answer
-
-    function = chat("small", "Say it.").function
-    chats = SimpleNamespace(completions=SimpleNamespace(create=create))
-    client = SimpleNamespace(chat=chats, base_url="http://here/")
-    monkeypatch.setattr(function, "client", lambda: contextlib.nullcontext(client))
-    return function
-
-
 @pytest.mark.parametrize("declared", [None, 0.00001, 0.01])
 def test_a_cap_is_kept_by_the_price_that_calls_report(
     server: OpenAIServer, database: Database, declared: float | None
@@ -521,14 +479,6 @@ def test_a_batch_with_another_answer_fails_its_rows_only(server: OpenAIServer, d
     assert function.find("another") is None
     empty = function.submit(pa.record_batch([pa.array([None, ""])], ["text"]), "no-key")
     assert (function.poll(empty), function.fetch(empty)) == (True, [None, None])
-
-
-@pytest.mark.parametrize("reason", ["length", "content_filter"])
-def test_an_answer_that_is_not_whole_is_a_failure(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = SimpleNamespace(content=None, refusal=None)
-    answer = SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason=reason)])
-    with pytest.raises(ValueError, match=f"is not whole \\({reason}\\)"):
-        asyncio.run(answered(answer, monkeypatch)("hello"))
 
 
 def test_an_answer_that_does_not_fit_its_schema_is_a_failed_row_that_says_what_was_found(

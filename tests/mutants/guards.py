@@ -55,6 +55,7 @@ CLEANUP = "cleanup/test_cleanup.py::"
 PROMOTED = "run/test_promotion.py::"
 SIBLINGS = "run/test_siblings.py::"
 LOAD = "load/test_load.py::"
+ANSWERS = "functions/test_answers.py::"
 
 GUARDS = [
     # Identity: what a value was computed from.
@@ -544,10 +545,10 @@ GUARDS = [
         ("apply/test_async_calls.py::test_a_value_returned_after_the_timeout_is_dropped",),
     ),
     Guard(
-        "A vector of a service that numbers them in its own way would become the value of another text.",
-        "if len({at for at, _ in vectors} & set(range(len(texts)))) == len(vectors):",
-        "if vectors:",
-        ("functions/test_functions.py::test_vectors_that_are_not_numbered_as_the_texts_are_no_values",),
+        "A service that leaves out a text and numbers its vectors anew would give nearly all texts another's vector.",
+        "if len(items) != texts or numbered.keys() != set(range(texts)):",
+        "if False:",
+        (ANSWERS + "test_a_complete_answer_that_does_not_match_its_texts_is_asked_again_in_halves",),
     ),
     Guard(
         "A device that fails would fail every row of its tasks under a policy that skips.",
@@ -641,5 +642,11 @@ GUARDS = [
         "same_inputs = all(columns_in(dataset, columns.inputs_text, columns.output)[1])",
         "same_inputs = True\n    columns = replace(columns, inputs=())",
         (LOAD + "test_rows_whose_keys_change_during_a_load_are_left",),
+    ),
+    Guard(
+        "A batch API that leaves out a request and numbers its answers anew would give rows the answers of others.",
+        "if left and complete:",
+        "if False:",
+        (ANSWERS + "test_a_completed_batch_that_does_not_match_its_requests_is_refused_as_a_whole",),
     ),
 ]

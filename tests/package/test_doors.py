@@ -24,7 +24,9 @@ class Door:
 
 
 # A line for what is used and where. A module below `modules` is a path below the package.
-DOORS: tuple[Door, ...] = ()
+DOORS: tuple[Door, ...] = (
+    Door("answers of model services", (".iter_bytes", ".iter_raw", ".aiter_raw"), ("functions/answers.py",)),
+)
 
 
 def list_uses(tree: ast.AST) -> Iterator[str]:

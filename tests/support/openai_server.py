@@ -23,14 +23,28 @@ import time
 import urllib.request
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-FAILURES = ("400", "429", "500", "quota", "hang", "cut", "short", "unnumbered")
-"""How a request fails: with a status, with no answer until the client goes, with half of a paid answer, or with one
-vector too short, that of the text that `fail_inputs` names or the first one, or with vectors that all have the
-number 0."""
+WRONG: Mapping[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]] = {
+    "fewer": lambda data, at: _numbered([*data[:at], *data[at + 1 :]]),
+    "hole": lambda data, at: [*data[:at], *data[at + 1 :]],
+    "more": lambda data, at: _numbered([data[at], *data]),
+    "twice": lambda data, at: [*data, data[at]],
+    "same": lambda data, at: [{**one, "index": max(one["index"] - 1, 0)} for one in data],
+    "unnumbered": lambda data, at: [{**one, "index": 0} for one in data],
+    "from one": lambda data, at: [{**one, "index": one["index"] + 1} for one in data],
+    "negative": lambda data, at: [{**one, "index": one["index"] - len(data)} for one in data],
+    "nameless": lambda data, at: [{"embedding": one["embedding"]} for one in data],
+    "quoted": lambda data, at: [{**one, "index": str(one["index"])} for one in data],
+}
+"""Ways of an answer that is complete, but whose vectors cannot be assigned: they get the vectors and the position of
+the text that `fail_inputs` names."""
+
+FAILURES = ("400", "429", "500", "quota", "hang", "cut", "short", *WRONG)
+"""How a request fails: with a status, with no answer until the client goes, with half of a paid answer, with one vector
+too short, that of the text that `fail_inputs` names or the first one, or in a way of `WRONG`."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,9 @@ class Settings:
         retry_after: seconds that a 429 at will names; None: no header.
         chat_answers: for a text inside a chat's last message, the answer; else it is made by `answer_to`.
         batch_seconds: seconds until a batch is completed.
+        batch_answers: how the lines of a batch's answers are wrong: "fewer", "twice", "unknown", or "renumbered".
+        raw_answer: body of every answer to a model request, and how often it is repeated.
+        raw_headers, raw_status: headers and status of such an answer.
         api_keys: accepted keys; none: any.
     """
 
@@ -68,6 +85,10 @@ class Settings:
     retry_after: float | None = 1.0
     chat_answers: Mapping[str, str] = field(default_factory=dict)
     batch_seconds: float = 0.2
+    batch_answers: str = ""
+    raw_answer: tuple[str, int] | None = None
+    raw_headers: Mapping[str, str] = field(default_factory=dict)
+    raw_status: int = 200
     api_keys: tuple[str, ...] = ()
 
 
@@ -313,6 +334,9 @@ class _Server:
     async def model(self, key: str, path: str, request: dict[str, Any], reader: asyncio.StreamReader) -> Any:
         self.last = request
         inputs = _inputs_of(request)
+        if self.settings.raw_answer is not None:
+            body, times = self.settings.raw_answer
+            return _Answer(self.settings.raw_status, body.encode() * times, self.settings.raw_headers)
         tokens = self.tokens_of(inputs, path)
         window = self.windows.setdefault(key, _Window())
         failure = self.failure_of(inputs)
@@ -346,13 +370,13 @@ class _Server:
         finally:
             window.running -= 1
         answer = self.answer(path, request, inputs)
-        if failure in ("cut", "short", "unnumbered"):
+        if failure in ("cut", "short", *WRONG):
             self.failed[failure] += 1
-        if failure == "unnumbered":
-            answer["data"] = [{**one, "index": 0} for one in answer["data"]]
+        parts = self.settings.fail_inputs
+        at = next((at for at, text in enumerate(inputs) if any(part in text for part in parts)), 0)
+        if failure in WRONG:
+            answer["data"] = WRONG[failure](answer["data"], at)
         if failure == "short":
-            parts = self.settings.fail_inputs
-            at = next((at for at, text in enumerate(inputs) if any(part in text for part in parts)), 0)
             vector = answer["data"][at]["embedding"]
             # Eight characters of base64 are six bytes: a number and a half.
             answer["data"][at]["embedding"] = vector[:16] if isinstance(vector, str) else vector[:3]
@@ -467,6 +491,7 @@ class _Server:
         lines = self.files[batch["input_file_id"]].splitlines()
         if batch["status"] == "in_progress" and time.monotonic() >= batch["ready"]:
             outcomes = [self.batch_line(json.loads(line)) for line in lines if line.strip()]
+            outcomes = _wrong_lines(outcomes, self.settings.batch_answers)
             for field_name, wanted in (("output_file_id", True), ("error_file_id", False)):
                 kept = [json.dumps(outcome) for outcome, fine in outcomes if fine is wanted]
                 if kept:
@@ -485,6 +510,25 @@ class _Server:
         body = self.answer(path, request, inputs) if fine else {"error": {"message": "The server had an error."}}
         response = {"status_code": 200 if fine else 500, "request_id": "r", "body": body}
         return {"id": "r", "custom_id": line["custom_id"], "response": response, "error": None}, fine
+
+
+def _numbered(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**one, "index": at} for at, one in enumerate(data)]
+
+
+def _wrong_lines(outcomes: list[tuple[dict[str, Any], bool]], how: str) -> list[tuple[dict[str, Any], bool]]:
+    (first, fine), *rest = outcomes
+    match how:
+        case "fewer":
+            return rest
+        case "renumbered":
+            ids = [line["custom_id"] for line, _ in outcomes]
+            return [({**line, "custom_id": name}, fine) for name, (line, fine) in zip(ids, rest, strict=False)]
+        case "twice":
+            return [*outcomes, (first, fine)]
+        case "unknown":
+            return [({**first, "custom_id": "1000"}, fine), *rest]
+    return outcomes
 
 
 def _freed(window: _Window, over: float, tokens: bool) -> float:
