@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.sql_text import read_sql
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
@@ -289,9 +290,15 @@ class ViewDefinition:
             values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
             found = well_typed(ViewDefinition(**values))
             _ = found.expectations
-            return found
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"The definition of view {view!r} is damaged ({error!r}): {text!r:.200}.") from error
+        found.check_sql()
+        return found
+
+    def check_sql(self) -> None:
+        """Raise `InvalidInput` if the filter or an expression is too large to be evaluated."""
+        for sql in (self.where, *(column.expression for column in self.columns if column.kind == "sql")):
+            read_sql(sql or "")
 
     @staticmethod
     def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:

@@ -13,8 +13,10 @@ import pyarrow as pa
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
+from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.siblings import match_fields
+from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
+from airflow_geneva.engine.lance_io.sql_text import names_in, read_sql
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.definition import check_column_name, key_names
@@ -121,8 +123,8 @@ def check_expression(sql: object, what: str) -> str:
             "rows changing. Use the table's columns."
         )
     depth = 0
-    for character in brackets_in(sql):
-        depth += (character == "(") - (character == ")")
+    for token in read_sql(sql):
+        depth += (token.text == "(") - (token.text == ")")
         if depth < 0:
             # Lance would parse only the part before this bracket; in added brackets, the text has another meaning.
             raise InvalidInput(f"{what}, {sql!r}, closes a bracket that it did not open. Write one condition or value.")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.sql_text import read_sql
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID
@@ -143,6 +144,7 @@ def select_row_ids(
 
 def _scan(dataset: lance.LanceDataset, where: str | None) -> Iterator[RowIdArray]:
     """Yield row ids in the table's order; without a filter, no column is read."""
+    read_sql(where or "")
     scanner = dataset.scanner(
         columns=[], filter=where, with_row_id=True, batch_size=_BATCH_ROWS, scan_in_order=True, batch_readahead=4
     )
