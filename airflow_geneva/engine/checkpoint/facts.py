@@ -257,6 +257,12 @@ def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:
     return CheckpointStore(checkpoints.folder("state", f"field-{field_id}"))
 
 
+def fields_with_state(checkpoints: Storage) -> set[int]:
+    """Return the numbers of the outputs that have ledgers."""
+    folders = checkpoints.list_folder("state")[0]
+    return {int(number) for name in folders if (number := name.removeprefix("field-")).isdecimal()}
+
+
 def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     """Read and combine all ledgers of a column; damaged ones count as absent, so that rows are computed again."""
     store = state_store(checkpoints, field_id)

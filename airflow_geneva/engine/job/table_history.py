@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
-from airflow_geneva.engine.lance_io.fragments import field_ids
+from airflow_geneva.engine.lance_io.fragments import ids_by_name
 from airflow_geneva.engine.lance_io.history import commits_newest_first, files_written
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, written_at
 from airflow_geneva.engine.storage.files import in_threads
@@ -35,7 +35,8 @@ def table_history(dataset: lance.LanceDataset, limit: int) -> pa.Table:
     commits = list(commits_newest_first(dataset, newest, max(newest - limit + 1, 1), limit))
     # pylance refuses two concurrent reads of one dataset object.
     opened = in_threads(lambda commit: open_version_or_none(copy.copy(dataset), commit.version), commits)
-    names = {field: name for name in dataset.schema.names for field in field_ids(dataset, name)}
+    ids = ids_by_name(dataset)
+    names = {field: name for name in dataset.schema.names for field in ids[name]}
     found = list[dict[str, Any]]()
     for commit, version in zip(commits, opened, strict=True):
         if version is None:

@@ -159,10 +159,16 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
     return tuple(field.id() for field in _fields_of(dataset, column))
 
 
-def output_ids(dataset: lance.LanceDataset, output: Output | str) -> tuple[int, ...]:
-    """Return the ids of the columns of an output, or of a column and its siblings; first the number of a group."""
+def output_ids(
+    dataset: lance.LanceDataset, output: Output | str, ids_now: Mapping[str, tuple[int, ...]] | None = None
+) -> tuple[int, ...]:
+    """Return the ids of the columns of an output, or of a column and its siblings; first the number of a group.
+
+    Args:
+        ids_now: `ids_by_name` of the dataset, if it is known.
+    """
     output = Output.of(dataset, output) if isinstance(output, str) else output
-    ids = [found for name in output.columns for found in field_ids(dataset, name)]
+    ids = [found for name in output.columns for found in (ids_now[name] if ids_now else field_ids(dataset, name))]
     return tuple(ids if output.group is None else [output.group, *ids])
 
 

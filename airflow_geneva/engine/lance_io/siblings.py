@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,21 @@ class Output:
         return _output_of(((one.name(), sibling_of(one)) for one in dataset.lance_schema.fields()), column)
 
     @staticmethod
+    def all_of(dataset: lance.LanceDataset, columns: Iterable[str]) -> list[Output]:
+        """Return the outputs that columns belong to, each once."""
+        there = {one.name(): sibling_of(one) for one in dataset.lance_schema.fields()}
+        groups = dict[int, dict[str, str]]()
+        for name, sibling in there.items():
+            if sibling is not None:
+                groups.setdefault(sibling.group, {})[name] = sibling.field
+        found = dict[Output, None]()
+        for column in columns:
+            own = there[column]
+            one = Output((column,)) if own is None else _siblings(own.group, groups[own.group])
+            found[one] = None
+        return list(found)
+
+    @staticmethod
     def in_schema(schema: pa.Schema, column: str) -> Output:
         """Return a column of an Arrow schema with its siblings, if it has any."""
         return _output_of([(one.name, sibling_in(one)) for one in schema], column)
@@ -135,8 +150,12 @@ def _output_of(there: Iterable[tuple[str, Sibling | None]], column: str) -> Outp
     own = found.get(column)
     if own is None:
         return Output((column,))
-    siblings = {name: other.field for name, other in found.items() if other is not None and other.group == own.group}
-    return Output(tuple(siblings), tuple(siblings.values()), own.group)
+    return _siblings(own.group, {name: one.field for name, one in found.items() if one and one.group == own.group})
+
+
+def _siblings(group: int, fields: Mapping[str, str]) -> Output:
+    """Return the output of a group; `fields` are the fields of the function's struct, by column."""
+    return Output(tuple(fields), tuple(fields.values()), group)
 
 
 def sibling_of(field: Any) -> Sibling | None:

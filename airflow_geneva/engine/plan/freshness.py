@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from airflow_geneva.engine.checkpoint.facts import load_state
+from airflow_geneva.engine.checkpoint.facts import fields_with_state, load_state
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, by_code_version, failed_rows, rows_that
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
@@ -162,8 +162,11 @@ def ids_of_rows(dataset: lance.LanceDataset, failed: FailedRows) -> set[int]:
 def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, columns: Sequence[str]) -> FailedRows:
     """Yield the rows of a table version for which the last UDF call of one of these columns failed."""
     ids = ids_by_name(dataset)
-    for column in columns:
-        output = output_ids(dataset, column)
+    outputs = [output_ids(dataset, output, ids) for output in Output.all_of(dataset, columns)]
+    known = fields_with_state(checkpoints) if len(outputs) > 1 else {output[0] for output in outputs}
+    for output in outputs:
+        if output[0] not in known:
+            continue
         state = load_state(checkpoints, output[0])
         for inputs in sorted(state.other_inputs("")):
             yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs, ids))
