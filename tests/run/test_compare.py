@@ -36,7 +36,6 @@ def computed(make_table: MakeTable, rows: int = 40) -> Table:
 
 def test_old_and_new_values_stand_side_by_side_and_nothing_is_kept(make_table: MakeTable) -> None:
     table = computed(make_table)
-    table.add([{"x": 1_000}])  # without a value of the old code
     version = table.version
     found = table.compare("y", NEW, sample=40)
     rows = found.to_arrow().to_pylist()
@@ -65,6 +64,24 @@ def test_a_column_may_be_called_error(make_table: MakeTable, given: str, column:
     found = table.compare(column, NEW, sample=40)
     assert (found.rows, found.failed, len(found.differing)) == (40, 1, 10)
     assert "error.raised=" in repr(found)
+
+
+def test_rows_without_a_value_that_would_get_one_differ(make_table: MakeTable) -> None:
+    @udf(data_type=pa.int64(), version="1", name="sparse")
+    def sparse(x: int) -> int | None:
+        return x if x % 2 else None
+
+    @udf(data_type=pa.int64(), version="2", name="sparse")
+    def dense(x: int) -> int:
+        return x
+
+    table = make_table(40)
+    table.add_columns({"y": sparse})
+    table.backfill("y", udf=sparse, runner="inline")
+    table.add([{"id": 40, "x": 40}])
+    found = table.compare("y", dense, sample=100)
+    assert (found.rows, found.filled, len(found.differing)) == (41, 21, 21)
+    assert "21 of 41 rows differ, 21 of these have no value today" in repr(found)
 
 
 def test_a_sample_is_taken_from_several_fragments(make_table: MakeTable) -> None:

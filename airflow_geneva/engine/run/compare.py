@@ -55,6 +55,12 @@ class Comparison:
         return int(self.table.num_rows)
 
     @property
+    def filled(self) -> int:
+        """Number of the rows without a value today for which the new code returns one."""
+        before, after = (self.table.column(at) for at in (-3, -2))
+        return int(pc.sum(pc.and_(before.is_null(), after.is_valid())).as_py() or 0)
+
+    @property
     def failed(self) -> int:
         return self.rows - int(self.table.column(self.table.num_columns - 1).null_count)
 
@@ -68,7 +74,8 @@ class Comparison:
         if not self.rows:
             return f"{head}: no row holds a value of other code"
         failed = f", {self.failed:,} of these fail" if self.failed else ""
-        return f"{head}: {len(self.differing):,} of {counted(self.rows, 'row')} differ{failed}"
+        filled = f", {self.filled:,} of these have no value today" if self.filled else ""
+        return f"{head}: {len(self.differing):,} of {counted(self.rows, 'row')} differ{failed}{filled}"
 
     def __repr__(self) -> str:
         lines = [self.without_values()]
@@ -81,8 +88,8 @@ class Comparison:
 
 
 def request_for(column: str) -> BackfillRequest:
-    """Return the request of a backfill that computes all values of a column again."""
-    return BackfillRequest(column, f"`{column}` IS NOT NULL", on_code_change="recompute", ignore_checkpoints=True)
+    """Return the request of a backfill that computes all rows of a column again, also those without a value."""
+    return BackfillRequest(column, on_code_change="recompute", ignore_checkpoints=True)
 
 
 def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:
