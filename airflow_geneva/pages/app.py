@@ -33,7 +33,7 @@ from airflow_geneva.pages.documents import answer, database_document, job_docume
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
 from airflow_geneva.pages.namespace import PREFIX, failure, router
 from airflow_geneva.pages.own_threads import in_own_threads
-from airflow_geneva.pages.rendering import HEADERS, STATIC, page
+from airflow_geneva.pages.rendering import HEADERS, NOT_KEPT, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
 from airflow_geneva.pages.tables import compare, count_freshness, describe_table, read_histories
 
@@ -244,7 +244,7 @@ def show_asset(uri: str) -> Response:
     conn_id, table = (quote(part, safe="") for part in table_of_asset(uri))
     if not (conn_id and table):
         raise HTTPException(404)
-    return RedirectResponse(f"databases/{conn_id}/tables/{table}", 303, HEADERS)
+    return RedirectResponse(f"databases/{conn_id}/tables/{table}", 303, NOT_KEPT)
 
 
 @app.get("/databases/{conn_id}/tables/{table}")

@@ -82,6 +82,26 @@ def test_every_route_asks_who_is_there(browse: Get) -> None:
             assert client.request(method, path).status_code == 405
 
 
+def test_every_answer_has_the_headers_of_pages_and_is_not_kept(browse: Get, database: Database) -> None:
+    make_table(database)
+    Rights.give("reader", connections=["shelf"])
+    known = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
+    client = TestClient(app, raise_server_exceptions=False, root_path="/geneva")
+    statuses = set[int]()
+    for route in app.routes:
+        assert isinstance(route, APIRoute)
+        path = filled(route).replace("bases/pages.css", "bases/shelf").replace("tables/pages.css", "tables/docs")
+        for method in (*route.methods, "PATCH"):
+            for headers in ({}, known):
+                answer = client.request(method, path, headers=headers, follow_redirects=False)
+                statuses.add(answer.status_code)
+                assert_harmless(answer)
+                style = answer.status_code == 200 and path.startswith("/static/")
+                kept = answer.headers.get("cache-control")
+                assert kept == ("private, max-age=86400" if style else "no-store"), (method, path, answer.status_code)
+    assert statuses >= {200, 303, 401, 404, 405}
+
+
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/redoc", "/static/../app.py", "/static/base.html"])
 def test_there_is_nothing_beside_the_routes(browse: Get, path: str) -> None:
     assert TestClient(app).get(path).status_code in (401, 404)

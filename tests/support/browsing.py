@@ -57,7 +57,7 @@ def assert_harmless(answer: Any) -> None:
     assert "unsafe" not in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert SECRET not in answer.text
-    if "html" in answer.headers["content-type"]:
+    if "html" in answer.headers.get("content-type", ""):
         assert answer.headers["cache-control"] == "no-store"
         tags = " ".join(re.findall(r"<[^>]*>", answer.text))
         assert not re.search(r"<script(?! src=\"/geneva/static/)|<style|\sstyle=|\son[a-z]+=|javascript:", tags)
