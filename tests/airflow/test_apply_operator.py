@@ -273,6 +273,20 @@ def test_a_cluster_deploy_mode_takes_no_credentials(
     assert not recorder.seen
 
 
+def test_the_key_of_a_model_service_is_on_no_command_line_and_not_on_a_cluster(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In cluster mode the driver has no environment of spark-submit's, so only the command line could carry it."""
+    monkeypatch.setenv("AIRFLOW_CONN_SERVICE", '{"conn_type": "openai", "password": "planted"}')
+    run = go(desk, openai_conn_id="service")
+    assert recorder.read().environment["OPENAI_API_KEY"] == "planted"
+    assert "planted" not in " ".join(recorder.read().argv)
+    connect_spark(monkeypatch, host="local[2]", extra={"deploy-mode": "cluster"})
+    run.clear(("backfill.shards.apply", 0)).go()
+    assert recorder.read().option("--deploy-mode") == "cluster"
+    assert "planted" not in " ".join(recorder.read().argv)
+
+
 def test_a_cluster_deploy_mode_takes_harmless_options_as_arguments(
     desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -478,6 +478,21 @@ def test_where_comes_from_the_conf_of_the_run_and_an_empty_one_is_none(desk: Des
     assert desk.values() == dict.fromkeys(texts("ab"), 3)
 
 
+def test_the_conf_of_a_run_names_no_function_database_or_connection_that_the_author_did_not_template(
+    desk: Desk, tmp_path: Path
+) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    given = {"udf": "this:s", "database": str(tmp_path), "lance_conn_id": "other", "spark_conn_id": "other"}
+    params = {name: Param("", type="string") for name in ("where", *given)}
+    dag = make_dag(desk, params=params, where="{{ params.where }}")
+    run = Driver.trigger(dag, {**given, "where": "text = 'a01'"}).go()
+    assert run.state == "success", run.errors
+    assert desk.calls() == ["a01"]
+    for task_id in ("backfill.plan", "backfill.finish"):
+        assert not [name for name, value in run.rendered(task_id).items() if value in given.values()]
+
+
 def test_numbers_may_come_out_of_templates(desk: Desk) -> None:
     desk.append("abc")
     desk.define(n="length")

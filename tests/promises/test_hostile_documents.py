@@ -86,3 +86,13 @@ def test_no_document_makes_a_reader_fail_or_leads_it_elsewhere(site: Site, data:
     damage = data.draw(damages(site))
     with site.damaged(damage):
         look(site, damage)
+
+
+@given(st.data())
+def test_what_is_written_into_the_folder_of_a_view_fails_no_job_of_its_source(site: Site, data: st.DataObject) -> None:
+    damage = data.draw(damages(site).filter(lambda one: one.kind == "definition" or one.name.startswith("v.lance/")))
+    with site.damaged(damage):
+        table = site.database.open_table("docs")
+        result = table.backfill("p", runner="inline")
+        assert (result.state, table.count_rows("p IS NULL")) == ("DONE", 0)
+        assert "DONE" in {job.state for job in site.database.jobs()}

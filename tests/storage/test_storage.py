@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import traceback
 from collections.abc import Callable
@@ -284,6 +285,16 @@ def test_credentials_are_never_shown(tmp_path: Path) -> None:
         str(db.location("t").checkpoints),
     ]
     assert not any("s3cr3t" in text for text in shown)
+
+
+def test_a_pickle_holds_the_credentials_that_executors_need(tmp_path: Path) -> None:
+    db = connect(tmp_path, storage_options={"aws_secret_access_key": "s3cr3t-value"})
+    table = db.create_table("docs", pa.table({"x": [1]}))
+    view = table.query().create_materialized_view(name="v")
+    for value in (db, table, view, table.query(), table.location):
+        again = pickle.loads(pickle.dumps(value))
+        assert again == value
+        assert b"s3cr3t-value" in pickle.dumps(again), type(value)
 
 
 @pytest.mark.parametrize("listed", [lambda folder: folder.list_files(), lambda folder: folder.list_folder("jobs")])
