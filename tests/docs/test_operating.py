@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import runpy
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.named_tests import is_test, named_tests
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operating.md").read_text().partition("## Sizing")[0]
 SHOWN = (ROOT / "docs" / "what-tests-show.md").read_text()
-NAMED = re.findall(r"`((?:airflow|promises|spark)/test_\w+\.py)::(test_\w+)`", SHOWN)
-
-
-@cache
-def named_in(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 def lines_of(page: str) -> list[str]:
@@ -29,7 +23,7 @@ def lines_of(page: str) -> list[str]:
 def test_every_line_names_a_test() -> None:
     lines = re.findall(r"^\| (?!you \|).+ \|$", SHOWN, re.MULTILINE)
     assert len(lines) >= 30, "the tables were damaged"
-    assert [line for line in lines if "::test_" not in line] == []
+    assert [line for line in lines if not named_tests(line)] == []
 
 
 def test_both_pages_have_the_same_lines() -> None:
@@ -37,9 +31,9 @@ def test_both_pages_have_the_same_lines() -> None:
     assert [line for line in lines_of(PAGE) if line in shown or line[1]] == shown
 
 
-@pytest.mark.parametrize(("file", "test"), NAMED)
+@pytest.mark.parametrize(("file", "test"), named_tests(SHOWN))
 def test_the_test_exists(file: str, test: str) -> None:
-    assert test in named_in(ROOT / "tests" / file)
+    assert is_test(file, test)
 
 
 @pytest.mark.airflow
