@@ -55,8 +55,8 @@ class Snapshot:
         facts: list[Fact] = []
         for fragment in self.fragments:
             failed = Ranges.union(rows for _, rows in fragment.failed)
-            found = [(Provenance(_VERSION), fragment.live - failed)]
-            found += [(Provenance(_VERSION, failures=runs), rows) for runs, rows in fragment.failed]
+            found = [(Provenance(SHOWN), fragment.live - failed)]
+            found += [(Provenance(SHOWN, failures=runs), rows) for runs, rows in fragment.failed]
             facts += [
                 Fact(
                     fragment.signature, provenance.what, rows, self.source_version,
@@ -104,7 +104,8 @@ class Snapshot:
         return Snapshot(version, code, tuple(fragments), matching, older)
 
 
-_VERSION = "view"
+SHOWN = "view"
+"""The version of all facts about the rows that a view shows."""
 _SCHEMA = pa.schema(
     [("signature", pa.string()), ("what", pa.string()), ("deletion", pa.string()), ("bounds", pa.list_(pa.int64()))]
 )

@@ -20,7 +20,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
 )
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, RowIdLookup
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
-from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.engine.checkpoint.view_snapshot import SHOWN, Snapshot, SourceFragment
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import history_once
 from airflow_geneva.engine.lance_io.blobs import is_blob
@@ -92,7 +92,10 @@ class SourceChanges:
     Args:
         gone: ids of rows that were deleted or changed, so that the view must not show their old values.
         fragments: all fragments of the source for the next snapshot, without new failures.
+        history: finds the fragments from which the source's fragments were compacted.
     """
+
+    history: ComputedRows
 
     changed: list[ChangedFragment] = field(default_factory=list)
     gone: Ranges = field(default_factory=Ranges.empty)
@@ -144,6 +147,9 @@ def plan_refresh(
             earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
+                # Checkpoints follow rows that were compacted since, by their ids.
+                ancestors = changes.history.ancestors([item.files for item in chosen], index, SHOWN)
+                works = [replace(item, ancestors=ancestors.get(item.id, ())) for item in works]
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
             planned = Works(works)
@@ -235,7 +241,7 @@ def compare_source(
     state = ColumnState() if snapshot is None else snapshot.state(columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
-    found = SourceChanges()
+    found = SourceChanges(computed_rows)
     seen = cache(lambda: Ranges.union(f.ids for f in before.values()))
     here: list[Ranges] = []
     kept: set[str] = set()
