@@ -292,13 +292,11 @@ class _Planner:
         reusable = ReusableColumn(self.dataset, self.work)
         if whole:
             self._add(whole.reason, len(whole), whole.rows)
-        ancestors, there = {}, index.places()
-        near = whole.with_ids(fragment for _, fragment in there)
-        manifest = self.computed.manifest
-        alive = {(files.srcfiles, files.id) for files in manifest.at(manifest.positions(at for _, at in there))}
-        if there - alive:
+        ancestors = {}
+        near = whole.with_ids(fragment for _, fragment in index.places())
+        if gone := self.computed.gone(index):
             files = [*(due.work.files for due in dues), *self.computed.manifest.at(whole.whole)]
-            ancestors = self.computed.ancestors(files, index, self.work.udf_version)
+            ancestors = self.computed.ancestors(files, gone, self.work.udf_version)
             near = whole.with_ids({*(work.id for work in near), *ancestors})
         asked = [(replace(work, ancestors=ancestors.get(work.id, ())), work.due) for work in near]
         for due in dues:

@@ -221,16 +221,25 @@ class ComputedRows:
         inputs = self.columns.inputs_text
         self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
 
+    def gone(self, index: CheckpointIndex) -> set[tuple[str, int]]:
+        """Return the places of checkpoints of fragments that no longer exist, or have other files now."""
+        places = index.places()
+        there = self.manifest.at(self.manifest.positions(at for _, at in places))
+        return places - {(files.srcfiles, files.id) for files in there}
+
     def ancestors(
-        self, fragments: Sequence[FragmentFiles], index: CheckpointIndex, version: str
+        self, fragments: Sequence[FragmentFiles], stray: Collection[tuple[str, int]], version: str
     ) -> dict[int, tuple[Ancestor, ...]]:
-        """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones."""
+        """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones.
+
+        Args:
+            stray: the result of `gone`.
+        """
 
         def computed(parent: FragmentFiles) -> bool:
             return Provenance(version) in self.state.of_all_rows(parent.signature, parent.deletion)
 
         found: dict[int, tuple[Ancestor, ...]] = {}
-        stray = index.places() - {(files.srcfiles, files.id) for files in fragments}
         if not stray or not self._stable:
             return found
         lineage = self._tracer.trace(fragments, computed)

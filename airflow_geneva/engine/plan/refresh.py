@@ -148,7 +148,8 @@ def plan_refresh(
             if index is not None:
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
                 # Checkpoints follow rows that were compacted since, by their ids.
-                ancestors = changes.history.ancestors([item.files for item in chosen], index, SHOWN)
+                gone_places = changes.history.gone(index)
+                ancestors = changes.history.ancestors([item.files for item in chosen], gone_places, SHOWN)
                 works = [replace(item, ancestors=ancestors.get(item.id, ())) for item in works]
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
