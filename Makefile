@@ -83,8 +83,8 @@ bench: install $(LANCEDB) ## Measure against pylance alone and LanceDB, and writ
 $(LANCEDB): requirements/bench.txt
 	@if command -v uv >/dev/null; then \
 		uv venv --quiet --allow-existing --python $(BIN)/python $(@D) && \
-			uv pip install --quiet --python $(@D)/bin/python -r $<; \
-	else $(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install --quiet -r $<; fi
+			uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $<; \
+	else $(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --require-hashes -r $<; fi
 	@touch $@
 
 docs: install ## Build the documentation into site/, warnings are errors
@@ -96,12 +96,14 @@ lock: install ## Resolve requirements/*.txt again, keeping what still fits (need
 		held=requirements/$$lock.in python=3.10 newest=; \
 		test $$lock != airflow-3.4 || { python=3.11; newest="$(NEWEST_BETA)"; }; \
 		{ test $$lock != lowest || $(LOWEST_ALLOWED) pyproject.toml; } | \
-		uv pip compile pyproject.toml - $$(case $$lock in recipes|celery) echo $$held; esac) --all-extras --group dev --universal --python-version $$python \
+		uv pip compile --generate-hashes pyproject.toml - $$(case $$lock in recipes|celery) echo $$held; esac) --all-extras --group dev --universal --python-version $$python \
 			$$(test ! -f $$held || echo --constraint $$held) \
 			$$newest --custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
 	done
-	@uv pip compile requirements/bench.in --universal --python-version 3.10 \
-		--custom-compile-command "make lock" --quiet --output-file requirements/bench.txt
+	@for lock in bench uv; do \
+		uv pip compile --generate-hashes requirements/$$lock.in --universal --python-version 3.10 \
+			--custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
+	done
 
 dist: install ## Build the wheel and the sdist, check them, and run the demo from the wheel in an empty environment
 	@scripts/check_dist.sh $(BIN)/python

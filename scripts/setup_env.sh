@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make a virtual environment with the locked development versions and this package in it:
+# Make a virtual environment with the locked development versions and this package in it. Only files whose hashes are locked are
+# installed, but for another pylance:
 #   setup_env.sh .venv requirements/dev.txt [latest, or another version of pylance than the locked one]
 # PYTHON, from the environment: interpreters to try, or a version such as 3.13, which is looked for on PATH and in pyenv.
 set -euo pipefail
@@ -66,7 +67,7 @@ if [ -z "$uv" ]; then
     index=$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)
     index=${PIP_INDEX_URL:-$index}
     export UV_NATIVE_TLS=${UV_NATIVE_TLS:-true} ${index:+UV_DEFAULT_INDEX="$index"}
-    if with_pip uv; then uv=$venv/bin/uv; fi
+    if with_pip --require-hashes -r requirements/uv.txt; then uv=$venv/bin/uv; fi
 fi
 echo "install: installing $lock (the first time some hundreds of MB are downloaded)"
 quiet=--quiet
@@ -77,7 +78,7 @@ install() {
     [ -z "$uv" ] || echo "install: uv failed; trying pip, which takes minutes"
     with_pip "$@"
 }
-install -r "$lock"
+install --require-hashes -r "$lock"
 case $pylance in
     '') ;;
     latest)
@@ -86,6 +87,6 @@ case $pylance in
         ;;
     *) install "pylance==$pylance" ;;
 esac
-install --no-deps -e .
+install --no-deps --no-build-isolation -e .
 
 "$venv/bin/airflow-geneva" doctor --path "$PWD"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,3 +85,21 @@ def test_what_a_choice_lacks_is_named_before_anything_is_installed(tmp_path: Pat
     assert refused.returncode == 2
     said = f"test: {setting} needs {needed}. Install (Debian, Ubuntu): apt-get install -y {needed}"
     assert refused.stderr.splitlines()[0] == said
+
+
+@pytest.mark.parametrize("lock", sorted(path.name for path in (ROOT / "requirements").glob("*.txt")))
+def test_every_locked_version_has_hashes(lock: str) -> None:
+    entries = re.split(r"\n(?=\S)", (ROOT / "requirements" / lock).read_text())
+    pins = [entry for entry in entries if not entry.startswith("#")]
+    assert pins
+    assert [entry.partition("\n")[0] for entry in pins if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
+
+
+@pytest.mark.parametrize("file", ["Makefile", "scripts/setup_env.sh", "scripts/check_dist.sh"])
+def test_what_installs_a_lock_asks_for_its_hashes(file: str) -> None:
+    text = re.sub(r" *\\\n\s*", " ", (ROOT / file).read_text())
+    installs = [line for line in text.splitlines() if re.search(r"(install|with_pip) .*-r ", line)]
+    assert installs
+    assert [line for line in installs if "--require-hashes" not in line] == []
+    # Not even what builds the package is fetched beside the lock.
+    assert not re.search(r"install .*-e \.|-m build", text) or "isolation" in text
