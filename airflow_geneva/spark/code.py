@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_geneva.engine.plan.model import JobSpec
-    from airflow_geneva.engine.udf.shipping import UdfReference
+    from airflow_geneva.engine.run.prepare import Udfs
 
 _sent: set[tuple[str, str]] = set()
 # Spark serves sent files from these folders, so they stay until this process ends.
@@ -64,13 +64,15 @@ def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
     Raises:
         InvalidInput: the UDFs' code was removed, or is not the planned code.
     """
-    archives = dict([_named("airflow_geneva", package_zip())])
+    from airflow_geneva.engine.udf.code_archive import archive_name
+
+    archives = package_archive()
     for code in work.codes:
         try:
             archives[code.zip] = job.read_bytes(code.zip)
         except FileNotFoundError:
             archives[code.zip] = b""
-        if sha256(archives[code.zip]) != code.sha256:
+        if sha256(archives[code.zip]) != code.sha256 or archive_name("code", archives[code.zip]) != code.zip:
             raise InvalidInput(
                 f"The code {job.path(code.zip)} was removed, or is not the planned code (its SHA-256 differs). Clear "
                 "the plan task with its downstream tasks."
@@ -78,14 +80,17 @@ def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
     return archives
 
 
-def send_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
-    """Send this package and the UDFs' modules to the workers."""
-    from airflow_geneva.engine.udf.shipping import zip_code
+def send_code(session: SparkSession, udfs: Udfs) -> Udfs:
+    """Send this package and the UDFs' modules to the workers; return references to the UDFs with this code."""
+    from airflow_geneva.engine.udf.code_archive import archive_name, zip_code
 
-    paths = [udf_reference.import_path for udf_reference in udf_references if udf_reference.import_path is not None]
+    references = udfs.sent()
+    paths = {path for reference in references.references if (path := reference.import_path) is not None}
     modules = {path.split(":")[0].replace(".", "_"): path for path in paths}
-    zips = {"airflow_geneva": package_zip(), **{name: zip_code(path) for name, path in modules.items()}}
-    send_archives(session, dict(_named(name, data) for name, data in zips.items() if data is not None))
+    zips = {name: archive for name, path in sorted(modules.items()) if (archive := zip_code(path)) is not None}
+    archives = {archive_name(name, archive): archive for name, archive in zips.items()}
+    send_archives(session, {**package_archive(), **archives})
+    return references.with_archives(tuple(archives))
 
 
 def send_archives(session: SparkSession, archives: Mapping[str, bytes]) -> None:
@@ -111,6 +116,8 @@ def send_archives(session: SparkSession, archives: Mapping[str, bytes]) -> None:
         sys.path[:] = path_before
 
 
-def _named(name: str, data: bytes) -> tuple[str, bytes]:
-    """Return a file name for an archive, which its contents are a part of, and the archive."""
-    return f"{name}-{sha256(data)[:16]}.zip", data
+def package_archive() -> dict[str, bytes]:
+    """Return the zip of this package by its file name, which its contents are a part of."""
+    from airflow_geneva.engine.udf.code_archive import archive_name
+
+    return {archive_name("airflow_geneva", package_zip()): package_zip()}

@@ -24,7 +24,7 @@ from airflow_geneva.engine.run.load import FragmentLoader, load_fragments
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark import local
-from airflow_geneva.spark.code import send_code
+from airflow_geneva.spark.code import package_archive, send_archives
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -227,7 +227,7 @@ def _source_frame(session: SparkSession, delivery: Delivery, with_values: bool =
     task = _SourceTask(replace(delivery, source=replace(delivery.source, frame=None)), with_values)
     if frame is None:
         return _frame(session, delivery.source.parts(), task.read, task.schema)
-    send_code(session, ())
+    send_archives(session, package_archive())
     names = [*delivery.keys, *(delivery.values if with_values else ())]
     with _explaining(f"Spark cannot read {delivery.source.name}"):
         chosen: DataFrame = frame.select(*("`" + name.replace("`", "``") + "`" for name in names))
@@ -245,7 +245,7 @@ def _frame(
     read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> DataFrame:
-    send_code(session, ())
+    send_archives(session, package_archive())
     return session.range(0, max(tasks, 1), 1, max(tasks, 1)).mapInArrow(read, _spark_schema(schema))
 
 

@@ -152,11 +152,11 @@ def apply_in_session(
 ) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = local.open_session(work.sizing.concurrency)
-    udfs = udfs.sent()
     if work.codes:
         send_archives(session, planned_archives(work, JobFolder.of(location.checkpoints, work.job_id).storage))
+        udfs = udfs.sent().with_archives(tuple(code.zip for code in work.codes))
     else:
-        send_code(session, udfs.references)
+        udfs = send_code(session, udfs)
     return apply_on_spark(session, location, work, shard, udfs, plan, caps, wait)
 
 

@@ -59,7 +59,11 @@ class Udfs:
                 raise InvalidInput(
                     f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
                 )
-        return Udfs({name: UdfReference(udf.import_path, udf.version) for name, udf in work.udfs.items()})
+        archives = tuple(code.zip for code in work.codes)
+        references = {
+            name: UdfReference(udf.import_path, udf.version, archives=archives) for name, udf in work.udfs.items()
+        }
+        return Udfs(references)
 
     @staticmethod
     def of_refresh(plan: Plan, now: Mapping[str, UDF]) -> Udfs:
@@ -79,6 +83,11 @@ class Udfs:
 
     def sent(self) -> Udfs:
         return Udfs(dict(zip(self.by_column, self.references, strict=True)))
+
+    def with_archives(self, names: tuple[str, ...]) -> Udfs:
+        """Return references with the names of the archives that have the planned code."""
+        references = zip(self.by_column, self.references, strict=True)
+        return Udfs({name: replace(reference, archives=names) for name, reference in references})
 
     def check_sent(self, runner: str) -> None:
         """Raise `InvalidInput` for UDFs that must be sent to another process and cannot be pickled."""

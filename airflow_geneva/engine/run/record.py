@@ -21,7 +21,7 @@ from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
 from airflow_geneva.engine.run.choice import RunnerChoice
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import sha256
-from airflow_geneva.engine.udf.shipping import code_root, zip_code
+from airflow_geneva.engine.udf.code_archive import archive_name, code_root, zip_code
 from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -111,7 +111,7 @@ def _zip_code(work: JobSpec) -> tuple[tuple[CodeArchive, ...], dict[str, bytes]]
         archive = zip_code(path)
         if archive is not None:
             digest = sha256(archive)
-            found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest, code_root(path))
+            found[digest] = CodeArchive(archive_name("code", archive), digest, code_root(path))
             archives[found[digest].zip] = archive
     return tuple(found.values()), archives
 

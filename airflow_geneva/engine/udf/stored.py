@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import getattr_static
-from pathlib import Path
 from typing import TypeAlias
 
+from airflow_geneva.engine.udf.code_archive import is_of_python
 from airflow_geneva.engine.udf.decorator import UDF
 from airflow_geneva.engine.udf.shipping import cannot_import, load_udf, split_path
 from airflow_geneva.errors import InvalidInput
@@ -80,7 +78,7 @@ def _why_no_udf(import_path: str, module: str, name: str) -> str:
     if spec is None:
         missing = ModuleNotFoundError(f"No module named {module!r}", name=module)
         raise cannot_import(import_path, missing) from missing
-    if _is_of_python(spec):
+    if is_of_python(spec):
         return "it is a module of Python itself"
     source = _read_source(spec)
     if source is None:
@@ -168,7 +166,7 @@ class _Reader:
         """Parse the source of a module; None if it has none, or is part of Python."""
         if module not in self.trees:
             spec = _find_spec(module)
-            source = None if spec is None or _is_of_python(spec) else _read_source(spec)
+            source = None if spec is None or is_of_python(spec) else _read_source(spec)
             self.trees[module] = None if source is None else ast.parse(source)
         return self.trees[module]
 
@@ -238,11 +236,3 @@ def _find_spec(module: str) -> ModuleSpec | None:
         spec = PathFinder.find_spec(part, list(inside))
         name = f"{name}.{part}"
     return spec
-
-
-def _is_of_python(spec: ModuleSpec) -> bool:
-    if spec.origin is None or not os.path.isabs(spec.origin):
-        return spec.origin is not None
-    parts = Path(spec.origin).parts
-    home = Path(sysconfig.get_path("stdlib")).parts
-    return parts[: len(home)] == home and parts[len(home)] not in ("site-packages", "dist-packages")
