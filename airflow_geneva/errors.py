@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +39,21 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 
-_LEAST_KEY = 8
+# Keys that tell by their own form what they are: of OpenAI and others, Hugging Face, GitHub, Slack, AWS.
+_KEY = re.compile(
+    r"\b(?:sk-(?=[\w-]{0,200}\d)[\w-]{12,200}|hf_\w{20,200}|gh[pousr]_\w{20,200}|xox[abprs]-[\w-]{10,200}|A[KS]IA[0-9A-Z]{16})\b"
+)
+# Variables whose values are secrets; not those that name a file, a URL or a folder, such as PWD.
+_SECRET_VARIABLE = re.compile(
+    r"(?:^|_)(?:PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIALS?|(?:API|ACCESS|ACCOUNT|SECRET|FERNET|PRIVATE|STORAGE)_?KEY)(?:_ID)?$"
+)
+_CONNECTION = re.compile(r"AIRFLOW_CONN_|.*_SQL_ALCHEMY_CONN$|.*_RESULT_BACKEND$|.*_BROKER_URL$|.*DATABASE_URL$")
+
+_LEAST_SECRET = 6
+"""Shorter secrets are left in texts: they would hide parts of words."""
+_LEAST_WORD = 12
+_REGION = re.compile(r"[a-z]{2,9}-[a-z]+-?\d")
+_MOST_SECRETS = 512
 _SERVICE = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
 
 
@@ -47,13 +68,87 @@ def is_service_variable(name: str) -> bool:
     return name.startswith(_SERVICE) or name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
+_secrets: dict[str, tuple[str, ...]] = {}
+
+
+def remember_secrets(values: Iterable[str]) -> None:
+    """Mask these values in all texts of this process from now on, and the forms in which URLs and JSON hold them.
+
+    Values of fewer than six characters, numbers, short words and regions are left out. The newest 512 are kept.
+    """
+    for value in values:
+        if _is_ordinary(value):
+            continue
+        _secrets.pop(value, None)
+        _secrets[value] = _forms(value)
+        while len(_secrets) > _MOST_SECRETS:
+            del _secrets[next(iter(_secrets))]
+
+
+def _is_ordinary(value: str) -> bool:
+    """Whether a value may stand in a text for something else: a word, a number, a region, a truth value."""
+    word = value.isalpha() and len(value) < _LEAST_WORD
+    return len(value) < _LEAST_SECRET or word or value.isdecimal() or _REGION.fullmatch(value) is not None
+
+
+@lru_cache(maxsize=256)
+def _forms(value: str) -> tuple[str, ...]:
+    """Return how a value may stand in a text: as it is, as a part of a URL, a header, JSON or Python's repr."""
+    packed = base64.b64encode(value.encode("utf-8", "surrogateescape")).decode()
+    quoted = (quote(value, safe=""), quote(value), quote_plus(value), json.dumps(value)[1:-1], repr(value)[1:-1])
+    return tuple(dict.fromkeys((value, *quoted, packed, packed.rstrip("="))))
+
+
+def _secrets_of_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if name.startswith(_SERVICE[0]) or (_SECRET_VARIABLE.search(name) and not value.startswith("/")):
+            yield value
+        elif _CONNECTION.match(name) and (password := _password_of(value)):
+            yield password
+
+
+@lru_cache(maxsize=256)
+def _password_of(connection: str) -> str:
+    """Return the password in the URL or the JSON of a connection; "" if there is none."""
+    with suppress(ValueError, AttributeError):
+        if connection.startswith("{"):
+            return str(json.loads(connection).get("password") or "")
+        return unquote(urlsplit(connection).password or "")
+    return ""
+
+
 def mask_secrets(text: str) -> str:
-    """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given."""
-    for key in (value for name, value in os.environ.items() if name.startswith(_SERVICE[0])):
-        if len(key) >= _LEAST_KEY:
-            text = text.replace(key, "***")
+    """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given.
+
+    Masked are the secrets of the environment and those given to `remember_secrets`, by their values; and what the text
+    itself shows to be one.
+    """
+    forms = [form for forms in tuple(_secrets.values()) for form in forms]
+    for value in _secrets_of_environment():
+        if not _is_ordinary(value):
+            forms += _forms(value)
+    for form in sorted((form for form in forms if form in text), key=len, reverse=True):
+        text = text.replace(form, "***")
     masked = _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
-    return _NAMED.sub(lambda found: f"{found[1] or found[2]}***", masked)
+    return _KEY.sub("***", _NAMED.sub(lambda found: f"{found[1] or found[2]}***", masked))
+
+
+class _Masking(logging.Filter):
+    """Masks credentials in the messages of a logger, also those of errors that others raised."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        with suppress(Exception):  # logging reports a message that does not fit its arguments
+            record.msg, record.args = mask_secrets(record.getMessage()), ()
+        return True
+
+
+LOGGERS = ("apply", "commit", "functions", "job", "lance_io", "limits", "lineage", "pages", "progress", "query", "run",
+           "spark", "storage", "udf")  # fmt: skip
+"""The package's loggers, below `airflow_geneva`; a filter of that one would see none of their messages."""
+
+_masking = _Masking()
+for _name in LOGGERS:
+    logging.getLogger(f"airflow_geneva.{_name}").addFilter(_masking)
 
 
 def _mask_chain(error: BaseException | None) -> None:

@@ -46,7 +46,7 @@ ROWS_PER_FRAGMENT = 1_048_576
 _READ_ROWS = 4_096
 _SEEDS = 1 << 64
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("airflow_geneva.query")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets, remember_secrets
 from airflow_geneva.get_provider_info import get_provider_info
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class LanceHook(BaseHook):
         others = (self._catalog("source_namespaces", one) for one in self._list("source_namespaces"))
         sources = [freeze_options({CATALOG: other}) for other in others if other]
         options = dict(with_sources(freeze_options(options), sources))
-        for secret in secret_values(options):
+        secrets = secret_values(options)
+        remember_secrets([*secrets, self._connection.password or ""])
+        for secret in secrets:
             mask_secret(secret)
         return options
 
@@ -131,19 +133,14 @@ class LanceHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """List the tables, for the button of the connection form."""
-        secrets: list[str] = []
         try:
-            secrets = secret_values(self.storage_options)
             database = self.get_database()
             if is_local(database.uri) and not os.path.isdir(database.uri):
                 return False, f"There is no folder {database.uri} on this machine."
             names = database.table_names()
         except (GenevaError, OSError) as error:
             # A store's error repeats the token that it rejects, and Airflow does not mask this text.
-            message = str(error)
-            for secret in sorted(secrets, key=len, reverse=True):
-                message = message.replace(secret, "***") if len(secret) > 4 else message
-            return False, message
+            return False, mask_secrets(str(error))
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         return True, f"{counted(len(names), 'table')} in {database.uri}" + (f": {shown}" if names else "")
 

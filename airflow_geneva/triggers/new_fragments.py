@@ -176,7 +176,9 @@ class NewFragmentsTrigger(BaseEventTrigger):
             kept = await store.aget(SEEN)
             return None if kept is None else NewestVersions.from_json(kept)
         except Exception as error:
-            self.log.warning("Cannot read the last seen version of table %s: %s", self.wanted.table, error)
+            self.log.warning(
+                "Cannot read the last seen version of table %s: %s", self.wanted.table, mask_secrets(str(error))
+            )
             return None
 
     async def _store_state(self, settled: NewestVersions | None) -> None:
@@ -187,7 +189,9 @@ class NewFragmentsTrigger(BaseEventTrigger):
             await store.aset(SEEN, settled.to_json())
         except Exception as error:
             # The cost is one redundant event after the next restart.
-            self.log.warning("Cannot store the last seen version of table %s: %s", self.wanted.table, error)
+            self.log.warning(
+                "Cannot store the last seen version of table %s: %s", self.wanted.table, mask_secrets(str(error))
+            )
 
 
 def _event(payload: dict[str, Any]) -> TriggerEvent:

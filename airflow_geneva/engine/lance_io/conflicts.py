@@ -15,7 +15,7 @@ from airflow_geneva.errors import CommitConflict, InvalidInput
 
 VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("airflow_geneva.lance_io")
 
 _SIGNS = ("commit conflict", "Incompatible transaction", "Commit conflict")
 _retries = ContextVar("version_conflict_max_retries", default=10)

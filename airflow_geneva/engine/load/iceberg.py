@@ -15,9 +15,9 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import map_leaves
 from airflow_geneva.engine.load.stores import Options, check_unused, s3_settings
-from airflow_geneva.engine.storage.secrets import hide_secrets
+from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets, remember_secrets
 
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
@@ -162,5 +162,6 @@ def _explaining(name: str, properties: Options, remedy: str = _USE_SPARK) -> Ite
             for key, value in properties
             if key not in ("type", "warehouse") and (key != "uri" or "@" in str(value))
         }
-        text = hide_secrets(f"{type(error).__name__}: {error}", hidden).rstrip(".")
+        remember_secrets(secret_values(hidden))
+        text = mask_secrets(f"{type(error).__name__}: {error}").rstrip(".")
         raise InvalidInput(f"Cannot read the Iceberg table {name}: {text}. {remedy}") from None

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
-from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, hide_secrets, plain_name
+from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, plain_name, remember_options
 from airflow_geneva.engine.storage.uri import normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError, mask_secrets
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
@@ -139,6 +139,7 @@ def pylance_access(options: StorageOptions, patient: bool = True) -> dict[str, A
     Args:
         patient: let pylance's own retries last as long as the patience.
     """
+    remember_options(options)  # here, because processes that unpickle options do not freeze them
     given = dict(options) if not patient else pylance_options(options) or {}
     kept = {name: value for name, value in given.items() if name not in (CATALOG, TABLE, OTHERS)}
     if CATALOG not in dict(options):
@@ -248,9 +249,9 @@ def _read(name: str, answer: Any) -> TableInCatalog:
         # Else pylance would ask before each request for credentials that are good for less than a minute.
         good = int(options[_EXPIRES]) / 1000 - time.time()
         options[_OFFSET] = str(int(1000 * max(0.0, min(_EARLIER, good / 3))))
-    return TableInCatalog(
-        normalize_uri(answer.location), tuple(sorted(options.items())), answer.managed_versioning is True
-    )
+    vended = tuple(sorted(options.items()))
+    remember_options(vended)
+    return TableInCatalog(normalize_uri(answer.location), vended, answer.managed_versioning is True)
 
 
 def ask(options: StorageOptions, request: Callable[[LanceNamespace], Any]) -> Any:
@@ -328,7 +329,7 @@ def asking(options: StorageOptions, about: str) -> Iterator[None]:
     except GenevaError:
         raise
     except Exception as error:
-        place, text = catalog_uri(options), hide_secrets(describe_store_error(error), dict(options)).rstrip(".")
+        place, text = catalog_uri(options), mask_secrets(describe_store_error(error)).rstrip(".")
         # Catalogs that are no part of pylance raise errors of their own.
         own = "" if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {error}"
         if isinstance(error, (errors.TableNotFoundError, errors.NamespaceNotFoundError)) or _NO_SUCH.search(own):
@@ -354,12 +355,13 @@ def _connect(option: str) -> LanceNamespace:
     import lance_namespace
 
     impl, properties = _parse(option)
+    remember_options(((CATALOG, option),))
     with suppress(ImportError):
         import_module("lance_namespace_impls")  # registers the names of other kinds of catalogs, such as glue
     try:
         return lance_namespace.connect(impl, properties)
     except ValueError as error:
-        text = hide_secrets(str(error), {CATALOG: option})
+        text = mask_secrets(str(error))
         raise InvalidInput(
             f"No catalog of the kind {impl!r} can be opened with the properties {sorted(properties)}: {text}. Give "
             f"'rest', 'dir' or the path of a class, and the properties that it takes: {_EXAMPLE}."

@@ -20,6 +20,7 @@ from airflow_geneva.engine.lance_io.engine_errors import describe_store_error, e
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.engine.storage.outages import PATIENCE, wait_out
+from airflow_geneva.engine.storage.secrets import remember_options
 from airflow_geneva.engine.storage.uri import is_local, join, normalize_uri
 from airflow_geneva.errors import InvalidInput, StorageError
 
@@ -81,7 +82,9 @@ def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], 
         raise InvalidInput(
             f'Storage options are given by name, {{"region": "..."}}, not as a {type(options).__name__}.'
         )
-    return tuple(sorted((options or {}).items()))
+    frozen = tuple(sorted((options or {}).items()))
+    remember_options(frozen)
+    return frozen
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
+
+from airflow_geneva.errors import remember_secrets
 
 CATALOG = "geneva_namespace"
 """Storage option: the JSON of what `lance_namespace.connect` takes, `impl` and `properties`."""
@@ -30,8 +33,6 @@ _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 _HARMLESS_PROPERTIES = frozenset(
     ("catalog", "catalog_id", "delimiter", "endpoint", "manifest_enabled", "region", "root", "uri", "warehouse")
 )
-_SHORTEST = 4
-"""Values of so few letters are left in texts: they would hide parts of words."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -52,11 +53,14 @@ def secret_values(options: Mapping[str, str]) -> list[str]:
     return [value for value in values if value]
 
 
-def hide_secrets(text: str, options: Mapping[str, str]) -> str:
-    """Return a text of others, such as an error, without the secret values of storage options."""
-    for secret in sorted(secret_values(options), key=len, reverse=True):
-        text = text.replace(secret, "***") if len(secret) > _SHORTEST else text
-    return text
+@functools.lru_cache(maxsize=256)
+def remember_options(options: tuple[tuple[str, str], ...]) -> None:
+    """Mask the secret values of storage options in all texts of this process from now on."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # whoever opens them says what is wrong
+        # Of a URL only the password: the rest says which store it is.
+        remember_secrets(
+            value for value in secret_values(dict(options)) if "?" in value or not urlsplit(value).password
+        )
 
 
 def _all_values(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
