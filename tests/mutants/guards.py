@@ -656,4 +656,23 @@ GUARDS = [
         "if False:",
         (ANSWERS + "test_a_completed_batch_that_does_not_match_its_requests_is_refused_as_a_whole",),
     ),
+    # Code.
+    Guard(
+        "A worker that ran another job would compute with the helpers of that job's code.",
+        "if others := code_archive.prefer(self.archives):",
+        "if others := list[str]():",
+        ("spark/test_code_zip.py::test_a_process_that_runs_several_jobs_runs_for_each_the_code_that_was_planned",),
+    ),
+    Guard(
+        "An archive would hold some files of before and some of after a deployment.",
+        "if _signature(before) == _signature(dict(self._list(start))):",
+        "if True:",
+        ("spark/test_code_zip.py::test_files_that_change_while_they_are_read_are_read_again",),
+    ),
+    Guard(
+        "An archive of another platform would hide the package that is installed on the workers.",
+        "if foreign := foreign_modules(names):",
+        "if foreign := list[str]():",
+        ("spark/test_code_zip.py::test_an_archive_of_another_platform_hides_no_installed_package",),
+    ),
 ]

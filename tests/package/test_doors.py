@@ -26,6 +26,7 @@ class Door:
 # A line for what is used and where. A module below `modules` is a path below the package.
 DOORS: tuple[Door, ...] = (
     Door("answers of model services", (".iter_bytes", ".iter_raw", ".aiter_raw"), ("functions/answers.py",)),
+    Door("code of UDFs", ("zipfile",), ("engine/udf/code_archive.py", "spark/code.py")),
     Door("pickles", ("pickle.loads", "cloudpickle.loads", "pickle"), ("engine/udf/shipping.py", "spark/tasks.py")),
 )
 

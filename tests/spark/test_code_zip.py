@@ -23,6 +23,7 @@ import pytest
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.engine.udf import code_archive
 from airflow_geneva.engine.udf.code_archive import DamagedArchive, archive_name, foreign_modules, read_entries, zip_code
+from airflow_geneva.engine.udf.shipping import UdfReference, load_udf
 from airflow_geneva.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]
@@ -385,6 +386,25 @@ def test_a_process_that_runs_several_jobs_runs_for_each_the_code_that_was_planne
         "    print(UdfReference('zipped_package.udfs:f', 'one', archives=(names[at],)).open().func(1))"
     )
     assert run_script(script).split() == ["first", "second", "first", "second", "second", "first"]
+
+
+def test_code_that_changes_or_vanishes_after_the_plan_runs_as_planned_or_the_task_says_so(project: Path) -> None:
+    module = project / "zipped_package" / "udfs.py"
+    module.write_text("from airflow_geneva import udf\n\n@udf\ndef f(x: int) -> int:\n    return x + 1\n")
+    reference = UdfReference.of(load_udf("zipped_package.udfs:f"))
+    elsewhere = (
+        f"import sys; sys.path.insert(0, {str(project)!r})\n"
+        "from airflow_geneva.engine.udf.shipping import UdfReference\n"
+        f"try: print(UdfReference('zipped_package.udfs:f', {reference.version!r}).open().func(1))\n"
+        "except ValueError as error: print(error)"
+    )
+    assert run_script(elsewhere) == "2"
+    module.write_text(module.read_text().replace("x + 1", "x + 20"))
+    assert reference.open().func(1) == 2  # this process has the planned code
+    assert f"{reference.version} was planned: its source changed since" in run_script(elsewhere)
+    module.unlink()
+    assert reference.open().func(1) == 2
+    assert "importing module 'zipped_package.udfs' raised ModuleNotFoundError" in run_script(elsewhere)
 
 
 def _zip(*entries: tuple[str, int], kind: int = zipfile.ZIP_STORED) -> bytes:
