@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from airflow_geneva.engine.storage.refusals import is_access_refused, refused_by_store
 from airflow_geneva.errors import GenevaError
 
 # Measured for files that are missing, empty, truncated or damaged, for versions that were cleaned up, unknown columns,
@@ -19,38 +20,35 @@ _OUTAGE = re.compile(
     r"\(os error (?:101|104|110|111|113|116)\)|HTTP error(?!: builder)|error sending request|\btimed out\b"
     r"|\b(?:408|429|500|502|503|504) [A-Z]"
 )
-# Error numbers: no permission (1, 13), no memory (11, 12), too many open files (23, 24).
-_UNAVAILABLE = re.compile(
-    r"\(os error (?:1|11|12|13|23|24)\)|HTTP error|lacked (?:the necessary privileges|valid authentication)"
-    r"|\b(?:401|403) [A-Z]"
-)
+# Error numbers: no memory (11, 12), too many open files (23, 24).
+_UNAVAILABLE = re.compile(r"\(os error (?:11|12|23|24)\)|HTTP error")
 # Requests for credentials go to another service than the store.
 _CREDENTIALS = re.compile(r"token request|\bcredentials\b")
 
 
-# Errors that persist until a person corrects them: no permission, no space, a key or account that the store rejects.
-_REFUSED = re.compile(
-    r"\(os error (?:1|13|28|30)\)|lacked (?:the necessary privileges|valid authentication)|\b40[134] [A-Z]"
-    r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|NoSuchBucket"
-)
+# Errors that persist until a person corrects them, beside refused access: no space (28), a read-only disk (30).
+_LACKING = re.compile(r"\(os error (?:28|30)\)|\b404 [A-Z]|NoSuchBucket")
 
 
 # Rust's debug output of a struct, such as `CredentialsNotLoaded(CredentialsNotLoaded { source: ... })`.
 _STRUCT = re.compile(r":? \w+\(\w+ \{.*", re.S)
-_REMEDIES = (
+_REMEDIES: tuple[tuple[Callable[[str], object], str], ...] = (
     (
-        re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded"),
+        re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded").search,
         "There are no credentials. Give them as storage options, in Airflow in the extra of the connection, such as "
         '{"aws_access_key_id": "...", "aws_secret_access_key": "..."}, or in the environment.',
     ),
-    (re.compile(r"Failed to resolve region"), 'Check the name of the bucket, or give the storage option "aws_region".'),
     (
-        re.compile(r"GET http://.*HTTP error: builder error"),
+        re.compile(r"Failed to resolve region").search,
+        'Check the name of the bucket, or give the storage option "aws_region".',
+    ),
+    (
+        re.compile(r"GET http://.*HTTP error: builder error").search,
         'Plain HTTP needs the storage option "allow_http": "true".',
     ),
-    (re.compile(r"NoSuchBucket"), "Check the name of the bucket, or create it: it is not made here."),
+    (re.compile(r"NoSuchBucket").search, "Check the name of the bucket, or create it: it is not made here."),
     (
-        re.compile(r"\b40[13] [A-Z]|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken"),
+        refused_by_store,
         "Correct the credentials, or what they permit. They are storage options, in Airflow those of the connection.",
     ),
 )
@@ -86,7 +84,7 @@ def remedy_of(error: BaseException) -> str:
 def describe_store_error(error: BaseException) -> str:
     """Return a store's error as sentences: the error, and advice if the store refused the request."""
     text = _STRUCT.sub("", str(error))
-    remedy = next((remedy for pattern, remedy in _REMEDIES if pattern.search(str(error))), "")
+    remedy = next((remedy for applies, remedy in _REMEDIES if applies(str(error))), "")
     return f"{text}. {remedy}".rstrip()
 
 
@@ -110,7 +108,7 @@ def is_engine_error(error: BaseException) -> bool:
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether the store is unavailable or refuses requests, so that pylance's exception says nothing about the file."""
-    return any(pattern.search(str(error)) for pattern in (_OUTAGE, _UNAVAILABLE))
+    return is_access_refused(error) or any(pattern.search(str(error)) for pattern in (_OUTAGE, _UNAVAILABLE))
 
 
 def is_outage(error: BaseException) -> bool:
@@ -121,7 +119,7 @@ def is_outage(error: BaseException) -> bool:
 
 def is_refused(error: BaseException) -> bool:
     """Whether the store refuses requests until a person corrects the key, the permissions or the space."""
-    return _REFUSED.search(str(error)) is not None
+    return is_access_refused(error) or _LACKING.search(str(error)) is not None
 
 
 def is_overflow(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
+from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, plain_name, remember_options
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError, mask_secrets
@@ -37,7 +38,6 @@ _EARLIER = 60.0
 _PLACES = ("uri", "endpoint", "root", "region")
 """Properties that say where the catalog is, also with its kind before them, as in `unity.endpoint`."""
 _NO_SUCH = re.compile(r"NotFound|does not exist", re.IGNORECASE)
-_REFUSED = re.compile(r"\bHTTP 40[13]\b|AccessDenied|ExpiredToken|UnrecognizedClient")
 _EXAMPLE = 'connect_namespace("rest", {"uri": "https://catalog.example"})'
 
 
@@ -334,7 +334,7 @@ def asking(options: StorageOptions, about: str) -> Iterator[None]:
         own = "" if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {error}"
         if isinstance(error, (errors.TableNotFoundError, errors.NamespaceNotFoundError)) or _NO_SUCH.search(own):
             raise NoSuchTable(f"The catalog {place} has no {about}: {text}.") from None
-        if isinstance(error, (errors.UnauthenticatedError, errors.PermissionDeniedError)) or _REFUSED.search(own):
+        if isinstance(error, (errors.UnauthenticatedError, errors.PermissionDeniedError)) or is_access_refused(own):
             raise StorageError(
                 f"The catalog {place} refuses to answer about {about}: {text}. Correct the properties, such as "
                 "'headers.Authorization', or what they permit."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,6 +14,7 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.table_versions import VersionStamp, newest_stamp, reporting_cleaned_up, stamp_of
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 
 _MOST_IDS = 100
 """Maximum number of fragment ids in an event, which Airflow stores in its database."""
-
-_ACCESS_DENIED = re.compile(
-    r"lacked (the necessary privileges|valid authentication)|status(?: code)?:? (401|403)\b|permission denied"
-    r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket",
-    re.IGNORECASE,
-)
 
 _TRANSIENT = (OSError, ValueError, RuntimeError)
 
@@ -272,7 +266,7 @@ def is_permanent(error: BaseException) -> bool:
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if any(isinstance(one, PermissionError) or _ACCESS_DENIED.search(str(one)) for one in chain):
+    if any(is_access_refused(one) or "NoSuchBucket" in str(one) for one in chain):
         return True
     # An error of pylance about a table or store may be temporary; an InvalidInput of this package is not.
     passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _TRANSIENT)]
