@@ -19,7 +19,8 @@ from airflow_geneva.engine.lance_io.rows import RowData, as_rows, differences, f
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
-from airflow_geneva.engine.storage.secrets import CATALOG
+from airflow_geneva.engine.storage.places import allow_places, with_places
+from airflow_geneva.engine.storage.secrets import CATALOG, PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
 from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.engine.views.definition import is_view
@@ -82,7 +83,7 @@ class Database(Summarized):
             return catalogs.client(self.options)
         from lance.namespace import DirectoryNamespace
 
-        options = {f"storage.{name}": value for name, value in self.options}
+        options = {f"storage.{name}": value for name, value in self.options if name != PLACES}
         # Without a manifest table: the tables are the folders in this folder.
         return DirectoryNamespace(root=self.uri, manifest_enabled="false", **options)  # type: ignore[no-untyped-call]
 
@@ -321,15 +322,21 @@ class Database(Summarized):
             lance.LanceDataset.drop(table.uri, **table.location.access)
 
 
-def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Database:
+def connect(
+    uri: str | os.PathLike[str],
+    storage_options: Mapping[str, str] | None = None,
+    allowed_places: Iterable[str | os.PathLike[str]] = (),
+) -> Database:
     """Open a database: a local folder or an object-store prefix that holds Lance tables.
 
     Args:
         uri: a path, or a URI such as ``s3://bucket/db``.
         storage_options: credentials and settings as pylance takes them; kept out of plans, logs and ``repr``.
+        allowed_places: folders outside of the database in which its tables may name files, such as
+            ``["s3://bucket/photos"]``: blobs that lie elsewhere, and the files of tables that were cloned from there.
 
     Raises:
-        InvalidInput: the path leads to a file or to a table, or the URI holds credentials.
+        InvalidInput: the path leads to a file or to a table, or the URI or a place holds credentials.
 
     Example:
         ```python
@@ -337,7 +344,8 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         table = db.open_table("docs")
         ```
     """
-    database = Database(normalize_uri(uri), freeze_options(storage_options))
+    options = with_places(freeze_options(storage_options), allow_places(allowed_places))
+    database = Database(normalize_uri(uri), options)
     if database.uri.startswith(catalogs.SCHEME):
         raise InvalidInput(
             f"{database.uri} is a catalog, which is opened with its properties: connect_namespace(impl, properties)."
@@ -350,7 +358,10 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
 
 
 def connect_namespace(
-    impl: str, properties: Mapping[str, str], storage_options: Mapping[str, str] | None = None
+    impl: str,
+    properties: Mapping[str, str],
+    storage_options: Mapping[str, str] | None = None,
+    allowed_places: Iterable[str | os.PathLike[str]] = (),
 ) -> Database:
     """Open a catalog as a database: tables lie where it says, and are opened with the credentials that it hands out.
 
@@ -361,9 +372,11 @@ def connect_namespace(
             ``lance_namespace.connect`` takes it.
         properties: what that kind of catalog takes, as text; kept out of plans, logs and ``repr``.
         storage_options: settings of the store, as pylance takes them; those that the catalog hands out win.
+        allowed_places: folders in which its tables may name files, as :func:`connect` takes them; beside those, a table
+            may name files in its own folder, and, if the catalog lists a folder (``dir``), in that one.
 
     Raises:
-        InvalidInput: there is no such kind of catalog, or it takes other properties.
+        InvalidInput: there is no such kind of catalog, or it takes other properties, or a place is not valid.
 
     Example:
         ```python
@@ -372,7 +385,7 @@ def connect_namespace(
         ```
     """
     settings = {**dict(freeze_options(storage_options)), CATALOG: catalogs.catalog_option(impl, properties)}
-    options = freeze_options(settings)
+    options = with_places(freeze_options(settings), allow_places(allowed_places))
     catalogs.client(options)
     return Database(catalogs.catalog_uri(options) or "", options)
 

@@ -122,6 +122,15 @@ def get_provider_info() -> dict[str, Any]:
                         "with a function of one of these modules or of ``airflow_geneva.functions``.",
                         "string",
                     ),
+                    "allowed_places": _option(
+                        "",
+                        "s3://bucket/photos, s3://archive",
+                        "Folders, separated by commas, in which tables of all Lance connections may name files, beside "
+                        "those of their own database: blobs that lie elsewhere, and the files of cloned tables. A "
+                        "connection's own ``allowed_places``, in its extra, are added. Everywhere else, a file that "
+                        "a table names is not opened.",
+                        "string",
+                    ),
                     "store_patience": _option(
                         "300",
                         "900",
@@ -153,6 +162,14 @@ def get_provider_info() -> dict[str, Any]:
                             "Leave empty to use the identity of the machine."
                         ),
                         "schema": {"type": ["object", "null"]},
+                    },
+                    "allowed_places": {
+                        "label": "Allowed places",
+                        "description": (
+                            "Folders outside of the database in which its tables may name files, as a JSON list such "
+                            'as ["s3://bucket/photos"]: blobs that lie elsewhere, and the files of cloned tables.'
+                        ),
+                        "schema": {"type": ["array", "null"]},
                     },
                     "namespace": {
                         "label": "Catalog",

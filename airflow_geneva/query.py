@@ -13,6 +13,7 @@ import pyarrow as pa
 from airflow_geneva.database import Database
 from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.engine.lance_io.arrays import check_storable, single_batch
+from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
 from airflow_geneva.engine.storage.catalogs import with_sources
@@ -182,9 +183,7 @@ class Query:
                     rows = compute(take_rows(dataset, part[start : start + size], compute.projection))
                     batches.append(pa.RecordBatch.from_struct_array(rows.values))
             if not batches:
-                empty = dataset.scanner(
-                    columns=compute.projection, limit=0, with_row_id=True, blob_handling="all_binary"
-                )
+                empty = scan_bytes(dataset, compute.projection, limit=0, with_row_id=True)
                 batches = [pa.RecordBatch.from_struct_array(compute(single_batch(empty.to_table())).values)]
         if self.exploded is not None:
             batches = [explode_rows(batch, self.exploded) for batch in batches]

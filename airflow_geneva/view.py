@@ -17,6 +17,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.places import allowed_places, with_places
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, visible_columns
 from airflow_geneva.engine.views.sources import locate_source
@@ -73,7 +74,8 @@ class View(Table):
         from airflow_geneva.database import Database
 
         found = locate_source(self.location, definition, self.sources)
-        options = found.options if storage_options is None else freeze_options(storage_options)
+        given = found.options if storage_options is None else freeze_options(storage_options)
+        options = with_places(given, allowed_places(found.options))
         try:
             return Database(found.database_uri, options).open_table(found.name)
         except InvalidInput as error:

@@ -36,7 +36,8 @@ def describe_configuration() -> Iterator[str]:
         yield "| option | meaning | default | in the environment |\n|---|---|---|---|"
         for name, option in about["options"].items():
             variable = f"AIRFLOW__{section}__{name}".upper()
-            yield f"| `{name}` | {_markdown(option['description'])} | `{option['default']}` | `{variable}` |"
+            default = f"`{option['default']}`" if option["default"] else "none"
+            yield f"| `{name}` | {_markdown(option['description'])} | {default} | `{variable}` |"
 
 
 def _markdown(text: str) -> str:

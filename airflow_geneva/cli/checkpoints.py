@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from airflow_geneva.cli.database import (
+    AllowedPlaces,
     AsJson,
     Command,
     ConnectionId,
@@ -85,10 +86,11 @@ def list_all(
     ] = None,
     column: Annotated[str | None, typer.Option("--column", metavar="COLUMN", help="Of one column only.")] = None,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a table by UDF version and column."""
-    db, (name,) = open_database_argument(arguments, conn_id, "TABLE")
+    db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "TABLE")
     found = list_checkpoints(db.open_table(name).location.checkpoints, column)
     if as_json:
         print_json([asdict(group) for group in found])
@@ -114,6 +116,7 @@ def collect_garbage(
     ] = "7d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only report.")] = False,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove checkpoints, staged files and old job records.
@@ -125,7 +128,7 @@ def collect_garbage(
     span = parse_ttl(ttl)
     # With --conn-id the database is not an argument, so one argument is the table.
     several = len(arguments or ()) > (0 if conn_id else 1)
-    db, names = open_database_argument(arguments, conn_id, *(["TABLE"] if several else []))
+    db, names = open_database_argument(arguments, conn_id, allowed_place, *(["TABLE"] if several else []))
     if names:
         db.open_table(names[0])
     found = []

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from airflow_geneva.database import Database, connect, connect_namespace, simila
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.catalogs import SCHEME
 from airflow_geneva.engine.storage.location import read_storage_options
+from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
@@ -43,6 +45,14 @@ Sources = Annotated[
         "--source",
         metavar="DB",
         help="Another database in which the source of the view may lie; may be given several times.",
+    ),
+]
+AllowedPlaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-place",
+        metavar="URI",
+        help="A folder outside of the database in which its tables may name files; may be given several times.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -79,7 +89,7 @@ class Command(TyperCommand):
 
 
 def open_database_argument(
-    arguments: Sequence[str] | None, conn_id: str | None, *names: str
+    arguments: Sequence[str] | None, conn_id: str | None, allowed_places: Sequence[str] | None, *names: str
 ) -> tuple[Database, list[str]]:
     """Open the database that a command names, and return the arguments after it.
 
@@ -89,6 +99,7 @@ def open_database_argument(
 
     Args:
         arguments: the command's arguments, DB first; DB may be left out if there is a connection.
+        allowed_places: folders in which tables may name files, beside those that the connection allows.
         names: names of the arguments after DB.
     """
     given = list(arguments or ())
@@ -102,6 +113,7 @@ def open_database_argument(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is no folder")  # an error here
         database = _open(uri, conn_id)
+    database = replace(database, options=with_places(database.options, allow_places(allowed_places)))
     if is_local(database.uri) and not Path(database.uri).is_dir():
         similar = similar_folder(database.uri)
         advice = f"Did you mean {similar}?" if similar else "Check the path."

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_geneva.cli.database import (
+    AllowedPlaces,
     AsJson,
     ConnectionId,
     Sources,
@@ -50,10 +51,11 @@ def jobs(
     table: Annotated[str | None, _TABLE] = None,
     newest: Annotated[int, _NEWEST] = 20,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs of a database, running jobs included."""
-    db, _ = open_database_argument(database, conn_id)
+    db, _ = open_database_argument(database, conn_id, allowed_place)
     found = db.jobs(newest, table)
     if as_json:
         print_json([job.to_json() for job in found])
@@ -74,10 +76,11 @@ def status(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Update until the job has ended.")] = False,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a job: rows, times, and the progress of each shard."""
-    db, (job_id,) = open_database_argument(arguments, conn_id, "JOB")
+    db, (job_id,) = open_database_argument(arguments, conn_id, allowed_place, "JOB")
     states = _follow(db, job_id, watch)
     if as_json:
         for job in states:
@@ -104,13 +107,14 @@ def errors(
     newest: Annotated[int, _NEWEST] = 50,
     source: Sources = None,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """Group the rows that UDFs fail on now by their cause.
 
     Each group has a count and an example; --rows and --json list rows.
     """
-    db, _ = open_database_argument(database, conn_id)
+    db, _ = open_database_argument(database, conn_id, allowed_place)
     if job is not None and table is None:
         table = db.job(job).table
     tables = [_open(db, name, source) for name in (db.table_names() if table is None else [table])]

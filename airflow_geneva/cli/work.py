@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from airflow_geneva.cli.database import (
+    AllowedPlaces,
     AsJson,
     ConnectionId,
     Sources,
@@ -81,13 +82,14 @@ def define(
         ),
     ] = None,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
 ) -> None:
     """Add a computed column, or give a column another UDF.
 
     It computes nothing.
     """
     _find_modules_here()
-    db, (name, column, path) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN", "UDF")
+    db, (name, column, path) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN", "UDF")
     table, udf = db.open_table(name), load_udf(path)
     spec = (udf, inputs) if inputs else udf
     (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
@@ -111,13 +113,14 @@ def plan(
     ignore_checkpoints: _IgnoreCheckpoints = False,
     source: Sources = None,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
 ) -> None:
     """Print what a backfill or refresh would compute, and why.
 
     With --job it prints the plan of that job. It writes nothing.
     """
     if job is not None:
-        db, _ = open_database_argument(arguments, conn_id)
+        db, _ = open_database_argument(arguments, conn_id, allowed_place)
         typer.echo(without_controls(_stored_plan(db, job)))
         return
     _find_modules_here()
@@ -126,11 +129,11 @@ def plan(
     if view is not None:
         if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
             raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
-        db, _ = open_database_argument(arguments, conn_id)
+        db, _ = open_database_argument(arguments, conn_id, allowed_place)
         planned = _open_view(db, view, source).plan_refresh(read_version, None, on_code_change, ignore_checkpoints)
         typer.echo(without_controls(planned))
         return
-    db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
+    db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
     options |= {"read_version": read_version, "on_code_change": on_code_change}
     options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
     typer.echo(without_controls(db.open_table(table).plan_backfill(column, **options)))
@@ -155,11 +158,12 @@ def backfill(
     max_failed: _MaxFailed = None,
     indexes: _Indexes = None,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the missing values of a column, without Airflow."""
     _find_modules_here()
-    db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
+    db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
     result = db.open_table(table).backfill(
         column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
         continue_from=continue_from, errors_only=errors_only, recompute_mixed=recompute_mixed,
@@ -200,10 +204,11 @@ def load(
     ] = False,
     runner: _Runner = "auto",
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """Load values that others computed, by key, without Airflow."""
-    db, (table, source) = open_database_argument(arguments, conn_id, "TABLE", "SOURCE")
+    db, (table, source) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "SOURCE")
     result = db.open_table(table).load_columns(
         source, on or (), column or None, format, on_missing, on_duplicate, where, adopt, runner
     )
@@ -222,11 +227,12 @@ def refresh(
     indexes: _Indexes = None,
     source: Sources = None,
     conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring a view up to its source, without Airflow."""
     _find_modules_here()
-    db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
+    db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "VIEW")
     view = _open_view(db, name, source)
     failed = _number(max_failed)
     result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
@@ -17,6 +17,7 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri, with_sources
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import read_storage_options
+from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets, remember_secrets
@@ -33,7 +34,8 @@ class LanceHook(BaseHook):
     form. Without credentials in it, the machine's own identity is used. For tables that a catalog names, there is no
     host, and the extra field holds `namespace`, as `connect_namespace` takes it:
     `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`. A list of such objects, `source_namespaces`,
-    names other catalogs, in which sources of views lie.
+    names other catalogs, in which sources of views lie. `allowed_places` lists folders outside of the database in which
+    tables may name files, as `connect` takes them; those of `[geneva] allowed_places` are added.
 
     Args:
         lance_conn_id: the connection.
@@ -67,7 +69,7 @@ class LanceHook(BaseHook):
             options[CATALOG] = catalog
         others = (self._catalog("source_namespaces", one) for one in self._list("source_namespaces"))
         sources = [freeze_options({CATALOG: other}) for other in others if other]
-        options = dict(with_sources(freeze_options(options), sources))
+        options = dict(with_places(with_sources(freeze_options(options), sources), self._allowed_places()))
         secrets = secret_values(options)
         remember_secrets([*secrets, self._connection.password or ""])
         for secret in secrets:
@@ -150,6 +152,21 @@ class LanceHook(BaseHook):
             return self.get_connection(self.lance_conn_id)
         except AirflowNotFoundException:
             raise self._missing() from None
+
+    def _allowed_places(self) -> tuple[str, ...]:
+        """Return the places that the connection and Airflow's configuration allow."""
+        given = self._extra.get("allowed_places") or []
+        with suppress(ValueError):
+            given = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(given, list):
+            raise InvalidInput(
+                f"allowed_places in the extra field of Airflow connection {self.lance_conn_id!r} is no list of URIs. "
+                'Give one such as ["s3://bucket/photos"].'
+            )
+        what = f"A place in allowed_places of Airflow connection {self.lance_conn_id!r}"
+        configured = str(conf.get("geneva", "allowed_places", fallback="")).replace(",", " ").split()
+        found = [_absolute(one, what) if isinstance(one, str) else one for one in given]
+        return allow_places([*found, *(_absolute(one, "A place in [geneva] allowed_places") for one in configured)])
 
     def _list(self, name: str) -> list[Any]:
         given = self._extra.get(name) or []

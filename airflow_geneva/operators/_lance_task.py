@@ -140,6 +140,7 @@ class Configuration:
     price_per_slot_hour: float
     on_partial: str
     udf_modules: tuple[str, ...]
+    allowed_places: tuple[str, ...]
     store_patience: int
 
     @staticmethod
@@ -157,7 +158,7 @@ class Configuration:
 
 
 def _read(name: str, default: str) -> Any:
-    if name == "udf_modules":
+    if name in ("udf_modules", "allowed_places"):
         return tuple(str(conf.get("geneva", name, fallback=default)).replace(",", " ").split())
     text = str(conf.get("geneva", name, fallback=default)).strip()
     if name == "on_partial":

@@ -157,7 +157,7 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
-    defaults = (0, 0, 8, 10, 128 << 20, 0.0, "warn", ("airflow_geneva.functions",), 300)
+    defaults = (0, 0, 8, 10, 128 << 20, 0.0, "warn", ("airflow_geneva.functions",), (), 300)
     assert Configuration.read() == Configuration(*defaults)
 
 
@@ -238,5 +238,6 @@ def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
         "price_per_slot_hour": "0",
         "on_partial": "warn",
         "udf_modules": "airflow_geneva.functions",
+        "allowed_places": "",
         "store_patience": "300",
     }

@@ -57,6 +57,35 @@ def test_a_place_that_depends_on_the_worker_is_refused(define: Any, connection: 
         define(connection).get_database()
 
 
+@pytest.mark.parametrize("given", [["s3://bucket/photos", "/data/more/"], '["s3://bucket/photos", "/data/more"]'])
+def test_places_of_the_connection_and_of_the_configuration_are_allowed(
+    define: Any, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GENEVA__ALLOWED_PLACES", "s3://archive, gs://one/two")
+    hook = define({"host": "s3://bucket/db", "extra": {"allowed_places": given}})
+    everywhere = ("/data/more", "gs://one/two", "s3://archive", "s3://bucket/photos")
+    for database in (hook.get_database(), hook.get_database("s3://bucket/other")):
+        assert database.location("docs").places.roots == (database.uri, *everywhere)
+    monkeypatch.delenv("AIRFLOW__GENEVA__ALLOWED_PLACES")
+    assert define({"host": "s3://bucket/db"}).get_database().location("docs").places.roots == ("s3://bucket/db",)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("s3://bucket", "is no list of URIs"),
+        ({"s3://bucket": 1}, "is no list of URIs"),
+        (["photos"], "A place in allowed_places of Airflow connection .* is 'photos', a relative path"),
+        (["s3://user:planted-password@bucket"], "credentials as storage_options"),
+        ([7], "neither a path nor a URI"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_with_where_it_is_named(define: Any, given: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says) as raised:
+        define({"host": "s3://bucket/db", "extra": {"allowed_places": given}}).get_database()
+    assert "planted-password" not in str(raised.value)
+
+
 def test_a_trigger_reads_the_connection_and_then_asks_airflow_for_nothing(
     define: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG, BaseOperator
 
-from airflow_geneva import Database
+from airflow_geneva import Database, connect
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.storage import timeouts as patience
@@ -21,6 +21,7 @@ from airflow_geneva.pages import app as pages
 from airflow_geneva.pages import own_threads
 from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
 from tests.support.driving import register
+from tests.support.elsewhere import point_elsewhere
 from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
@@ -53,6 +54,19 @@ def test_a_malformed_connection_does_not_hide_the_others(
     assert "storage_options is of type list" in listed["odd"]
     for name in MALFORMED.keys() & listed.keys():
         assert listed[name] in text_of(reader(f"/databases/{name}", status=404))
+
+
+def test_a_table_that_names_another_database_is_not_opened_for_a_page(
+    reader: Get, database: Database, tmp_path: Path
+) -> None:
+    table = make_table(database)
+    point_elsewhere(
+        table, connect(tmp_path / "other").create_table("people", {"password": [f"p{n}" for n in range(77)]})
+    )
+    for page in (reader("/databases/shelf"), reader("/databases/shelf/tables/docs", status=503)):
+        assert "77" not in text_of(page)
+        assert "password" not in text_of(page)
+    assert "lies in no place that may be opened" in text_of(page)
 
 
 def test_a_damaged_record_is_left_out_of_lists_and_has_a_page_that_says_so(reader: Get, database: Database) -> None:

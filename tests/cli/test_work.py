@@ -55,6 +55,17 @@ def test_a_column_is_defined_filled_and_defined_again(db: str) -> None:
     assert "max_failed" in told
 
 
+def test_a_table_of_another_database_is_read_in_an_allowed_place_only(db: str, tmp_path: Path) -> None:
+    other = connect(tmp_path / "other").create_table("people", {"x": [1, 2]}).lance
+    other.shallow_clone(f"{db}/clone.lance", other.version)
+    define = ("define", db, "clone", "n", "own_udfs:double")
+    assert f"names '{other.uri}', which lies in no place that may be opened" in run(*define, code=1)
+    allowed = ("--allowed-place", str(tmp_path / "other"))
+    assert run(*define, *allowed).startswith("clone.n is computed by")
+    assert run("backfill", db, "clone", "n", "--runner", "inline", *allowed).startswith("DONE: 2 rows computed")
+    assert "--allowed-place" in run("plan", db, "clone", "n", code=1)
+
+
 def test_a_view_is_refreshed_and_a_table_is_not(db: str) -> None:
     connect(db).open_table("docs").query().select(["x"]).create_materialized_view(name="v")
     assert run("refresh", db, "v", "--runner", "inline").startswith("DONE: 10 rows computed")

@@ -91,7 +91,8 @@ def test_every_option_of_airflows_configuration_is_described_with_its_default() 
     [options] = [section["options"] for section in get_provider_info()["config"].values()]
     for name, option in options.items():
         [row] = re.findall(rf"^\| `{name}` \| (.*) \|$", page, re.MULTILINE)
-        assert row.endswith(f"| `{option['default']}` | `AIRFLOW__GENEVA__{name.upper()}`")
+        default = f"`{option['default']}`" if option["default"] else "none"
+        assert row.endswith(f"| {default} | `AIRFLOW__GENEVA__{name.upper()}`")
     assert "``" not in page.split("## Task groups")[0]
 
 

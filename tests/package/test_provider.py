@@ -56,7 +56,7 @@ def test_the_connection_form_shows_the_database_and_its_storage_options_only() -
     assert connection["hook-class-name"] == "airflow_geneva.hooks.lance.LanceHook"
     assert behaviour["relabeling"] == {"host": "Database URI"}
     assert set(behaviour["hidden-fields"]) == {"schema", "login", "password", "port", "extra"}
-    assert set(connection["conn-fields"]) == {"storage_options", "namespace"}
+    assert set(connection["conn-fields"]) == {"storage_options", "allowed_places", "namespace"}
 
 
 @pytest.mark.airflow

@@ -23,7 +23,7 @@ from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io import rows_by_id
 from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
-from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob
+from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, scan_bytes
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
@@ -375,9 +375,7 @@ def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapp
     for start in range(0, len(row_ids), _BLOB_ROWS):
         # Taking rows returns only the descriptors of blobs, so scan for their bytes.
         listed = ",".join(map(str, row_ids[start : start + _BLOB_ROWS].tolist()))
-        scanner = dataset.scanner(
-            columns=dict(projection), filter=f"_rowid IN ({listed})", with_row_id=True, blob_handling="all_binary"
-        )
+        scanner = scan_bytes(dataset, projection, filter=f"_rowid IN ({listed})", with_row_id=True)
         parts.append(scanner.to_table())
     return _one_batch(pa.concat_tables(parts), row_ids)
 

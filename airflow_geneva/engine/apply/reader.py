@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.arrays import quoted, single_batch
+from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.engine_errors import is_overflow
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -148,7 +149,7 @@ def read_rows(
         rows, missing = size.rows, left
         part = (before + count - left, min(rows, left) if size.fitting.growing else left)
         try:
-            for batch in _batches(fragment, wanted, part, rows, size.fitting.limit):
+            for batch in _batches(dataset, fragment, wanted, part, rows, size.fitting.limit):
                 left -= batch.num_rows
                 size.fitting.record(batch.num_rows, batch.nbytes)
                 for full in joined.add(batch):
@@ -169,12 +170,19 @@ def read_rows(
 
 
 def _batches(
-    fragment: lance.LanceFragment, wanted: Any, part: tuple[int, int], rows: int, limit: int
+    dataset: lance.LanceDataset,
+    fragment: lance.LanceFragment,
+    wanted: Any,
+    part: tuple[int, int],
+    rows: int,
+    limit: int,
 ) -> Iterator[pa.RecordBatch]:
     try:
         # pylance's `batch_size_bytes` cuts batches only after decoding; only the number of rows bounds its memory.
-        scanner = fragment.scanner(
-            columns=wanted,
+        scanner = scan_bytes(
+            dataset,
+            wanted,
+            fragment,
             offset=part[0],
             limit=part[1],
             batch_size=rows,
@@ -182,7 +190,6 @@ def _batches(
             io_buffer_size=limit,
             with_row_id=True,
             with_row_address=True,
-            blob_handling="all_binary",
         )
         yield from (batch for batch in scanner.to_batches() if batch.num_rows)
     except BaseException as error:

@@ -25,7 +25,7 @@ from airflow_geneva.engine.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import columns_in, fields_present, fragment_files
 from airflow_geneva.engine.lance_io.manifest import read_manifest
-from airflow_geneva.engine.lance_io.table_versions import read_transaction
+from airflow_geneva.engine.lance_io.table_versions import manifest_of, read_transaction
 from airflow_geneva.engine.plan.saved_plan import job_spec_from_json
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.storage.files import Storage
@@ -142,7 +142,7 @@ def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since:
 
     def named(version: int) -> str:
         # In the version that a swap wrote, the metadata still names the snapshot before it.
-        return snapshot_of_version(dataset, version) or snapshot_in_metadata(dataset.checkout_version(version))
+        return snapshot_of_version(dataset, version) or snapshot_in_metadata(manifest_of(dataset, version))
 
     note = read_advance_note(location)
     found = read_intents(location) | ({note.snapshot} if note is not None else set())
@@ -180,7 +180,7 @@ def without_referenced(dataset: lance.LanceDataset, names: Iterable[str], since:
         if left:
             left -= set(_referenced(dataset, left, since))
         for branch in dataset.branches.list() if left else ():
-            left -= set(_referenced(dataset.checkout_version((branch, None)), left, None))
+            left -= set(_referenced(manifest_of(dataset, (branch, None)), left, None))
     return left
 
 
@@ -246,7 +246,7 @@ class ExistingVersions:
                 if len(versions) > _MOST_LOOKED_AT:
                     return None
                 for version, operation in versions.items():
-                    dataset = self.dataset.checkout_version(version)
+                    dataset = manifest_of(self.dataset, version)
                     output = fields_present(dataset, (field_id,))
                     groups = operation.groups if isinstance(operation, lance.LanceOperation.Rewrite) else ()
                     replaced = [fragment for group in groups for fragment in group.old_fragments]

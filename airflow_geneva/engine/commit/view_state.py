@@ -16,7 +16,12 @@ from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_err
 from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.lance_io.table_versions import read_transaction, written_at
+from airflow_geneva.engine.lance_io.table_versions import (
+    manifest_of,
+    open_version_to_read,
+    read_transaction,
+    written_at,
+)
 from airflow_geneva.engine.storage.documents import well_typed
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
@@ -113,7 +118,7 @@ def taken_back(dataset: lance.LanceDataset, restores: Iterable[tuple[int, int]])
     for version, restored in restores:
         try:
             with engine_errors():
-                before = dataset.checkout_version(version - 1).schema.metadata
+                before = manifest_of(dataset, version - 1).schema.metadata
             lost = [pair for pair in ViewDefinition.read(before).expectations_by_first_name if pair not in now]
         except (EngineError, InvalidInput):  # cleaned up, or another system's definition
             continue
@@ -164,10 +169,10 @@ def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any
     paths = {file.path for file in files_written(operation)}
     try:
         with engine_errors():
-            for fragment in dataset.checkout_version(version).get_fragments():
+            for fragment in open_version_to_read(dataset, version).get_fragments():
                 if paths & {file.path for file in fragment.metadata.files} and fragment.count_rows(filter=IS_SET):
                     return True
-    except EngineError:
+    except (EngineError, InvalidInput):
         return None
     return False
 

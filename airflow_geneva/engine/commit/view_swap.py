@@ -41,6 +41,7 @@ from airflow_geneva.engine.plan.model import RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.places import check_manifest
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, view_columns
 from airflow_geneva.engine.views.rows import PLACEHOLDER_FIELDS
 
@@ -352,7 +353,7 @@ def _mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDatase
             )
             transaction = lance.Transaction(dataset.version, update)
             with engine_errors():
-                dataset = lance.LanceDataset.commit(location.open(), transaction, **location.access)
+                dataset = check_manifest(lance.LanceDataset.commit(location.open(), transaction, **location.access))
         except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:

@@ -21,9 +21,10 @@ from airflow_geneva.engine.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.engine.lance_io.table_versions import read_transaction
+from airflow_geneva.engine.lance_io.table_versions import open_version_to_read, read_transaction
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.uri import is_local
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance
@@ -189,7 +190,10 @@ class History:
             return
         with engine_errors():
             if version not in self._versions:
-                self._versions[version] = self.dataset.checkout_version(version)
+                try:
+                    self._versions[version] = open_version_to_read(self.dataset, version)
+                except InvalidInput as error:
+                    raise EngineError(str(error)) from error
             yield self._versions[version]
 
     def origins(

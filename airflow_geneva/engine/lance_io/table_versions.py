@@ -26,6 +26,7 @@ from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.outages import StorageOptions
+from airflow_geneva.engine.storage.places import allowed_places, check_manifest, with_places
 from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
 
 if TYPE_CHECKING:
@@ -116,18 +117,30 @@ def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDatase
         )
 
     with engine_errors(gone):
-        return dataset.checkout_version(version)
+        return open_version_to_read(dataset, version)
 
 
 def open_version_or_none(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
-    """Check a version out; None if it was cleaned up."""
+    """Check a version out; None if it was cleaned up, or names a folder that must not be opened."""
     try:
         with engine_errors():
-            return dataset.checkout_version(version)
+            return open_version_to_read(dataset, version)
+    except InvalidInput:
+        return None
     except EngineError as error:
         if is_unavailable(error):
             raise
         return None
+
+
+def open_version_to_read(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
+    """Check a version out; raises pylance's exceptions, and `InvalidInput` as `check_manifest` does."""
+    return check_manifest(dataset.checkout_version(version))
+
+
+def manifest_of(dataset: lance.LanceDataset, version: int | tuple[str, None]) -> lance.LanceDataset:
+    """Check out a version, or the newest of a branch, of which only the manifest is read; pylance's exceptions."""
+    return dataset.checkout_version(version)
 
 
 def written_at(dataset: lance.LanceDataset) -> int:
@@ -172,7 +185,7 @@ class PlannedTable:
 
     `written` is the time of the version in nanoseconds, which differs in another table. `commit` is the hash in the
     version's stamp; "" if the job commits nothing to the table. `catalog` is the URI of the table's catalog; "" in a
-    folder.
+    folder. `places` are those that the planning process allowed, for tasks that know less.
     """
 
     uri: str
@@ -181,11 +194,13 @@ class PlannedTable:
     written: int
     commit: str = ""
     catalog: str = ""
+    places: tuple[str, ...] = ()
 
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
         catalog = catalog_uri(location.options) or ""
-        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset), catalog=catalog)
+        version, written, places = int(dataset.version), written_at(dataset), allowed_places(location.options)
+        return PlannedTable(location.uri, location.name, version, written, catalog=catalog, places=places)
 
     def stamped(self, options: StorageOptions) -> PlannedTable:
         """Add the version's stamp when a job begins; later checks compare with it."""
@@ -228,7 +243,9 @@ class PlannedTable:
         newest = place.open()
         committed = lance.LanceDataset.commit(newest, made, **place.access)
         fault_point(after)
-        current, _ = place.checkpoints.side_by_side(partial(self._is_current, options), partial(then, committed))
+        current, _ = place.checkpoints.side_by_side(
+            partial(self._is_current, options), lambda: then(check_manifest(committed))
+        )
         if not current:
             self._take_back(options, int(committed.version), made)
             raise self._remade()
@@ -236,7 +253,7 @@ class PlannedTable:
 
     def location(self, options: StorageOptions) -> TableLocation:
         """Return where the table lies, with its credentials from the storage options of the job."""
-        return TableLocation(self.uri, self.name, options_in(options, self.catalog))
+        return TableLocation(self.uri, self.name, with_places(options_in(options, self.catalog), self.places))
 
     def _is_current(self, options: StorageOptions) -> bool:
         if not self.location(options).is_named():

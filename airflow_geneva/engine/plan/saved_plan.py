@@ -40,9 +40,13 @@ def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
     fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in document.items()}
     kind = _KINDS[fields.pop("kind")]
     fields["sizing"] = Sizing(**fields["sizing"])
-    fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
+    fields["tables"] = tuple(_table(table) for table in fields["tables"])
     fields["codes"] = tuple(CodeArchive(**code) for code in fields["codes"])
     return kind(**fields)
+
+
+def _table(table: Mapping[str, Any]) -> PlannedTable:
+    return PlannedTable(**{**table, "places": tuple(table.get("places", ()))})
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import open_version
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
@@ -181,7 +182,7 @@ def _shown(
     """Return which source rows a view shows, and their values; for an exploded column, a list for each row."""
     listed = ",".join(map(str, ids)) or "NULL"
     wanted = f"{IS_SET} AND {SOURCE_ROW_ID} IN ({listed})"
-    found = view.scanner(columns=[SOURCE_ROW_ID, column], filter=wanted, blob_handling="all_binary").to_table()
+    found = scan_bytes(view, [SOURCE_ROW_ID, column], filter=wanted).to_table()
     positions: dict[int, list[int]] = {}
     for at, row_id in enumerate(found.column(SOURCE_ROW_ID).to_pylist()):
         positions.setdefault(row_id, []).append(at)

@@ -16,7 +16,7 @@ from airflow_geneva.engine.checkpoint.reuse import BrokenFile
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import CHECKED, COMMIT, JobFolder
 from airflow_geneva.engine.job.result import MOST_EXAMPLES, Checked
-from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.blobs import is_blob, scan_bytes
 from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, live_offsets, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -238,9 +238,8 @@ class StoredValues:
         self, dataset: lance.LanceDataset, files: FragmentFiles, rows: Ranges
     ) -> tuple[list[Checked], tuple[RowIds, pa.Table]]:
         output = Output.of(dataset, self.column)
-        scanner = open_fragment(dataset, files.id).scanner(
-            columns=list(output.columns), with_row_id=True, with_row_address=True, blob_handling="all_binary"
-        )
+        fragment = open_fragment(dataset, files.id)
+        scanner = scan_bytes(dataset, list(output.columns), fragment, with_row_id=True, with_row_address=True)
         parts, kept = list[Checked](), list[tuple[RowIds, pa.Table]]()
         keeps = any(one.needs_table for one in self.expected)
         for batch in scanner.to_batches():

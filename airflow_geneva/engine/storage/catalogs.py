@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
 from airflow_geneva.engine.storage.refusals import is_access_refused
-from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, TABLE, plain_name, remember_options
+from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, PLACES, TABLE, plain_name, remember_options
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError, mask_secrets
 
@@ -35,7 +35,7 @@ _EXPIRES = "expires_at_millis"
 _OFFSET = "refresh_offset_millis"
 _EARLIER = 60.0
 """pylance asks for new credentials this many seconds before the old ones expire, unless an option says otherwise."""
-_PLACES = ("uri", "endpoint", "root", "region")
+_ADDRESSES = ("uri", "endpoint", "root", "region")
 """Properties that say where the catalog is, also with its kind before them, as in `unity.endpoint`."""
 _NO_SUCH = re.compile(r"NotFound|does not exist", re.IGNORECASE)
 _EXAMPLE = 'connect_namespace("rest", {"uri": "https://catalog.example"})'
@@ -69,7 +69,7 @@ def catalog_option(impl: Any, properties: Any) -> str:
     if wrong := [name for name, value in properties.items() if not (isinstance(name, str) and isinstance(value, str))]:
         raise InvalidInput(f"The properties of a catalog are text, which {wrong} are not: quote them.")
     for name, value in properties.items():
-        if plain_name(name) in _PLACES and "://" in value:
+        if plain_name(name) in _ADDRESSES and "://" in value:
             try:
                 normalize_uri(value)
             except InvalidInput as error:
@@ -92,8 +92,14 @@ def catalog_uri(options: StorageOptions) -> str | None:
     # Headers, and settings of the tables' store, are no place of the catalog.
     own = [name for name in properties if not name.startswith(("headers.", "storage."))]
     given = {plain_name(name): properties[name] for name in own}
-    place = next((given[name] for name in _PLACES if name in given), "")
+    place = next((given[name] for name in _ADDRESSES if name in given), "")
     return f"{SCHEME}{impl}/{place}".rstrip("/")
+
+
+def folder_of(options: StorageOptions) -> str | None:
+    """Return the folder that a catalog lists, if it is one, as the user named it."""
+    impl, properties = _parse(dict(options)[CATALOG])
+    return normalize_uri(properties["root"]) if impl == "dir" and properties.get("root") else None
 
 
 def with_sources(options: StorageOptions, sources: Iterable[StorageOptions]) -> StorageOptions:
@@ -141,7 +147,7 @@ def pylance_access(options: StorageOptions, patient: bool = True) -> dict[str, A
     """
     remember_options(options)  # here, because processes that unpickle options do not freeze them
     given = dict(options) if not patient else pylance_options(options) or {}
-    kept = {name: value for name, value in given.items() if name not in (CATALOG, TABLE, OTHERS)}
+    kept = {name: value for name, value in given.items() if name not in (CATALOG, TABLE, OTHERS, PLACES)}
     if CATALOG not in dict(options):
         return {"storage_options": kept or None}
     known = {**kept, **dict(describe(options).options)}

@@ -7,12 +7,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors, is_outage
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.outages import STORE_PATIENCE, wait_out, with_patience
+from airflow_geneva.engine.storage.places import Places, allowed_places, check_manifest, with_places
+from airflow_geneva.engine.storage.secrets import PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, is_name, join
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 
@@ -33,11 +36,16 @@ _CACHE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TableLocation:
-    """A Lance table, with its storage options (credentials) as sorted pairs."""
+    """A Lance table, with its storage options (credentials) as sorted pairs.
+
+    Args:
+        alone: whether the user named this table only, and not the database in which it lies.
+    """
 
     uri: str
     name: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    alone: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", catalogs.of_table(self.options, self.name))
@@ -62,10 +70,23 @@ class TableLocation:
         """The folder of its database, or `namespace://IMPL/ADDRESS` of its catalog."""
         return catalogs.catalog_uri(self.options) or self.uri.rpartition("/")[0]
 
+    @cached_property
+    def places(self) -> Places:
+        """What the table may name: its database, what a catalog that lists a folder names, and the allowed places."""
+        own = [self.uri if self.in_catalog or self.alone else self.database_uri]
+        listed = catalogs.folder_of(self.options) if self.in_catalog else None
+        return Places(tuple(dict.fromkeys([*own, *([listed] if listed else []), *allowed_places(self.options)])))
+
+    @property
+    def source_options(self) -> tuple[tuple[str, str], ...]:
+        """The storage options to open a source with that is loaded into the table: its places are the table's, too."""
+        return with_places(self.options, self.places.roots)
+
     @property
     def access(self) -> dict[str, Any]:
-        """Arguments of pylance that open the table or commit to it."""
-        return catalogs.commit_access(self.options)
+        """Arguments of pylance that open the table or commit to it; what is opened with them knows its places."""
+        access = catalogs.commit_access(self.options)
+        return {**access, "storage_options": {**(access["storage_options"] or {}), PLACES: self.places.to_json()}}
 
     def is_named(self) -> bool:
         """Whether the catalog still says that the table lies here; asks it. A table in a folder needs no catalog."""
@@ -93,7 +114,7 @@ class TableLocation:
         """Open the newest version, or the given one.
 
         Raises:
-            InvalidInput: the table or version does not exist.
+            InvalidInput: the table or version does not exist, or its manifest names a folder outside of its places.
             StorageError: the store does not respond.
         """
         import lance
@@ -110,11 +131,12 @@ class TableLocation:
         if Storage(self.uri).is_linked(self.uri):
             raise closed(OSError("it is a symbolic link, which is not followed"))
         with engine_errors(closed):
-            return wait_out(
+            found = wait_out(
                 self.uri,
                 self.options,
                 lambda: lance.LanceDataset(self.uri, version, session=_session(os.getpid()), **self.access),
             )
+        return check_manifest(found)
 
 
 def locate(database_uri: str, name: str, options: tuple[tuple[str, str], ...]) -> TableLocation:

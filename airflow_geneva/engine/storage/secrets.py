@@ -18,6 +18,9 @@ TABLE = "geneva_table"
 OTHERS = "geneva_source_namespaces"
 """Storage option: the JSON of other catalogs, in which sources of views lie, by their URI."""
 
+PLACES = "geneva_allowed_places"
+"""Storage option: the JSON of the places that may be opened beside the table's database; URIs without credentials."""
+
 # Every other option counts as a secret.
 _HARMLESS_NAMES = """
 account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
@@ -36,7 +39,7 @@ _HARMLESS_PROPERTIES = frozenset(
 
 
 def is_secret(name: str, value: str) -> bool:
-    return name.lower() not in _HARMLESS or "@" in value or "?" in value
+    return name != PLACES and (name.lower() not in _HARMLESS or "@" in value or "?" in value)
 
 
 def plain_name(name: str) -> str:

@@ -9,6 +9,7 @@ from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage.catalogs import SCHEME, options_in
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
+from airflow_geneva.engine.storage.places import with_places
 from airflow_geneva.engine.storage.uri import check_name, normalize_uri, without_credentials
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.errors import InvalidInput
@@ -40,6 +41,7 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
         InvalidInput: the definition names another database, or no valid table.
     """
     table, database = check_name(definition.source_table, "table"), definition.source_database
+    options = view.options
     if database == without_credentials(view.database_uri):
         database = view.database_uri
     elif database not in allowed and (view.uri, database) not in _created:
@@ -49,7 +51,10 @@ def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iter
             f"If it is right, allow it: db.open_view({view.name!r}, sources=[...]), in Airflow "
             "RefreshTaskGroup(sources=[...]), of the command --source."
         )
-    return locate(database, table, options_in(view.options, database if database.startswith(SCHEME) else ""))
+    else:
+        named = (one for one in allowed if not one.startswith(SCHEME))
+        options = with_places(options, [*view.places.roots, *named])
+    return locate(database, table, options_in(options, database if database.startswith(SCHEME) else ""))
 
 
 def find_views(source: TableLocation) -> dict[str, tuple[TableLocation, ViewDefinition]]:

@@ -23,7 +23,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, written_at
+from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_or_none, written_at
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.refresh import SourceChanges, compare_source
 from airflow_geneva.engine.storage.files import Storage
@@ -250,7 +250,7 @@ def committed_at(dataset: lance.LanceDataset, version: int) -> datetime:
     left = None if version == dataset.version else open_version_or_none(dataset, version)
     if left is None:
         kept = [reference["version"] for reference in dataset.version_refs()]
-        left = dataset.checkout_version(min(found for found in (*kept, dataset.version) if found >= version))
+        left = manifest_of(dataset, min(found for found in (*kept, dataset.version) if found >= version))
     return datetime.fromtimestamp(written_at(left) / 1e9, timezone.utc)
 
 
