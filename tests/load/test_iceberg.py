@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table as Iceberg
 from pyiceberg.types import DoubleType
 
@@ -17,6 +23,7 @@ from airflow_geneva.engine.load.source import LoadSource, open_source
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.storage.places import with_places
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from tests.support.iceberg import catalog_at, delete_by, make_iceberg
@@ -52,7 +59,7 @@ def test_a_table_with_deletes_and_another_schema_is_loaded_as_pyiceberg_reads_it
     if runner == "spark":
         request.getfixturevalue("spark")
     first = min(task.file.file_path for task in source.scan().plan_files())
-    delete_by(source, tmp_path, file_path=[first], pos=pa.array([0], pa.int64()))  # row 0, 10 or 20
+    delete_by(source, tmp_path / "iceberg", file_path=[first], pos=pa.array([0], pa.int64()))  # row 0, 10 or 20
     source.delete("id = 4")
     source.overwrite(pa.table({"id": [5, 6], "caption": ["five", "six"]}), overwrite_filter="id = 5 or id = 6")
     with source.update_schema() as change:
@@ -141,3 +148,114 @@ def test_without_pyiceberg_the_extra_is_named(table: Table, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pyiceberg", None)
     with pytest.raises(InvalidInput, match=r"pip install 'airflow-geneva\[iceberg\]'"):
         table.load_columns("v1.metadata.json", on="id", format="iceberg")
+
+
+def rewrite(source: Iceberg, change: Callable[[dict[str, Any]], None]) -> str:
+    """Write metadata as anyone can who may write the table's folder, and return its path."""
+    path = Path(source.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    made = path.with_name("00099-made.metadata.json")
+    made.write_text(json.dumps(metadata))
+    return str(made)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"py-io-impl": "tests.load.test_iceberg.Ran"},
+        {"py-io-impl": "subprocess.Popen"},
+        {"s3.retry-strategy-impl": "tests.load.test_iceberg.Ran"},
+        {"s3.endpoint": "http://127.0.0.1:9", "s3.access-key-id": "k", "s3.session-token": "t"},
+        {"warehouse": "/"},
+    ],
+)
+@pytest.mark.parametrize("place", ["metadata", "catalog", "object"])
+def test_no_property_of_a_table_chooses_code_endpoint_or_credentials(
+    table: Table,
+    source: Iceberg,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: dict[str, str],
+    place: str,
+) -> None:
+    made = rewrite(source, lambda metadata: metadata["properties"].update(properties))
+    given: Any = made
+    if place == "catalog":
+        with sqlite3.connect(tmp_path / "catalog.db") as catalog:
+            catalog.execute("UPDATE iceberg_tables SET metadata_location = ?", [f"file://{made}"])
+        monkeypatch.setattr("pyiceberg.catalog.load_catalog", {"warehouse": catalog_at(tmp_path)}.__getitem__)
+        given = "warehouse.sold.features"
+    elif place == "object":  # as pyiceberg itself loads it
+        metadata = FromInputFile.table_metadata(source.io.new_input(made))
+        files = PyArrowFileIO({**source.catalog.properties, **metadata.properties})
+        given = Iceberg(source.name(), metadata, f"file://{made}", files, source.catalog)
+    opened = open_source(given, None if place == "object" else "iceberg", ())
+    files = opened._iceberg(())._table.io
+    assert files.properties == ({} if place == "metadata" else catalog_at(tmp_path).properties)
+    assert type(files).__name__ == "Files"
+    assert table.load_columns(given, on="id", format=None if place == "object" else "iceberg").rows_loaded == 30
+    assert not RAN
+
+
+RAN: list[Any] = []
+
+
+class Ran:
+    """What a table of Iceberg may name, and what must not be called."""
+
+    def __init__(self, *given: Any) -> None:
+        RAN.append(given)
+
+
+def test_credentials_of_the_connection_do_not_go_to_an_endpoint_of_the_table(source: Iceberg) -> None:
+    options = (("aws_access_key_id", "k"), ("aws_secret_access_key", "s"), ("aws_session_token", "t"))
+    made = rewrite(source, lambda metadata: metadata["properties"].update({"s3.endpoint": "http://127.0.0.1:9"}))
+    properties = iceberg.iceberg_properties("s3://bucket/t/metadata/v1.metadata.json", options)
+    found = iceberg.open_iceberg(made, properties, iceberg.iceberg_places(made, properties, options))
+    assert found._table.io.properties == dict(properties)
+    assert found._table.metadata.properties["s3.endpoint"] == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "{elsewhere}", "file://{elsewhere}", "file://{inside}/../../../../elsewhere", "file://localhost{elsewhere}",
+        "s3://bucket/list.avro", "oss://bucket/list.avro", "gs://bucket/list.avro", "hdfs://host/list.avro",
+        "file://{inside}/link/elsewhere", "FILE://{elsewhere}", "http://127.0.0.1:9/list.avro",
+    ],
+)  # fmt: skip
+def test_a_manifest_list_elsewhere_is_not_opened(source: Iceberg, tmp_path: Path, named: str) -> None:
+    inside = Path(source.metadata_location.removeprefix("file://")).parent
+    first = source.current_snapshot()
+    assert first is not None
+    (tmp_path / "elsewhere").write_bytes(Path(first.manifest_list.removeprefix("file://")).read_bytes())
+    (inside / "link").symlink_to(tmp_path)
+
+    def change(metadata: dict[str, Any]) -> None:
+        for snapshot in metadata["snapshots"]:
+            snapshot["manifest-list"] = named.format(elsewhere=tmp_path / "elsewhere", inside=inside)
+
+    made = rewrite(source, change)
+    with pytest.raises(InvalidInput, match=r"The Iceberg table .* names .* lies in no place that may be opened"):
+        open_source(made, "iceberg", ())
+    if "elsewhere" in named:
+        allowed = with_places((), [str(tmp_path)])
+        if not named.startswith(("file://localhost", "FILE")):  # which pyiceberg takes for a folder of this name
+            assert open_source(made, "iceberg", allowed).state[0].endswith(" 3")
+
+
+def test_files_elsewhere_are_refused_when_the_load_is_planned(table: Table, source: Iceberg, tmp_path: Path) -> None:
+    outside = Path(tempfile.mkdtemp(dir=tmp_path.parent))
+    delete_by(source, outside, file_path=["x"], pos=pa.array([0], pa.int64()))
+    with pytest.raises(InvalidInput, match=r"delete-file_path-pos.parquet', which lies in no place"):
+        plan_load(table.location, LoadRequest(source, "id"))
+
+
+def test_a_hint_of_the_version_does_not_lead_out_of_the_folder(source: Iceberg, tmp_path: Path) -> None:
+    metadata = Path(source.metadata_location.removeprefix("file://"))
+    (tmp_path / "v9.metadata.json").write_bytes(metadata.read_bytes())
+    for hint in ("../../../../v9", f"{tmp_path}/v9", "../../../../v9.metadata.json"):
+        (metadata.parent / "version-hint.text").write_text(hint)
+        with pytest.raises(InvalidInput):
+            open_source(str(metadata.parents[1]), "iceberg", ())

@@ -43,6 +43,7 @@ def _read(path: Path) -> str:
 COMMIT = "commit/test_commit.py::"
 RACES = "promises/test_view_races.py::"
 REMADE = "promises/test_recreated_tables.py::"
+PLACES = "promises/test_opened_places.py::"
 CATALOGS = "storage/test_catalogs.py::"
 STATE = "commit/test_view_state.py::"
 FACTS = "checkpoint/test_facts.py::"
@@ -64,6 +65,37 @@ GUARDS = [
         "if here.tokens + here.deepest > MOST_IN_A_TERM:",
         "if False:",
         ("lance_io/test_sql_text.py::test_sql_that_would_end_the_process_is_refused_by_its_size",),
+    ),
+    # Places: what a table names is opened only where the user allowed it.
+    Guard(
+        "A table whose manifest names a folder of another database would be read with the job's credentials.",
+        "    for base in dataset.base_paths().values():\n",
+        "    for base in ():\n",
+        (PLACES + "test_a_table_whose_rows_lie_in_another_database_is_not_opened",),
+    ),
+    Guard(
+        "A blob would put any file of a worker into a column.",
+        "                _check_descriptors(dataset, batch)\n",
+        "                pass\n",
+        (PLACES + "test_a_blob_that_names_a_file_of_the_machine_is_not_read",),
+    ),
+    Guard(
+        "A library that decodes a name would leave the folder that this package saw.",
+        "        decoded = unquote(path)\n",
+        "        decoded = path\n",
+        ("storage/test_places.py",),
+    ),
+    Guard(
+        "A table of Iceberg would have files of other folders read.",
+        '            places.check(path if scheme == "file" else location, document)\n',
+        "            pass\n",
+        ("load/test_iceberg.py::test_a_manifest_list_elsewhere_is_not_opened",),
+    ),
+    Guard(
+        "Properties of an Iceberg table would choose the endpoint that gets the credentials.",
+        'if key not in table.metadata.properties and not key.endswith("-impl")',
+        "if True",
+        ("load/test_iceberg.py::test_no_property_of_a_table_chooses_code_endpoint_or_credentials",),
     ),
     # Identity: what a value was computed from.
     Guard(

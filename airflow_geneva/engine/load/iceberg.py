@@ -5,23 +5,28 @@ A table is pinned by its metadata file, which never changes: it names the snapsh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import map_leaves
 from airflow_geneva.engine.load.stores import Options, check_unused, s3_settings
+from airflow_geneva.engine.storage.places import Places, allowed_places, is_absolute
 from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets, remember_secrets
 
 if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
     from pyiceberg.table import FileScanTask, Table
 
+_METADATA = ".metadata.json"
+_LONGEST_HINT = 1024
 _S3 = {
     "access_key": "s3.access-key-id",
     "secret_key": "s3.secret-access-key",
@@ -72,17 +77,61 @@ class IcebergTable:
     @cached_property
     def _tasks(self) -> list[FileScanTask]:
         with _explaining(self._table.metadata_location, self._properties):
-            return sorted(self._table.scan().plan_files(), key=lambda task: task.file.file_path)
+            found = sorted(self._table.scan().plan_files(), key=lambda task: task.file.file_path)
+            for file in (file for task in found for file in (task.file, *task.delete_files)):
+                self._table.io.new_input(file.file_path)  # which checks where it lies
+            return found
 
 
 @lru_cache(maxsize=8)
-def open_iceberg(location: str, properties: Options) -> IcebergTable:
-    """Open a table by its metadata file, or by a folder with a ``version-hint.text``; `InvalidInput` if it cannot."""
-    _check_installed()
-    from pyiceberg.table import StaticTable
+def open_iceberg(location: str, properties: Options, places: Places) -> IcebergTable:
+    """Open a table by its metadata file, or by a folder with a ``version-hint.text``.
 
+    Args:
+        properties: of the file system; the table's own are not used, since whoever writes the table chooses them.
+        places: where the files may lie that the metadata names.
+
+    Raises:
+        InvalidInput: it cannot be read, or names files outside of the places.
+    """
+    _check_installed()
     with _explaining(location, properties, _NAME_IT):
-        return IcebergTable(StaticTable.from_metadata(location, dict(properties)), properties)
+        from pyiceberg.catalog.noop import NoopCatalog
+        from pyiceberg.serializers import FromInputFile
+        from pyiceberg.table import Table
+
+        files = _files(properties, places, f"The Iceberg table {location}")
+        if not location.endswith(_METADATA):
+            with files.new_input(f"{location}/metadata/version-hint.text").open() as stream:
+                hint = stream.read(_LONGEST_HINT).decode().strip()
+            name = f"v{hint}{_METADATA}" if hint.isdecimal() else f"{hint.removesuffix(_METADATA)}{_METADATA}"
+            location = f"{location}/metadata/{name}"
+        metadata = FromInputFile.table_metadata(files.new_input(location))
+        catalog = NoopCatalog("static-table")
+        return IcebergTable(Table(("static-table", location), metadata, location, files, catalog), properties)
+
+
+def _files(properties: Options, places: Places, document: str) -> FileIO:
+    """Return pyiceberg's file system, which opens files in the places only; all reads of a table go through it."""
+    from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+    class Files(PyArrowFileIO):
+        def new_input(self, location: str) -> PyArrowFile:
+            scheme, _, path = self.parse_location(location, self.properties)
+            places.check(path if scheme == "file" else location, document)
+            return super().new_input(location)
+
+    return Files(dict(properties))
+
+
+def iceberg_places(location: str, properties: Options, options: Options) -> Places:
+    """Return where a table may name files: its folder, the warehouse of its catalog, and the places of the job."""
+    folder = normalize_uri(location)
+    if folder.endswith(_METADATA):
+        folder = folder.rpartition("/")[0].removesuffix("/metadata")
+    warehouse = str(dict(properties).get("warehouse") or "")  # of a service, it may be a name
+    named = [normalize_uri(warehouse)] if is_absolute(warehouse) and "/" in warehouse else []
+    return Places(tuple(dict.fromkeys([folder, *named, *allowed_places(options)])))
 
 
 def find_iceberg(name: str, options: Options) -> tuple[str, Options]:
@@ -94,22 +143,39 @@ def find_iceberg(name: str, options: Options) -> tuple[str, Options]:
         options: storage options; those of S3 are used for paths. A catalog has its own properties.
     """
     _check_installed()
-    if "/" in name or "." not in name or name.endswith(".metadata.json"):
+    if "/" in name or "." not in name or name.endswith(_METADATA):
         uri = normalize_uri(name)
         properties = iceberg_properties(uri, options)
+        places = iceberg_places(uri, properties, options)
         # The cache would hide that a folder's table has changed.
-        return open_iceberg.__wrapped__(uri, properties)._table.metadata_location, properties
+        return open_iceberg.__wrapped__(uri, properties, places)._table.metadata_location, properties
     from pyiceberg.catalog import load_catalog
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    def load_files(properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None) -> FileIO:
+        return PyArrowFileIO({**found.properties, **properties})
 
     catalog, _, identifier = name.partition(".")
     with _explaining(name, (), _NAME_IT):
-        table = load_catalog(catalog).load_table(identifier)
+        found = load_catalog(catalog)
+        # Else the table's own properties would choose the class.
+        found._load_file_io = load_files  # type: ignore[method-assign]
+        table = found.load_table(identifier)
         return table.metadata_location, properties_of(table)
 
 
 def properties_of(table: Table) -> Options:
-    """Return the properties of a table's file system, credentials too."""
-    return tuple(sorted(table.io.properties.items()))
+    """Return the properties of a table's file system, credentials too, without those of the table's metadata.
+
+    The user configured those of the catalog. A catalog's answer may add credentials, and no class that is imported.
+    """
+    given = dict(table.catalog.properties)
+    answered = {
+        key: value
+        for key, value in table.io.properties.items()
+        if key not in table.metadata.properties and not key.endswith("-impl")
+    }
+    return tuple(sorted({**answered, **given}.items()))
 
 
 def iceberg_properties(location: str, options: Options) -> Options:

@@ -98,7 +98,7 @@ def plan_load(
     """
     sizing, on = check_arguments(request), _names(request.on, "on")
     dataset = location.open()
-    source = source or open_source(request.source, request.format, location.options)
+    source = source or open_source(request.source, request.format, location.source_options)
     if source.on_spark and request.on_duplicate != "error":
         raise InvalidInput(
             f"The rows of {source.name} have no order, so there is no {request.on_duplicate} one of several with one "
@@ -106,7 +106,11 @@ def plan_load(
         )
     unchecked = source.on_spark and source.columns is None
     _check_there(on, location.name, dataset.schema.names, "the key", "on")
-    theirs = _expected(location, dataset.schema, source, on, request) if unchecked else source.schema(location.options)
+    theirs = (
+        _expected(location, dataset.schema, source, on, request)
+        if unchecked
+        else source.schema(location.source_options)
+    )
     found = {one.name: one.type for one in theirs}
     _check_there(on, source.name, list(found), "the key", "on")
     named = (
@@ -187,7 +191,7 @@ def deliver(
                 f"Column {name!r} of table {location.name!r} is {ours}, and {given} in the source, which cannot be "
                 "converted without loss. Convert it before, or load another column."
             )
-    return Delivery(source, location.options, keys, values, on_duplicate)
+    return Delivery(source, location.source_options, keys, values, on_duplicate)
 
 
 def _exact(guessed: pa.DataType, schema: pa.Schema, name: str) -> pa.DataType:

@@ -29,6 +29,7 @@ from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_byte
 from airflow_geneva.engine.load.iceberg import (
     IcebergTable,
     find_iceberg,
+    iceberg_places,
     iceberg_properties,
     open_iceberg,
     properties_of,
@@ -36,6 +37,7 @@ from airflow_geneva.engine.load.iceberg import (
 from airflow_geneva.engine.load.stores import Options, file_system, own_options
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.places import with_places
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
 from airflow_geneva.engine.views.definition import IS_SET, is_view, visible_columns
 from airflow_geneva.errors import InvalidInput
@@ -73,6 +75,7 @@ class LoadSource:
         state: sizes and times of the files, by which a later delivery differs; the number of fragments of a Lance
             table, and the time of its version, by which a table made again differs; size and number of the files of an
             Iceberg table. Spark has no such thing, so each plan differs.
+        places: of a table that was given as an object, where it may name files, beside the places of the job.
         rows: rows in memory, which only this process has.
         frame: the DataFrame, and its `columns` as Arrow has them, in a process with a session of Spark.
         properties: how pyiceberg opens the table in this process, credentials too.
@@ -83,6 +86,7 @@ class LoadSource:
     version: int | None = None
     state: tuple[str, ...] = ()
     table: str | None = None
+    places: tuple[str, ...] = ()
     rows: pa.Table | None = field(default=None, repr=False, compare=False)
     frame: Any = field(default=None, repr=False, compare=False)
     columns: pa.Schema | None = field(default=None, repr=False, compare=False)
@@ -116,13 +120,15 @@ class LoadSource:
     def to_json(self) -> str:
         values = {"format": self.format, "paths": self.paths, "version": self.version, "state": self.state}
         values |= {} if self.table is None else {"table": self.table}
+        values |= {"places": self.places} if self.places else {}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> LoadSource:
         values = json.loads(text)
         paths, state = tuple(values["paths"]), tuple(values["state"])
-        return LoadSource(values["format"], paths, values["version"], state, values.get("table"))
+        places = tuple(values.get("places", ()))
+        return LoadSource(values["format"], paths, values["version"], state, values.get("table"), places)
 
     @property
     def fingerprint(self) -> str:
@@ -210,11 +216,11 @@ class LoadSource:
                         yield from _read_text(stream, self.format, path, schema)
 
     def _table(self, options: Options) -> Any:
-        return _lance_at(self.paths[0], self.table, options).open(self.version)
+        return _lance_at(self.paths[0], self.table, with_places(options, self.places)).open(self.version)
 
     def _iceberg(self, options: Options) -> IcebergTable:
         properties = iceberg_properties(self.paths[0], options) if self.properties is None else self.properties
-        return open_iceberg(self.paths[0], properties)
+        return open_iceberg(self.paths[0], properties, iceberg_places(self.paths[0], properties, options))
 
     def _files(self, paths: Sequence[str], options: Options) -> pds.Dataset:
         files, names = file_system(paths[0], options)
@@ -346,11 +352,12 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
     location = getattr(given, "location", None)
     if isinstance(location, TableLocation):
         beside = location.in_catalog and catalog_uri(location.options) == catalog_uri(options)
-        return _of_dataset(location.uri, location.open(), location.name if beside else None)
+        found = _of_dataset(location.uri, location.open(), location.name if beside else None)
+        return replace(found, places=location.places.roots)
     if _is_a("pyspark.sql", "DataFrame", given):
         return _remember(LoadSource("spark", state=(uuid.uuid4().hex,), frame=given))
     if _is_a("pyiceberg.table", "Table", given):
-        return _of_iceberg(given.metadata_location, properties_of(given))
+        return _of_iceberg(given.metadata_location, properties_of(given), options)
     if format in ("iceberg", "spark") and not isinstance(given, (str, os.PathLike)):
         raise InvalidInput(
             f"format={format!r} needs the name of one table as the source, not a {type(given).__name__}."
@@ -358,7 +365,7 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
     if format == "spark":
         return LoadSource("spark", (os.fspath(given),), state=(uuid.uuid4().hex,))
     if format == "iceberg":
-        return _of_iceberg(*find_iceberg(os.fspath(given), options))
+        return _of_iceberg(*find_iceberg(os.fspath(given), options), options)
     if isinstance(given, (str, os.PathLike)) or _are_paths(given):
         places = [given] if isinstance(given, (str, os.PathLike)) else list(given)
         return _of_paths([os.fspath(place) for place in places], format, options)
@@ -375,8 +382,8 @@ def _is_a(module: str, name: str, given: Any) -> bool:
     return module in sys.modules and isinstance(given, getattr(sys.modules[module], name))
 
 
-def _of_iceberg(location: str, properties: Options) -> LoadSource:
-    table = open_iceberg(location, properties)
+def _of_iceberg(location: str, properties: Options, options: Options) -> LoadSource:
+    table = open_iceberg(location, properties, iceberg_places(location, properties, options))
     size, files = table.size()
     return _remember(LoadSource("iceberg", (location,), table.snapshot_id, (f"{size} {files}",), properties=properties))
 
@@ -385,7 +392,7 @@ def _lance_at(uri: str, name: str | None, options: Options) -> TableLocation:
     """Return where a Lance table lies; without a name in the catalog of the options, it is read by its path."""
     if name is None and catalog_uri(options) is not None:
         options = tuple(sorted(own_options(options).items()))
-    return TableLocation(uri, uri.rpartition("/")[2] if name is None else name, options)
+    return TableLocation(uri, uri.rpartition("/")[2] if name is None else name, options, alone=name is None)
 
 
 def _of_dataset(uri: str, dataset: lance.LanceDataset, table: str | None = None) -> LoadSource:

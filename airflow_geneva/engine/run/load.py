@@ -44,12 +44,12 @@ def plan_here(location: TableLocation, request: LoadRequest, runner: str) -> tup
         InvalidInput: as `plan_load` does; or only Spark has the source, and another runner is asked for.
     """
     sizing = check_arguments(request)
-    source = open_source(request.source, request.format, location.options)
+    source = open_source(request.source, request.format, location.source_options)
     if runner == "auto":
         runner = "spark" if source.on_spark or source.size_bytes > INLINE_BYTES else "inline"
     if runner == "inline":
         if source.on_spark:
-            source.schema(location.options)  # which raises
+            source.schema(location.source_options)  # which raises
         return plan_load(location, request, source), runner
     from airflow_geneva.spark.load import SparkSearch
 
@@ -104,8 +104,8 @@ def load_shard(
 
 def delivery_of(location: TableLocation, target: ColumnTarget, work: LoadSpec, source: LoadSource) -> Delivery:
     """Return what a planned load takes from its source, which is open; `InvalidInput` if the source has changed."""
-    source.check_unchanged(location.options)
-    theirs = source.schema(location.options)
+    source.check_unchanged(location.source_options)
+    theirs = source.schema(location.source_options)
     return deliver(location, target.source.schema, source, theirs, work.on, work.columns, work.on_duplicate)
 
 
