@@ -30,6 +30,8 @@ from lance_namespace import (
 
 from airflow_geneva.database import Database, connect_namespace
 from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.storage.arrow_documents import read_schema
+from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.engine.udf import load_stored_udf
 from airflow_geneva.errors import (
     CodeChanged,
@@ -274,7 +276,7 @@ class AirflowRuns:
         request = urllib.request.Request(address, data, headers)  # noqa: S310 - `of` checks the scheme
         try:
             with _OPENER.open(request, timeout=_AIRFLOW_SECONDS) as answer:
-                return dict(json.load(answer))
+                return dict(parse(answer.read(LARGEST_BYTES)))
         except urllib.error.HTTPError as error:
             kinds = {401: errors.UnauthenticatedError, 403: errors.PermissionDeniedError}
             kinds |= dict.fromkeys((400, 409, 422), errors.InvalidInputError)
@@ -394,7 +396,7 @@ def read_query(database: Database, text: str, output_schema: str = "") -> Query:
 
 def _arguments(text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        given = parse(text)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not isinstance(given.get("source"), str) or set(given) - set(_QUERY):
@@ -418,8 +420,8 @@ def _column(name: str, given: Any, load: Callable[[str], Any] = load_stored_udf)
 
 def _schema(text: str) -> pa.Schema:
     try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-    except (ValueError, pa.ArrowException, OSError) as error:
+        return read_schema(base64.b64decode(text, validate=True))
+    except ValueError as error:
         raise InvalidInput(f"output_schema is no Arrow schema in base64: {error}.") from None
 
 

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from airflow_geneva.database import Database, connect, connect_namespace, similar_folder
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.catalogs import SCHEME
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
@@ -144,7 +145,7 @@ def _open_catalog(uri: str, options: Mapping[str, str]) -> Database:
     impl, _, address = uri.removeprefix(SCHEME).partition("/")
     given = os.environ.get(PROPERTIES) or "{}"
     try:
-        properties = json.loads(given)
+        properties = parse(given)
     except ValueError:
         properties = None
     if not isinstance(properties, dict):

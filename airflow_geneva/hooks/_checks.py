@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from http.client import HTTPException
@@ -14,6 +13,7 @@ from urllib.request import urlopen
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
 from airflow.sdk import BaseHook
 
+from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
@@ -74,7 +74,7 @@ def check_port() -> Finding:
         return f"{port} is free", None
     try:
         with urlopen(f"http://127.0.0.1:{port}/api/v2/version", timeout=_SECONDS) as answer:  # http only
-            return f"{port}: Airflow {json.load(answer)['version']} answers", None
+            return f"{port}: Airflow {parse(answer.read(LARGEST_BYTES))['version']} answers", None
     except (URLError, OSError, HTTPException, ValueError, LookupError, TypeError):
         free = next((other for other in range(port + 1, port + 100) if not _listens("127.0.0.1", other)), port + 1)
         return f"{port} is used by another program", _use_port(free)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from airflow.sdk.log import mask_secret
 
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri, with_sources
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.places import allow_places, with_places
@@ -157,7 +157,7 @@ class LanceHook(BaseHook):
         """Return the places that the connection and Airflow's configuration allow."""
         given = self._extra.get("allowed_places") or []
         with suppress(ValueError):
-            given = json.loads(given) if isinstance(given, str) else given
+            given = parse(given) if isinstance(given, str) else given
         if not isinstance(given, list):
             raise InvalidInput(
                 f"allowed_places in the extra field of Airflow connection {self.lance_conn_id!r} is no list of URIs. "
@@ -171,13 +171,13 @@ class LanceHook(BaseHook):
     def _list(self, name: str) -> list[Any]:
         given = self._extra.get(name) or []
         with suppress(ValueError):
-            given = json.loads(given) if isinstance(given, str) else given
+            given = parse(given) if isinstance(given, str) else given
         return given if isinstance(given, list) else [given]
 
     def _catalog(self, name: str, given: Any) -> str | None:
         """Return the storage option of a catalog that the extra field names."""
         try:
-            found = json.loads(given) if isinstance(given, str) and given.strip() else given or None
+            found = parse(given) if isinstance(given, str) and given.strip() else given or None
         except ValueError:
             found = given
         if found is None:
@@ -204,7 +204,7 @@ class LanceHook(BaseHook):
     def _extra(self) -> Mapping[str, Any]:
         given = self._connection.extra
         try:
-            found = json.loads(given) if isinstance(given, str) and given.strip() else given or {}
+            found = parse(given) if isinstance(given, str) and given.strip() else given or {}
         except ValueError:
             found = None
         if not isinstance(found, Mapping):

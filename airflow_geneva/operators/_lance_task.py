@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -18,6 +17,7 @@ from airflow.sdk import BaseOperator
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.lance_io.conflicts import max_retries
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.outages import with_patience
 from airflow_geneva.errors import GenevaError, InvalidInput, TableRemade, UdfError, mask_secrets
 from airflow_geneva.get_provider_info import get_provider_info
@@ -103,7 +103,7 @@ def parse_json(name: str, value: Any) -> Any:
     """Return a list or an object, also of JSON text, or None for empty text; other text is an AirflowFailException."""
     text = optional_text(value) if isinstance(value, str) else None
     try:
-        return json.loads(text) if text else None if isinstance(value, str) else value
+        return parse(text) if text else None if isinstance(value, str) else value
     except ValueError:
         raise AirflowFailException(
             f"{name}={value!r:.200} is text, and not the JSON of a list or an object. A template that renders one ends "

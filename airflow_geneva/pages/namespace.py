@@ -5,7 +5,6 @@ All of it is for users who may read the connection; a DAG run is started for tho
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -29,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.hooks.lance import LanceHook
@@ -134,7 +134,7 @@ async def named(request: Request, id: str, delimiter: str = "$") -> list[str]:
         raise InvalidInput("The delimiter of the request is empty. Leave it out, or give the one in the path.")
     parts = _parts(id, delimiter)
     try:
-        body = json.loads(await request.body() or b"{}")
+        body = parse(await request.body() or b"{}")
     except ValueError as error:
         raise InvalidInput(f"The body of the request is no JSON: {error}.") from None
     found = body.get("id") if isinstance(body, dict) else None

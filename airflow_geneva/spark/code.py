@@ -64,13 +64,13 @@ def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
     Raises:
         InvalidInput: the UDFs' code was removed, or is not the planned code.
     """
-    from airflow_geneva.engine.udf.code_archive import archive_name
+    from airflow_geneva.engine.udf.code_archive import MAX_BYTES, archive_name
 
     archives = package_archive()
     for code in work.codes:
         try:
-            archives[code.zip] = job.read_bytes(code.zip)
-        except FileNotFoundError:
+            archives[code.zip] = job.read_bytes(code.zip, 2 * MAX_BYTES)
+        except (FileNotFoundError, ValueError):
             archives[code.zip] = b""
         if sha256(archives[code.zip]) != code.sha256 or archive_name("code", archives[code.zip]) != code.zip:
             raise InvalidInput(

@@ -21,6 +21,7 @@ from airflow_geneva.engine.apply.udf_call import CallFailure, MappedBatch, Mappe
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.errors import DeviceFailed, UdfError
 from airflow_geneva.services.limits.rate_limit import count, metered
 
@@ -99,7 +100,7 @@ class PreprocessedMapper(BatchMapper):
         if states.null_count == 0 and not any(told := states.to_pylist()):
             return self.inner.begin(self._inputs(values))
         told = states.to_pylist()
-        failed = {row: json.loads(text) for row, text in enumerate(told) if text}
+        failed = {row: parse(text) for row, text in enumerate(told) if text}
         stop = next((row for row, failure in failed.items() if "text" in failure), len(told))
         rows = [row for row in range(stop) if row not in failed]
         begun = self.inner.begin(self._inputs(rows_at(values, pa.array(rows, pa.int64()))))
@@ -139,7 +140,7 @@ class PreprocessedMapper(BatchMapper):
         if not states.null_count:
             return values, states
         told = states.to_pylist()
-        fatal = next((row for row, text in enumerate(told) if text and "text" in json.loads(text)), len(told))
+        fatal = next((row for row, text in enumerate(told) if text and "text" in parse(text)), len(told))
         due = [row for row in range(fatal) if told[row] is None]
         if not due:
             return values, states

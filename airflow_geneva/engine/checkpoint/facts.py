@@ -26,6 +26,7 @@ from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, to_lists
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage, in_threads
 
 _FOLD_AFTER = 16
@@ -303,8 +304,10 @@ def _read_ledger(store: CheckpointStore, key: str) -> tuple[pa.Table, set[str]] 
     """Return the facts of a ledger, and the ledgers that it covers; None if it is missing or damaged."""
     try:
         batch = store[key]
+        if [batch.schema.field(name).type for name in _SCHEMA.names] != _SCHEMA.types:
+            return None
         return pa.Table.from_batches([batch.select(_SCHEMA.names)]).cast(_SCHEMA), _covered_by(batch)
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -366,13 +369,13 @@ def _not_folded(store: CheckpointStore) -> list[str]:
     covered: set[str] = set()
     for key in sorted(filter(is_fold, keys), reverse=True):
         if key not in covered:
-            with suppress(KeyError):
+            with suppress(KeyError, TypeError, ValueError):
                 covered |= _covered_by(store.read(key, ["at"]))
     return [key for key in keys if key not in covered]
 
 
 def _covered_by(fold: pa.RecordBatch) -> set[str]:
-    return set(json.loads((fold.schema.metadata or {}).get(b"covers", b"[]")))
+    return set(parse((fold.schema.metadata or {}).get(b"covers", b"[]")))
 
 
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
@@ -389,7 +392,7 @@ def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str])
         if key in covered:
             continue
         # Read the fold completely: documents may be removed only if the fold can replace them.
-        with suppress(KeyError):
+        with suppress(KeyError, TypeError, ValueError):
             covered |= _covered_by(store[key]) - {key}
     return covered
 

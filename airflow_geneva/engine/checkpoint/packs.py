@@ -161,18 +161,3 @@ def _rows(storage: Storage, path: str, rows: Offsets | None) -> list[tuple[str, 
     except EngineError:
         return []
     return list(zip(batch.column(_KEY).to_pylist(), batch.column(_VALUE).to_pylist(), strict=True))
-
-
-def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
-    """Serialize a document."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def from_bytes(value: bytes) -> pa.RecordBatch:
-    """Deserialize a document from :func:`to_bytes`."""
-    with pa.ipc.open_stream(value) as reader:
-        return next(iter(reader))

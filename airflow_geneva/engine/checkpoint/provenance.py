@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.storage.documents import parse
 
 MOST_RUNS = 3
 """Number of runs in which a row may fail under one UDF version; after that, only ``errors_only`` runs it again."""
@@ -98,7 +99,7 @@ class Failures:
 
     @staticmethod
     def loads(text: str | bytes) -> Failures:
-        job_id, rows = json.loads(text)
+        job_id, rows = parse(text)
         return Failures(job_id, tuple((int(runs), Ranges.from_json(found)) for runs, found in rows))
 
 

@@ -16,6 +16,7 @@ from airflow_geneva.engine.checkpoint.provenance import NO_FAILURES, Failures
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.storage.documents import parse
 
 RowRuns = npt.NDArray[np.int64]
 """Rows in run-length form, of shape (n, 3): physical offset and row id of a run's first row, and the run's length."""
@@ -79,9 +80,9 @@ def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
     try:
         batch = store.read(key, [OFFSET, ROW_ID])
         metadata = batch.schema.metadata or {}
-        looked_at = Ranges.from_json(json.loads(metadata[b"looked_at"]))
+        looked_at = Ranges.from_json(parse(metadata[b"looked_at"]))
         failures = Failures.loads(metadata[b"failures"])
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
     offsets = batch.column(OFFSET).to_numpy(zero_copy_only=False).astype(np.int64)
     ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
@@ -165,7 +166,7 @@ class StagedFragment:
             Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
             for column in (batch.column("live"), batch.column("looked_at"))
         )
-        files, fields, outputs, jobs = (json.loads(row[name]) for name in _AS_JSON)
+        files, fields, outputs, jobs = (parse(row[name]) for name in _AS_JSON)
         return StagedFragment(
             **{name: row[name] for name in _PLAIN},
             src_data_files=tuple(files),
@@ -184,7 +185,7 @@ class StagedFragment:
 
 
 def _ranges_by_name(text: str) -> tuple[tuple[str, Ranges], ...]:
-    return tuple((str(name), Ranges.from_json(rows)) for name, rows in json.loads(text))
+    return tuple((str(name), Ranges.from_json(rows)) for name, rows in parse(text))
 
 
 def computed_rows(runs: RowRuns) -> Ranges:
@@ -206,7 +207,7 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
     """Read a fragment checkpoint; None if it is damaged, missing, or of a format without ``src_data_files``."""
     try:
         return StagedFragment.from_batch(store[key])
-    except (KeyError, ValueError, IndexError, TypeError):
+    except (LookupError, ValueError, TypeError, AttributeError):
         return None
 
 

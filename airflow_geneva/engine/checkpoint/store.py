@@ -15,11 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.engine.checkpoint.keys import key_to_path, path_to_key
-from airflow_geneva.engine.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, from_bytes, to_bytes
+from airflow_geneva.engine.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
+from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import join
 from airflow_geneva.errors import InvalidInput
@@ -75,7 +77,10 @@ class CheckpointStore:
             with suppress(KeyError):
                 return _select_rows(key, self._packed(key), columns, rows)
         try:
-            return self._checked(key, self._file(key).read(columns, rows, room), rows is None)
+            batch = self._checked(key, self._file(key).read(columns, rows, room), rows is None)
+            if not set(columns) <= set(batch.schema.names):
+                raise KeyError(key)
+            return batch
         except KeyError:
             return _select_rows(key, self._packed(key), columns, rows)
 
@@ -85,7 +90,7 @@ class CheckpointStore:
             raise KeyError(key)
         try:
             batch = from_bytes(found)
-        except (pa.ArrowException, OSError) as error:
+        except ValueError as error:
             raise KeyError(key) from error
         return self._checked(key, batch, True)
 
@@ -253,7 +258,7 @@ def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
 def without_checksums(batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
     """Verify and remove the checksums; ValueError at a mismatch. Columns are verified if the batch is `whole`."""
     metadata = dict(batch.schema.metadata or {})
-    sums = json.loads(metadata.pop(_KEY, b"null"))
+    sums = parse(metadata.pop(_KEY, b"null"))
     if not isinstance(sums, dict) or sums.get(_METADATA) != _metadata(metadata):
         raise ValueError("the checksum of its metadata does not match")
     for name, column in zip(batch.schema.names, batch.columns, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -31,6 +32,8 @@ _SUBMITTING_SECONDS = 600.0
 _HANDLE, _REPORTED, _MISSED = ".handle.json", ".reported.json", ".missed.json"
 _CLOCKS_DIFFER = 600.0
 _MOST_OPEN_ROWS = 2_000_000
+_MOST_PROCESSES = 1 << 31
+_NAME = re.compile(r"\d{13}-[0-9a-f]{32}-[0-9a-f]{1,16}-[0-9a-f]{1,16}")
 
 _underway: set[str] = set()
 """Names of the submissions that threads of this process are about to make."""
@@ -68,9 +71,10 @@ class Submission:
         """Whether its process may still be submitting it; clocks may differ by minutes."""
         host, _, pid = self.process.rpartition(":")
         if host == socket.gethostname():
-            if int(pid) == os.getpid():
+            number = int(pid) if pid.isdecimal() else 0
+            if number == os.getpid():
                 return self.name in _underway
-            if not _is_alive(int(pid)):
+            if not 0 < number < _MOST_PROCESSES or not _is_alive(number):
                 return False
         return time.time() - self.begun < _SUBMITTING_SECONDS
 
@@ -138,7 +142,7 @@ class Submissions:
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
         with self._lock:
             if self._names is None:
-                self._names = set(self.store.list_keys())
+                self._names = set(filter(_NAME.fullmatch, self.store.list_keys()))
             for name in sorted(self._names):
                 lowest, highest = _id_range(name)
                 if lowest > high or highest < low or (rows := self._read(name)) is None:
@@ -190,7 +194,11 @@ class Submissions:
         The record has a time for each machine, because their clocks may differ by minutes.
         """
         name, host, now = f"{submission.name}{_MISSED}", socket.gethostname(), time.time()
-        since: dict[str, float] = self.storage.read_document(name) or {}
+        since = {
+            known: float(seconds)
+            for known, seconds in (self.storage.read_document(name) or {}).items()
+            if isinstance(seconds, (int, float))
+        }
         if host not in since:
             since = {**since, host: now}
             self.storage.write_json(name, since)
@@ -232,7 +240,9 @@ class Submissions:
     def _reported(self, one: Submission) -> np.ndarray:
         """Read which rows of a submission were reported, by position."""
         found = np.zeros(one.rows, bool)
-        found[(self.storage.read_document(f"{one.name}{_REPORTED}") or {}).get("rows", [])] = True
+        rows = (self.storage.read_document(f"{one.name}{_REPORTED}") or {}).get("rows", [])
+        if isinstance(rows, list) and all(type(row) is int and 0 <= row < one.rows for row in rows):
+            found[rows] = True
         return found
 
     def _read(self, name: str) -> _Rows | None:
@@ -245,6 +255,8 @@ class Submissions:
             batch = self.store[name]
             metadata = batch.schema.metadata
             job_id, begun, process = (metadata[part].decode() for part in (b"job", b"begun", b"process"))
+            if batch.column(_ROW).type != pa.binary():
+                raise ValueError(f"its rows are {batch.column(_ROW).type}")
             keys = np.array(batch.column(_ROW).to_pylist(), _KEY)
             one = self._known.get(name) or Submission(name, len(keys), job_id, float(begun), process)
         except (KeyError, TypeError, ValueError) as error:

@@ -62,7 +62,8 @@ class ValueCache:
                     keys = self.store.read(name, [_KEY]).column(_KEY)
                 except KeyError:
                     continue
-                self._add(name, np.array(keys.to_pylist(), _DIGEST))
+                if keys.type == pa.binary() and not keys.null_count:
+                    self._add(name, np.array(keys.to_pylist(), _DIGEST))
 
     def _add(self, name: str, keys: np.ndarray) -> None:
         self._names.append(name)
@@ -84,11 +85,11 @@ class ValueCache:
             mine = np.flatnonzero(files == file)
             try:
                 values = self.store.read(self._names[file], [_VALUE], rows[mine]).column(_VALUE)
-            except KeyError:
+                values = convert_array(values, self.kind)
+            except (KeyError, pa.ArrowException):
                 kept = self._places[:, 0] != file
                 self._keys, self._places = self._keys[kept], self._places[kept]
                 continue
-            values = convert_array(values, self.kind)
             for number, place in enumerate(there[mine].tolist()):
                 found[place] = (values, number)
         return found

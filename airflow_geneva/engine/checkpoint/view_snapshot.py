@@ -20,6 +20,7 @@ from airflow_geneva.engine.checkpoint.provenance import PriorFailures, Provenanc
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, from_lists, to_lists
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage
 
 
@@ -86,7 +87,7 @@ class Snapshot:
         """Read a snapshot; KeyError, ValueError or IndexError if the batch is not a snapshot."""
         metadata = batch.schema.metadata or {}
         version = int(metadata[b"source_version"])
-        code, older = (tuple((str(a), str(b)) for a, b in json.loads(metadata[name])) for name in (b"code", b"older"))
+        code, older = (tuple((str(a), str(b)) for a, b in parse(metadata[name])) for name in (b"code", b"older"))
         texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
         fragments: list[SourceFragment] = []
         matching = live = Ranges.empty()
@@ -168,5 +169,5 @@ def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
     """Read a snapshot; None if it is missing or damaged, so that rows are computed again and results stay correct."""
     try:
         return Snapshot.from_batch(_store(checkpoints)[key])
-    except (KeyError, ValueError, IndexError):
+    except (LookupError, TypeError, ValueError):
         return None

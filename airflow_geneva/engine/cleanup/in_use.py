@@ -28,6 +28,7 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.table_versions import manifest_of, read_transaction
 from airflow_geneva.engine.plan.saved_plan import job_spec_from_json
 from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.storage.documents import LARGEST_BYTES, MOST_VALUES
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
@@ -126,12 +127,17 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
             if prefixes.isdisjoint(wanted):
                 continue
             for entry in header["shards"]:
-                for fragment in Shard.load(job.read_bytes(str(entry["file"]))).fragments:
+                for fragment in _read_shard(job, str(entry["file"])).fragments:
                     places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
                     found |= {(prefix, *place) for prefix in prefixes for place in places}
     except (FileNotFoundError, *DAMAGED):
         return None
     return found
+
+
+def _read_shard(job: Storage, name: str) -> Shard:
+    """Read a shard that no XCom names, so it may be as large as other documents only."""
+    return Shard.load(job.read_bytes(name), LARGEST_BYTES, MOST_VALUES)
 
 
 def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since: int = 0) -> set[str]:

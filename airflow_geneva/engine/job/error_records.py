@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from airflow_geneva.engine.display import Listed, format_time
 from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.lance_io.arrays import copy_sliced_columns
+from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.errors import StorageError
 
 logger = logging.getLogger("airflow_geneva.job")
 
@@ -39,6 +40,9 @@ _SCHEMA = pa.schema(
         ("source", pa.string()),
     ]
 )
+_MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
+"""The most bytes, expanded, and rows of one file."""
+_ROWS_AT_ONCE, _MOST_DISTINCT = 1_024, 1_000_000
 _LONG_SECONDS, _MOST_COUNTED = 0.05, 256
 _COUNTED: dict[str, tuple[float, int]] = {}
 """Error counts of running jobs by folder, with their expiry times."""
@@ -116,14 +120,14 @@ class ErrorRecord(Listed):
 
 
 def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> None:
-    """Write error records to one file, named by the range that was run: another run of the range replaces it."""
+    """Write error records to files of bounded size, named by the range that was run; another run replaces them."""
     if not records:
         return
-    table = pa.Table.from_pylist([record.to_json() for record in records], schema=_SCHEMA)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    job.write_bytes(f"{ERRORS}/{name}{_SUFFIX}", sink.getvalue().to_pybytes())
+    whole = pa.RecordBatch.from_pylist([record.to_json() for record in records], schema=_SCHEMA)
+    rows = min(_MOST_ROWS, max(whole.num_rows * (_MOST_BYTES // 2) // whole.nbytes, 1))
+    for part, start in enumerate(range(0, whole.num_rows, rows)):
+        data = to_bytes(copy_sliced_columns(whole.slice(start, rows)), "zstd")
+        job.write_bytes(f"{ERRORS}/{name}{f'-part-{part}' if part else ''}{_SUFFIX}", data)
 
 
 def read_errors(
@@ -134,10 +138,10 @@ def read_errors(
     If there are more than `most`, return those that are read first. InvalidInput: ``job_id`` is not a job id.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
-    for table in _tables(checkpoints, sorted(_error_files(checkpoints, job_id))):
+    for batch in _batches(checkpoints, sorted(_error_files(checkpoints, job_id))):
         if most is not None and len(newest) >= most:
             break
-        for row in table.slice(0, most).to_pylist():
+        for row in _rows(batch.slice(0, most)):
             record = ErrorRecord(**row)
             key = tuple(row[name] for name in _IDENTITY)
             if column in (None, record.column) and (key not in newest or newest[key].time < record.time):
@@ -146,9 +150,14 @@ def read_errors(
 
 
 def count_errors(job: Storage) -> int:
-    """Count the error records of one job, without duplicates."""
+    """Count the error records of one job, without duplicates; a count above a million is a lower bound."""
     chosen = [name for name in job.list_files(ERRORS) if _is_error_file(name)]
-    return len({key for table in _tables(job, chosen, _IDENTITY) for key in _identities(table)})
+    found = set[int]()
+    for batch in _batches(job, chosen, _IDENTITY):
+        found.update(hash(tuple(row.values())) for row in _rows(batch))
+        if len(found) > _MOST_DISTINCT:
+            break
+    return len(found)
 
 
 def count_errors_so_far(job: Storage) -> int:
@@ -169,8 +178,9 @@ def count_errors_so_far(job: Storage) -> int:
     return count
 
 
-def _identities(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(table.column(name).to_pylist() for name in _IDENTITY), strict=True)
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+        yield from batch.slice(start, _ROWS_AT_ONCE).to_pylist()
 
 
 def _error_files(checkpoints: Storage, job_id: str | None) -> list[str]:
@@ -184,17 +194,17 @@ def _is_error_file(name: str) -> bool:
     return name.endswith(_SUFFIX) and f"/{name}".rpartition("/")[0].endswith(f"/{ERRORS}")
 
 
-def _tables(folder: Storage, names: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    fields = None if columns is None else [_SCHEMA.get_field_index(name) for name in columns]
+def _batches(
+    folder: Storage, names: Iterable[str], columns: Sequence[str] = _SCHEMA.names
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
     for name in names:
         try:
-            data = folder.read_bytes(name)
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
-            table = pa.ipc.open_file(data, options=options).read_all()
-            yield table.select([_SCHEMA.names[at] for at in fields] if fields else _SCHEMA.names)
+            batch = from_bytes(folder.read_bytes(name), columns, _MOST_BYTES)
+            wrong = [part.name for part in batch.schema if part.type != _SCHEMA.field(part.name).type]
+            if wrong or batch.num_rows > _MOST_ROWS:
+                raise ValueError(f"it has {batch.num_rows:,} rows, and the columns {wrong} are of other types")
+            yield batch
         except FileNotFoundError:
             continue
-        except (pa.ArrowException, KeyError, OSError) as error:
-            if isinstance(error, StorageError):
-                raise
+        except ValueError as error:
             logger.warning("Cannot read the error records in %s; they are left out: %s", folder.path(name), error)

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 FOOTER_BYTES = 40
 _LAST_BYTES = b"LANC"
 _READ_AHEAD = 2
+_ROWS_AT_ONCE = 1 << 14
+_SMALL_BYTES, _MOST_EXPANDED, _MOST_BYTES = 64 << 20, 64, 1 << 30
+"""A file whose rows are all held in memory may expand to 64 MB and 64 times its bytes, and to 1 GB."""
 _OF_VALUES = ("LanceError(Schema)", "LanceError(Arrow)")
 _JSON = b"lance.json"
 _EXTENSION = b"ARROW:extension:name"
@@ -198,11 +201,10 @@ class LanceFile:
         with engine_errors(convert):
             if columns is None and rows is None:
                 with self.folder.open_whole(self.name) as whole:
-                    return _decoded(whole, whole.read_all(batch_size=1 << 24).to_table())
+                    return _all_rows(whole, _described(whole), None)
             reader = self.folder.open_reader(self.name, None if columns is None else list(columns))
-            if rows is None:
-                return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
-            return _at_positions(reader, rows, room)
+            described = _described(reader)
+            return _all_rows(reader, described, columns) if rows is None else _at_positions(reader, rows, room)
 
     def count_rows(self) -> int | None:
         """Count the rows; None if the file is damaged or missing."""
@@ -252,6 +254,42 @@ def _at_positions(reader: LanceFileReader, positions: Offsets, room: float) -> p
         ascending, back = np.unique(positions, return_inverse=True)
         return rows_at(_at_positions(reader, ascending, room), pa.array(back))
     return _decoded(reader, _within(results.to_batches(), room))
+
+
+def _described(reader: LanceFileReader) -> LanceFileMetadata:
+    """Return what a file says about itself, or raise an error if pylance cannot give its schema.
+
+    The same error, such as a column's name with a NUL byte, aborts the process if it occurs while rows are read.
+    """
+    metadata = reader.metadata()
+    _ = metadata.schema
+    return metadata
+
+
+def _all_rows(
+    reader: LanceFileReader, metadata: LanceFileMetadata, columns: Sequence[str] | None
+) -> pa.RecordBatch:  # fmt: skip
+    """Read all rows; ValueError if they take too many bytes: a file may be written to expand without end."""
+    most = min(_SMALL_BYTES + _MOST_EXPANDED * int(metadata.num_data_bytes), _MOST_BYTES)
+    try:
+        size, at_once = _size_of(metadata, columns), 1 << 24
+        if size is None:
+            at_once = _ROWS_AT_ONCE
+        elif size > most:
+            raise BatchTooLarge()
+        batches = reader.read_all(batch_size=at_once, batch_readahead=_READ_AHEAD).to_batches()
+        return _decoded(reader, _within(batches, most))
+    except BatchTooLarge as error:
+        raise ValueError(f"the file expands to more than {most:,} bytes") from error
+
+
+def _size_of(metadata: LanceFileMetadata, columns: Sequence[str] | None) -> int | None:
+    """Return the bytes that all values take in memory; None if the size of each is its own."""
+    types = [field.type for field in metadata.schema if columns is None or field.name in columns]
+    if not all(pt.is_primitive(kind) for kind in types):
+        return None
+    bits = sum(int(kind.bit_width) for kind in types)
+    return int(metadata.num_rows) * bits // 8
 
 
 def _within(batches: pa.RecordBatchReader, room: float) -> pa.Table:

@@ -13,8 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.engine.storage.documents import expand
+from airflow_geneva.errors import InvalidInput
+
 Offsets = npt.NDArray[np.int64]
 RowIds = npt.NDArray[np.uint64]
+
+MOST_RANGES = 1 << 23
+"""The most ranges of the rows of a fragment that a document holds, 16 bytes each."""
+
+MOST_RANGES_OF_TABLE = 1 << 26
+"""The most ranges of the rows of a table that a plan holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,41 +183,94 @@ class Ranges:
         """Return the ranges as a list of ``[start, end]``, for JSON."""
         return [[start, end] for start, end in self]
 
-    def to_json(self) -> list[list[int]] | str:
-        """Convert to JSON: pairs, or for very many ranges a compressed text."""
+    def to_json(self, most: int = MOST_RANGES) -> list[list[int]] | str:
+        """Convert to JSON: pairs, or for many ranges a compressed text; `InvalidInput` for more than `most` ranges."""
         if len(self.starts) <= _MOST_PAIRS:
             return self.pairs()
+        limit = most * _BOUNDS_A_RANGE // 16 if self._lie_apart else most
+        if len(self.starts) > limit:
+            raise InvalidInput(
+                f"The rows {int(self.starts[0]):,} to {int(self.ends[-1]):,} are {len(self.starts):,} ranges that lie "
+                f"apart, and a document holds {limit:,}. Write the table with fewer rows in a fragment."
+            )
         return base64.b64encode(self._packed()).decode()
 
     @staticmethod
-    def from_json(document: Sequence[Sequence[int]] | str) -> Ranges:
-        return _unpacked(base64.b64decode(document)) if isinstance(document, str) else Ranges.from_pairs(document)
+    def from_json(document: Any, most: int = MOST_RANGES) -> Ranges:
+        """Convert from JSON; `ValueError` if it is not what `to_json` returns, or has more than `most` ranges."""
+        try:
+            if isinstance(document, str):
+                return _unpacked(base64.b64decode(document), most)
+            return Ranges.from_pairs(document)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"it is not a set of rows: {error}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if len(self.starts) <= _MOST_PAIRS:
             return Ranges, (self.starts, self.ends)
         return _unpacked, (self._packed(),)
 
+    @property
+    def _lie_apart(self) -> bool:
+        return int(self.ends[-1] - self.starts[0]) > _PLACES_A_RANGE * len(self.starts)
+
     def _packed(self) -> bytes:
         """Compress the set: a bitmap if ranges are close together, else the differences between bounds."""
         first, places = int(self.starts[0]), int(self.ends[-1] - self.starts[0])
-        if places > _PLACES_A_RANGE * len(self.starts):
+        if self._lie_apart:
             bounds = np.stack([self.starts, self.ends], 1).ravel()
             return b"s" + zlib.compress(np.diff(bounds, prepend=np.int64(0)).astype("<i8").tobytes(), 1)
         bits = np.packbits(self.bitmap(first, first + places))
         return b"b" + np.array([first], "<i8").tobytes() + zlib.compress(bits.tobytes(), 1)
 
 
-def _unpacked(data: bytes) -> Ranges:
+def _unpacked(data: bytes, most: int = 1 << 31) -> Ranges:
+    """Restore a set; `ValueError` if the bytes are damaged, or more than `most` ranges."""
     if data[:1] == b"s":
-        bounds = np.cumsum(np.frombuffer(zlib.decompress(data[1:]), "<i8")).astype(np.int64)
-        return Ranges(bounds[0::2].copy(), bounds[1::2].copy())
-    first = int(np.frombuffer(data[1:9], "<i8")[0])
-    bits = np.unpackbits(np.frombuffer(zlib.decompress(data[9:]), np.uint8)).view(np.int8)
-    edges = np.flatnonzero(np.diff(bits, prepend=np.int8(0), append=np.int8(0))) + first
-    return Ranges(edges[0::2].copy(), edges[1::2].copy())
+        bounds = np.frombuffer(expand(data[1:], _BOUNDS_A_RANGE * most), "<i8").cumsum(dtype=np.int64)
+        starts, ends = bounds[0::2].copy(), bounds[1::2].copy()
+        del bounds
+        return _checked(starts, ends)
+    if data[:1] != b"b" or len(data) < 9:
+        raise ValueError("it is not a packed set of rows")
+    first = int.from_bytes(data[1:9], "little", signed=True)
+    bitmap = np.frombuffer(expand(data[9:], _BITMAP_A_RANGE * most), np.uint8)
+    # A part at a time, because each bit becomes a byte.
+    parts = [(at, bitmap[at : at + _PART]) for at in range(0, len(bitmap), _PART)]
+    count, before = 0, np.int8(0)
+    for _, part in parts:
+        bits = np.unpackbits(part).view(np.int8)
+        count += int((np.diff(bits, prepend=before) > 0).sum())
+        before = bits[-1]
+    if count > most:
+        raise ValueError(f"it has more than {most:,} ranges")
+    starts, ends, begun, ended, before = np.empty(count, np.int64), np.empty(count, np.int64), 0, 0, np.int8(0)
+    for at, part in parts:
+        bits = np.unpackbits(part).view(np.int8)
+        steps = np.diff(bits, prepend=before)
+        up, down = np.flatnonzero(steps > 0), np.flatnonzero(steps < 0)
+        starts[begun : begun + len(up)], ends[ended : ended + len(down)] = up + 8 * at, down + 8 * at
+        begun, ended, before = begun + len(up), ended + len(down), bits[-1]
+    ends[ended:] = 8 * len(bitmap)
+    starts += first
+    ends += first
+    return _checked(starts, ends)
 
 
+def _checked(starts: Offsets, ends: Offsets) -> Ranges:
+    if len(starts) != len(ends) or (len(starts) and starts[0] < -_FARTHEST):
+        raise ValueError("it is not a set of rows")
+    if len(starts) and (not (ends > starts).all() or not (starts[1:] > ends[:-1]).all() or ends[-1] > _FARTHEST):
+        raise ValueError("it is not a set of rows")
+    return Ranges(starts, ends)
+
+
+_BITMAP_A_RANGE = 16
+"""The bytes of a bitmap for each range, which are fewer if ranges are close together: see `_PLACES_A_RANGE`."""
+_BOUNDS_A_RANGE = 4
+"""As ranges that lie apart are stored as 16 bytes each, there may be a quarter of them."""
+_PART = 1 << 18
+_FARTHEST = 1 << 62
 _PLACES_A_RANGE = 128
 _MOST_PAIRS = 256
 _EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))

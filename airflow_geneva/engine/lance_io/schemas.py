@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.messages import read_parts
+from airflow_geneva.engine.storage.documents import LARGEST_PLAN, MOST_PLAN_VALUES, parse
 
 if TYPE_CHECKING:
     import lance
@@ -36,7 +37,9 @@ def changed_schema(
     made: Any = dataset.lance_schema
     build, (about, *fields) = made.__reduce__()
     if of_table:
-        about = json.dumps(json.loads(about) | {key: list(text.encode()) for key, text in of_table.items()})
+        about = json.dumps(
+            parse(about, LARGEST_PLAN, MOST_PLAN_VALUES) | {key: list(text.encode()) for key, text in of_table.items()}
+        )
     changed: LanceSchema = build(about, *(_changed(field, names, metadata) for field in fields))
     return changed
 

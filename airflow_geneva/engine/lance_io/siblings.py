@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput
 
@@ -45,7 +46,7 @@ class Sibling:
     def of(metadata: object) -> Sibling | None:
         """Parse the value of `SIBLINGS_KEY`; None if it is missing or damaged."""
         try:
-            document = json.loads(metadata) if isinstance(metadata, (str, bytes)) else None
+            document = parse(metadata) if isinstance(metadata, (str, bytes)) else None
             found = Sibling(**document) if isinstance(document, dict) else None
         except (TypeError, ValueError, RecursionError):
             return None

@@ -36,6 +36,7 @@ from airflow_geneva.engine.load.iceberg import (
 )
 from airflow_geneva.engine.load.stores import Options, file_system, own_options
 from airflow_geneva.engine.storage.catalogs import catalog_uri
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import with_places
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256
@@ -125,7 +126,7 @@ class LoadSource:
 
     @staticmethod
     def from_json(text: str) -> LoadSource:
-        values = json.loads(text)
+        values = parse(text)
         paths, state = tuple(values["paths"]), tuple(values["state"])
         places = tuple(values.get("places", ()))
         return LoadSource(values["format"], paths, values["version"], state, values.get("table"), places)

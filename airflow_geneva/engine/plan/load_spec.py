@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +10,7 @@ from airflow_geneva.engine.checkpoint.keys import WorkIdentity
 from airflow_geneva.engine.checkpoint.reuse import ReuseRules
 from airflow_geneva.engine.lance_io.siblings import Output, is_group
 from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.udf.settings import UdfDefinition
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class LoadSpec(BackfillSpec):
 
     @property
     def needs_spark(self) -> str:
-        return "a source that only Spark has" if json.loads(self.source)["format"] == "spark" else ""
+        return "a source that only Spark has" if parse(self.source)["format"] == "spark" else ""
 
     @property
     def udfs(self) -> dict[str, UdfDefinition]:

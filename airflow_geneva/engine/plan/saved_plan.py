@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.engine.checkpoint.packs import from_bytes, to_bytes
 from airflow_geneva.engine.checkpoint.provenance import PriorFailures
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.job.folder import plan_name
-from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.job.status import DAMAGED
+from airflow_geneva.engine.lance_io.row_ranges import MOST_RANGES_OF_TABLE, Ranges
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
+from airflow_geneva.engine.storage.documents import LARGEST_PLAN, MOST_PLAN_VALUES, parse
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
@@ -82,7 +85,7 @@ class SwapPlan:
         """Serialize the swap for the plan; the snapshot is compressed as in packs, and base64-encoded."""
         document = {
             "based_on": self.based_on,
-            "gone": self.gone.to_json(),
+            "gone": self.gone.to_json(MOST_RANGES_OF_TABLE),
             "snapshot": b64encode(to_bytes(self.snapshot.to_batch(), "zstd")).decode(),
             "advances": self.advances,
             "max_rows_per_fragment": self.max_rows_per_fragment,
@@ -94,8 +97,8 @@ class SwapPlan:
 
     @staticmethod
     def load(data: bytes) -> SwapPlan:
-        document = json.loads(data)
-        gone = Ranges.from_json(document.pop("gone"))
+        document = parse(data, LARGEST_PLAN, MOST_PLAN_VALUES)
+        gone = Ranges.from_json(document.pop("gone"), MOST_RANGES_OF_TABLE)
         snapshot = Snapshot.from_batch(from_bytes(b64decode(document.pop("snapshot"))))
         renumbered = RenumberedRows.from_json(document.pop("renumbered"))
         return SwapPlan(**document, gone=gone, snapshot=snapshot, renumbered=renumbered)
@@ -124,13 +127,15 @@ class SavedPlan:
     def load_shard(self, job: Storage, index: int) -> Shard:
         """Read one shard and check its digest against the header."""
         entry = self.shards[index]
-        return Shard.load(_checked(job, entry["file"], entry["sha256"]))
+        with _damaged(job, entry["file"]):
+            return Shard.load(_checked(job, entry["file"], entry["sha256"]))
 
     def load_swap(self, job: Storage) -> SwapPlan:
         """Read the swap of a refresh and check its digest against the header."""
         if self.swap is None:
             raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
-        return SwapPlan.load(_checked(job, self.swap["file"], self.swap["sha256"]))
+        with _damaged(job, self.swap["file"]):
+            return SwapPlan.load(_checked(job, self.swap["file"], self.swap["sha256"]))
 
 
 def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, bytes]]:
@@ -152,7 +157,7 @@ def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, byte
     data = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     fingerprint = sha256(data)
     documents[plan_name(fingerprint)] = data
-    return _saved(fingerprint, json.loads(data)), documents
+    return _saved(fingerprint, parse(data, LARGEST_PLAN, MOST_PLAN_VALUES)), documents
 
 
 def _sizes(shard: Shard) -> dict[str, int]:
@@ -177,13 +182,15 @@ def _part(documents: dict[str, bytes], data: bytes) -> dict[str, Any]:
 
 def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
     """Read a plan's header and check it against the fingerprint from XCom."""
-    header = json.loads(_checked(job, plan_name(fingerprint), fingerprint))
-    if header["format"] != _FORMAT:
-        raise InvalidInput(
-            f"The plan {plan_name(fingerprint)} has format {header['format']}, this version of airflow_geneva reads "
-            f"{_FORMAT}. Clear the plan task with its downstream tasks."
-        )
-    return _saved(fingerprint, header)
+    name = plan_name(fingerprint)
+    with _damaged(job, name):
+        header = parse(_checked(job, name, fingerprint), LARGEST_PLAN, MOST_PLAN_VALUES)
+        if header["format"] != _FORMAT:
+            raise InvalidInput(
+                f"The plan {name} has format {header['format']}, this version of airflow_geneva reads {_FORMAT}. Clear "
+                "the plan task with its downstream tasks."
+            )
+        return _saved(fingerprint, header)
 
 
 def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str, Any]]:
@@ -234,12 +241,31 @@ def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
     )
 
 
+@contextmanager
+def _damaged(job: Storage, name: object) -> Iterator[None]:
+    """Convert the errors of a document with the SHA-256 that was named, and another content than a plan writes."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except DAMAGED as error:
+        raise InvalidInput(
+            f"The plan document {name!r:.200} in {job.root} is not one of this version of airflow_geneva, or damaged "
+            f"({error!r:.200}). Clear the plan task with its downstream tasks."
+        ) from error
+
+
 def _checked(job: Storage, name: str, digest: str) -> bytes:
     try:
-        data = job.read_bytes(name)
+        data = job.read_bytes(name, LARGEST_PLAN)
     except FileNotFoundError as error:
         raise InvalidInput(
             f"The plan document {job.path(name)} is gone. Clear the plan task with its downstream tasks."
+        ) from error
+    except ValueError as error:
+        raise InvalidInput(
+            f"The plan document {job.path(name)} cannot be read: {error}. Clear the plan task with its downstream "
+            "tasks, and cut the work into smaller shards: shard_size."
         ) from error
     if sha256(data) != digest:
         raise InvalidInput(

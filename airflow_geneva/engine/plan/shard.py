@@ -18,6 +18,7 @@ from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.manifest import Manifest
 from airflow_geneva.engine.lance_io.messages import Numbers
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.storage.documents import LARGEST_PLAN, MOST_PLAN_VALUES, parse
 from airflow_geneva.errors import InvalidInput
 
 FRAGMENTS_PER_SHARD = 4_096
@@ -241,8 +242,9 @@ class Shard:
         return f'{{"index":{self.index},"fragments":[{",".join(self.fragments.dump())}]}}'.encode()
 
     @staticmethod
-    def load(data: bytes) -> Shard:
-        document = json.loads(data)
+    def load(data: bytes, most_bytes: int = LARGEST_PLAN, most_values: int = MOST_PLAN_VALUES) -> Shard:
+        """Parse what `dump` gave; `ValueError` or another error of `DAMAGED` if it is something else."""
+        document = parse(data, most_bytes, most_values)
         return Shard(document["index"], Works(FragmentWork.from_json(item) for item in document["fragments"]))
 
 

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, PLACES, TABLE, plain_name, remember_options
@@ -135,7 +136,7 @@ def options_in(options: StorageOptions, database_uri: str) -> StorageOptions:
 
 
 def _others(options: StorageOptions) -> dict[str, str]:
-    found: dict[str, str] = json.loads(dict(options).get(OTHERS) or "{}")
+    found: dict[str, str] = parse(dict(options).get(OTHERS) or "{}")
     return found
 
 
@@ -353,7 +354,7 @@ def asking(options: StorageOptions, about: str) -> Iterator[None]:
 
 
 def _parse(option: str) -> tuple[str, dict[str, str]]:
-    found = json.loads(option)
+    found = parse(option)
     return found["impl"], found["properties"]
 
 

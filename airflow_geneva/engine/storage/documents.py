@@ -1,8 +1,13 @@
-"""Parse untrusted JSON documents: limit their size and depth, and check values against annotated types."""
+"""Read what others may have written beside a table: JSON of limited size, depth and number of values, and packed bytes.
+
+What comes out has been checked once: values are compared with annotated types by `well_typed`. Arrow data passes
+`airflow_geneva.engine.storage.arrow_documents`, and archives of code `airflow_geneva.engine.udf.code_archive`.
+"""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -10,6 +15,16 @@ from types import EllipsisType, NoneType, UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 LARGEST_BYTES = 16 << 20
+"""The largest document, as it is stored."""
+
+LARGEST_PLAN = 256 << 20
+"""The largest part of a plan, which has a line for each fragment of a shard; only a part that XCom names is parsed."""
+
+MOST_VALUES = 1 << 20
+"""The most values, names and lists of a document, each of which takes up to 80 bytes of memory."""
+
+MOST_PLAN_VALUES = 32 << 20
+
 _DEEPEST = 64
 _LARGEST_INT = 1 << 64
 _LARGEST_FLOAT = 1e18
@@ -20,19 +35,43 @@ _T = TypeVar("_T")
 _Check: TypeAlias = Callable[[Any], bool]
 
 
-def parse(data: str | bytes) -> Any:
+def parse(data: str | bytes, most_bytes: int = LARGEST_BYTES, most_values: int = MOST_VALUES) -> Any:
     """Parse JSON that may be damaged or malicious.
+
+    Args:
+        most_values: the most commas, colons and opening brackets, those in texts included.
 
     Raises:
         ValueError: it is not JSON, too large or nested too deeply, or holds a number or text that cannot be shown.
     """
-    if len(data) > LARGEST_BYTES:
-        raise ValueError(f"it has more than {LARGEST_BYTES:,} bytes")
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    marks = ",:[{" if isinstance(data, str) else (b",", b":", b"[", b"{")
+    if len(data) > most_values and sum(map(data.count, marks)) > most_values:  # type: ignore[arg-type]
+        raise ValueError(f"it has more than {most_values:,} values")
     try:
         found = json.loads(data, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    _check(found, _DEEPEST)
+    _check(found)
+    return found
+
+
+def expand(packed: bytes, most_bytes: int) -> bytes:
+    """Decompress what `zlib.compress` made, and stop at a limit.
+
+    Raises:
+        ValueError: it is damaged, or has more than `most_bytes` bytes.
+    """
+    reader = zlib.decompressobj()
+    try:
+        found = reader.decompress(packed, most_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"it is damaged: {error}") from None
+    if len(found) > most_bytes:
+        raise ValueError(f"it expands to more than {most_bytes:,} bytes")
+    if not reader.eof or reader.unused_data:
+        raise ValueError("it is damaged: its compressed bytes end too early or too late")
     return found
 
 
@@ -40,25 +79,37 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a number")
 
 
-def _check(value: object, depth: int) -> None:
-    if isinstance(value, str):
-        value.encode()  # half a surrogate pair can be written as an escape; UnicodeEncodeError is a ValueError
-    elif isinstance(value, float):
-        if not abs(value) < _LARGEST_FLOAT:
-            raise ValueError(f"{value} is too large a number")
-    elif isinstance(value, int):
-        if not -_LARGEST_INT < value < _LARGEST_INT:
-            raise ValueError("it holds too large a number")
-    elif isinstance(value, (list, dict)):
-        if depth == 0:
-            raise ValueError("it is nested too deeply")
-        if isinstance(value, dict):
-            for name, item in value.items():
-                name.encode()
-                _check(item, depth - 1)
-        else:
-            for item in value:
-                _check(item, depth - 1)
+def _check(document: object) -> None:
+    """Check every value of a document, one level of nesting after another."""
+    level: list[Any] = [[document]]
+    for _ in range(_DEEPEST + 1):
+        below: list[Any] = []
+        for container in level:
+            if type(container) is dict:
+                _check_values(container, below)
+                container = container.values()
+            _check_values(container, below)
+        if not below:
+            return
+        level = below
+    raise ValueError("it is nested too deeply")
+
+
+def _check_values(values: Any, below: list[Any]) -> None:
+    """Check the values of a container, and add the containers in it to `below`."""
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            if not value.isascii():
+                value.encode()  # half a surrogate pair can be written as an escape; UnicodeEncodeError is a ValueError
+        elif kind is int:
+            if not -_LARGEST_INT < value < _LARGEST_INT:
+                raise ValueError("it holds too large a number")
+        elif kind is float:
+            if not abs(value) < _LARGEST_FLOAT:
+                raise ValueError(f"{value} is too large a number")
+        elif kind is list or kind is dict:
+            below.append(value)
 
 
 def well_typed(value: _T) -> _T:

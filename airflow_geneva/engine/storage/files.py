@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -209,14 +210,15 @@ class Storage:
                 os.unlink(file.name)
                 raise
 
-    def read_bytes(self, name: str) -> bytes:
+    def read_bytes(self, name: str, most_bytes: int = LARGEST_BYTES) -> bytes:
+        """Read a document; raises the errors of `_reading`, and ValueError if it has more than `most_bytes` bytes."""
         with self._reading(name) as source:
             if self.local:
-                return Path(source).read_bytes()
+                return _read_at_most(source, most_bytes)
             with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
                 local = Path(scratch) / "document"
                 self._ask(lambda session: session.download_file(name, local))
-                return local.read_bytes()
+                return _read_at_most(local, most_bytes)
 
     def read_part(self, name: str, start: int, length: int) -> bytes:
         """Read ``length`` bytes from ``start``; the file must be long enough. See `_reading` for the errors."""
@@ -252,8 +254,6 @@ class Storage:
 
     def read_json(self, name: str) -> Any:
         """Read a JSON document; raises the errors of `read_bytes`, and ValueError if it is damaged (see `parse`)."""
-        if self.local and os.path.isfile(source := self.path(name)) and os.path.getsize(source) > LARGEST_BYTES:
-            raise ValueError(f"{source} has more than {LARGEST_BYTES:,} bytes")
         return parse(self.read_bytes(name))
 
     def read_document(self, name: str) -> dict[str, Any] | None:
@@ -384,6 +384,18 @@ class Storage:
     def _delete_one(self, name: str) -> None:
         self.delete(name)
         fault_point("file.removed")
+
+
+def _read_at_most(path: str | Path, most_bytes: int) -> bytes:
+    # Opening a pipe would wait for its writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        mode = os.fstat(file.fileno())
+        if not (stat.S_ISREG(mode.st_mode) or stat.S_ISDIR(mode.st_mode)):
+            raise ValueError(f"{path} is not a file")
+        data = file.read(most_bytes + 1) if mode.st_size <= most_bytes else None
+    if data is None or len(data) > most_bytes:
+        raise ValueError(f"{path} has more than {most_bytes:,} bytes")
+    return data
 
 
 def as_json(document: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors, is_outage
 from airflow_geneva.engine.storage import catalogs
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.outages import STORE_PATIENCE, wait_out, with_patience
 from airflow_geneva.engine.storage.places import Places, allowed_places, check_manifest, with_places
@@ -179,7 +179,7 @@ def read_storage_options(given: Any) -> dict[str, str]:
     found = given
     if isinstance(given, str):
         try:
-            found = json.loads(given)
+            found = parse(given)
         except ValueError:
             raise InvalidInput(f"storage_options is text, but not JSON. {_EXAMPLE}") from None
     if not isinstance(found, Mapping):

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.secrets import PLACES
 from airflow_geneva.engine.storage.uri import normalize_uri, without_credentials
 from airflow_geneva.errors import InvalidInput
@@ -216,7 +217,7 @@ def name_of(dataset: lance.LanceDataset) -> str:
 
 def allowed_places(options: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the places in storage options."""
-    return tuple(json.loads(dict(options).get(PLACES) or "[]"))
+    return tuple(parse(dict(options).get(PLACES) or "[]"))
 
 
 def _shown(uri: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.errors import remember_secrets
 
 CATALOG = "geneva_namespace"
@@ -69,10 +69,10 @@ def remember_options(options: tuple[tuple[str, str], ...]) -> None:
 def _all_values(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in options.items():
         if name == OTHERS:
-            for other in json.loads(value).values():
+            for other in parse(value).values():
                 yield from _all_values({CATALOG: other})
         elif name == CATALOG:
-            for what, given in json.loads(value)["properties"].items():
+            for what, given in parse(value)["properties"].items():
                 known = plain_name(what) in _HARMLESS_PROPERTIES and not what.startswith(("headers.", "storage."))
                 if not known and is_secret(what.removeprefix("storage."), given):
                     yield what, given

@@ -389,7 +389,7 @@ def former_names(schema: pa.Schema, column: str) -> list[str]:
     """Return the former names of a computed column, under which jobs recorded it; other columns may have them now."""
     stored = (schema.field(column).metadata or {}).get(FORMER_NAMES_KEY.encode(), b"[]")
     try:
-        names = json.loads(stored)
+        names = parse(stored)
     except (ValueError, RecursionError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -102,7 +102,7 @@ class OutputColumn:
         return f"{'source column' if self.kind == 'column' else 'SQL'} {self.expression}"
 
     def to_document(self) -> dict[str, Any]:
-        values = {**vars(self), "udf": self.udf and json.loads(self.udf.to_json())}
+        values = {**vars(self), "udf": self.udf and parse(self.udf.to_json())}
         return {name: value for name, value in values.items() if value is not None}
 
     @staticmethod

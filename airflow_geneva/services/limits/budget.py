@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
+from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.services.limits.rate_limit import RateLimit
 
@@ -159,13 +160,23 @@ class Budget:
 
     @staticmethod
     def from_json(text: str) -> Budget:
-        values = json.loads(text)
-        if (found := values.pop("format")) != _FORMAT:
+        """Parse the output of `to_json`; `InvalidInput` if it is damaged, or of a later format."""
+        try:
+            values = parse(text)
+            if (found := values.pop("format")) != _FORMAT:
+                raise InvalidInput(
+                    f"The budget of a limit has format {found!r}; this version of airflow-geneva reads format "
+                    f"{_FORMAT}. Upgrade airflow-geneva."
+                )
+            values["seats"] = {name: (seats, until) for name, (seats, until) in values.get("seats", {}).items()}
+            return well_typed(Budget(**values))
+        except InvalidInput:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidInput(
-                f"The budget of a limit has format {found!r}; this version of airflow-geneva reads format {_FORMAT}. "
-                "Upgrade airflow-geneva."
-            )
-        return Budget(**values)
+                f"The budget of a limit is damaged ({error!r:.200}): {text:.200}. Remove the table of the limit; the "
+                "next job makes it again."
+            ) from error
 
     def at(self, now: float, process: str, limit: RateLimit) -> Budget:
         """Return the budget at a time, without processes that no longer read it, and with the given process."""

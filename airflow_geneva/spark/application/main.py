@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from airflow_geneva.engine.storage.documents import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     from airflow_geneva.errors import GenevaError
 
     storage_options = dict(option.split("=", 1) for option in options.storage_option)
-    storage_options |= json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
+    storage_options |= parse(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     place = (options.job, options.fingerprint, options.shard)
     try:
         apply_submitted(session, *place, storage_options, options.progress_seconds, not options.leave_waiting)
