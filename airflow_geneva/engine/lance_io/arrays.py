@@ -16,6 +16,8 @@ from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_err
 from airflow_geneva.errors import InvalidInput
 
 _NOWHERE = -1
+_LEVELS_OF_TWO_ITEMS = 6
+"""Lists that are nested deeper get one item in a sample, whose size would double with each level."""
 
 
 def is_string(t: pa.DataType) -> bool:
@@ -334,7 +336,8 @@ def _value(field: pa.Field, level: int, hole: list[Any] | None) -> Any:
     if pt.is_map(data_type):
         return [(_value(data_type.key_field, _NOWHERE, hole), _value(data_type.item_field, level - 1, hole))]
     if hasattr(data_type, "value_field"):
-        return [_value(data_type.value_field, level - 1, hole), _value(data_type.value_field, _NOWHERE, hole)]
+        more = [_NOWHERE] if _levels(data_type) <= _LEVELS_OF_TWO_ITEMS else []
+        return [_value(data_type.value_field, at, hole) for at in (level - 1, *more)]
     return _leaf(data_type)
 
 
