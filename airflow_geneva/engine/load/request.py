@@ -173,8 +173,8 @@ def deliver(
     Raises:
         InvalidInput: the source lacks a column, or has a type that does not fit.
     """
-    found = {one.name: _exact(one.type, schema, one.name) if source.is_text else one.type for one in theirs}
-    _check_there((*on, *columns), source.name, list(found), "the column", "source")
+    _check_there((*on, *columns), source.name, theirs.names, "the column", "source")
+    found = {one.name: one.type for one in source.typed(theirs, schema, (*on, *columns), location.options)}
     keys = {name: (found[name], schema.field(name).type) for name in on}
     for name, (given, ours) in keys.items():
         if not castable(given, ours):
@@ -192,14 +192,6 @@ def deliver(
                 "converted without loss. Convert it before, or load another column."
             )
     return Delivery(source, location.source_options, keys, values, on_duplicate)
-
-
-def _exact(guessed: pa.DataType, schema: pa.Schema, name: str) -> pa.DataType:
-    """Return the type to read numbers of a text as: Arrow takes those that fit no int64 for doubles, which round."""
-    ours = schema.field(name).type if name in schema.names else guessed
-    if not pt.is_float64(guessed) or not (pt.is_int64(ours) or pt.is_uint64(ours) or pt.is_decimal128(ours)):
-        return guessed
-    return ours if pt.is_decimal128(ours) else pa.decimal128(38, 0)  # which also reads 1.0
 
 
 def keys_of(location: TableLocation, dataset: lance.LanceDataset, on: Sequence[str], where: str | None) -> TableKeys:

@@ -9,14 +9,13 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.csv as pcsv
 import pyarrow.dataset as pds
 import pyarrow.fs as pfs
-import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
 from airflow_geneva.engine.apply.reader import ReadSize, joint_width, read_rows
@@ -34,7 +33,18 @@ from airflow_geneva.engine.load.iceberg import (
     open_iceberg,
     properties_of,
 )
+from airflow_geneva.engine.load.parsing import (
+    csv_names,
+    guess_csv,
+    guess_json,
+    incomplete,
+    json_names,
+    parsed_type,
+    read_csv,
+    read_json,
+)
 from airflow_geneva.engine.load.stores import Options, file_system, own_options
+from airflow_geneva.engine.load.texts import CheckedText
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import TableLocation
@@ -55,9 +65,6 @@ _EXTENSIONS = {
 _BATCH_ROWS = 16_384
 _PAGES = 4 << 20
 """Bytes of a column of a Parquet file to read at once."""
-_TEXT_BLOCK = 16 << 20
-"""Bytes of CSV or JSON to parse at once: a row must fit, and the types are those of the first block."""
-_CSV = pcsv.ParseOptions(newlines_in_values=True)
 _TABLE_PARTS = 64
 PART_BITS = 40
 """Rows of a source are numbered: the number of the part, then that of the row in it, in this many bits."""
@@ -100,7 +107,7 @@ class LoadSource:
 
     @property
     def is_text(self) -> bool:
-        """Whether its types are guessed."""
+        """Whether its columns have no types of their own, so `typed` gives them some."""
         return self.format in _TEXTS
 
     @property
@@ -142,7 +149,7 @@ class LoadSource:
         return sha256(self.to_json().encode())
 
     def schema(self, options: Options) -> pa.Schema:
-        """Return the names and types of its columns.
+        """Return the names and types of its columns; all columns of a text are strings.
 
         Raises:
             InvalidInput: it cannot be read.
@@ -161,7 +168,30 @@ class LoadSource:
                 f'Only Spark has the rows of {self.name}. Use runner="spark", or write them to files, and load these.'
             )
         with _reading(self.name):
+            if self.is_text:
+                with self._text(0, options) as text:
+                    names = csv_names(text) if self.format == "csv" else json_names(text)
+                    return pa.schema([(name, pa.string()) for name in names])
             return self._files(self.paths[:1], options).schema
+
+    def typed(self, found: pa.Schema, table: pa.Schema, names: Sequence[str], options: Options) -> pa.Schema:
+        """Return columns of a schema, those of a text with types that their texts are read as.
+
+        Columns that the table has are read for their types there. For all others, the whole text is read.
+
+        Args:
+            found: what `schema` returned.
+
+        Raises:
+            InvalidInput: no type holds all values of a column.
+        """
+        if not self.is_text:
+            return pa.schema([found.field(name) for name in names])
+        types = {name: parsed_type(table.field(name).type, self.format) for name in names if name in table.names}
+        if new := [name for name in names if name not in types]:
+            with _reading(self.name):
+                types |= (guess_csv if self.format == "csv" else guess_json)(self._texts(options), new)
+        return pa.schema([(name, types[name]) for name in names])
 
     def check_unchanged(self, options: Options) -> None:
         """Raise `InvalidInput` if files are not those that were planned; a table is read at its version."""
@@ -205,16 +235,16 @@ class LoadSource:
                         yield batch.slice(start, _BATCH_ROWS)
             else:
                 path = self.paths[part]
-                files, names_of = file_system(path, options)
                 if self.format == "parquet":
+                    files, names_of = file_system(path, options)
                     with (
                         files.open_input_file(names_of(path)) as stream,
                         pq.ParquetFile(stream, pre_buffer=False, buffer_size=_PAGES) as file,
                     ):
                         yield from _read_parquet(file, path, schema)
                 else:
-                    with files.open_input_stream(names_of(path)) as stream:
-                        yield from _read_text(stream, self.format, path, schema)
+                    with self._text(part, options) as text:
+                        yield from (read_csv if self.format == "csv" else read_json)(text, schema)
 
     def _table(self, options: Options) -> Any:
         return _lance_at(self.paths[0], self.table, with_places(options, self.places)).open(self.version)
@@ -225,8 +255,19 @@ class LoadSource:
 
     def _files(self, paths: Sequence[str], options: Options) -> pds.Dataset:
         files, names = file_system(paths[0], options)
-        format = self.format if self.format == "parquet" else _text_format(self.format)
-        return pds.dataset([names(path) for path in paths], format=format, filesystem=files)
+        return pds.dataset([names(path) for path in paths], format=self.format, filesystem=files)
+
+    @contextmanager
+    def _text(self, part: int, options: Options) -> Iterator[CheckedText]:
+        path = self.paths[part]
+        files, names = file_system(path, options)
+        with files.open_input_stream(names(path)) as stream:
+            yield CheckedText(stream, path, self.format)
+
+    def _texts(self, options: Options) -> Iterator[CheckedText]:
+        for part in range(len(self.paths)):
+            with self._text(part, options) as text:
+                yield text
 
 
 def _read_table(table: lance.LanceDataset, part: int, parts: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -257,36 +298,7 @@ def _read_parquet(file: pq.ParquetFile, path: str, schema: pa.Schema) -> Iterato
 def _check_complete(path: str, there: Sequence[str], names: Sequence[str]) -> None:
     """Refuse a file without a column that others have: Arrow would read NULL, which would replace values."""
     if missing := [name for name in names if name not in there]:
-        raise _incomplete(path, missing[0])
-
-
-def _incomplete(path: str, column: str) -> InvalidInput:
-    return InvalidInput(
-        f"{path!r} has no column {column!r}, which the first file has. Load files with other columns on their own, or "
-        "add the column."
-    )
-
-
-def _text_format(format: str) -> pds.FileFormat:
-    if format == "csv":
-        return pds.CsvFileFormat(_CSV, read_options=pcsv.ReadOptions(block_size=_TEXT_BLOCK))
-    return pds.JsonFileFormat(read_options=pjson.ReadOptions(block_size=_TEXT_BLOCK))
-
-
-def _read_text(stream: pa.NativeFile, format: str, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read columns of CSV or JSON lines; datasets of Arrow drop fields that the first block of JSON lacks."""
-    if format == "json":
-        parse = pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-        reader = pjson.open_json(stream, pjson.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse)
-    else:
-        types = dict(zip(schema.names, schema.types, strict=True))
-        convert = pcsv.ConvertOptions(column_types=types, include_columns=schema.names)
-        try:
-            reader = pcsv.open_csv(stream, pcsv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), _CSV, convert)
-        except KeyError as error:  # "Column 'n' in include_columns does not exist in CSV file"
-            raise _incomplete(path, str(error).split("'")[1]) from None
-    for batch in reader:
-        yield batch.select(schema.names)
+        raise incomplete(path, missing[0])
 
 
 _IN_MEMORY: dict[str, LoadSource] = {}
