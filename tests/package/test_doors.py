@@ -54,7 +54,6 @@ DOORS: tuple[Door, ...] = (
         ("engine/udf/code_archive.py", "spark/code.py"),
         nowhere=("tarfile", "shutil.unpack_archive", ".extractall"),
     ),
-    Door("code of UDFs", ("zipfile",), ("engine/udf/code_archive.py", "spark/code.py")),
     Door("text of files to load", ("pyarrow.csv", "pyarrow.json"), ("engine/load/parsing.py",)),
     Door("pickles", ("pickle.loads", "cloudpickle.loads", "pickle"), ("engine/udf/shipping.py", "spark/tasks.py")),
     Door(
