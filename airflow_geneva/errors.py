@@ -101,10 +101,19 @@ def _forms(value: str) -> tuple[str, ...]:
 
 def _secrets_of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
-        if name.startswith(_SERVICE[0]) or (_SECRET_VARIABLE.search(name) and not value.startswith("/")):
+        kind = _kind_of(name)
+        if kind == "secret" and (name.startswith(_SERVICE[0]) or not value.startswith("/")):
             yield value
-        elif _CONNECTION.match(name) and (password := _password_of(value)):
+        elif kind == "connection" and (password := _password_of(value)):
             yield password
+
+
+@lru_cache(maxsize=4_096)
+def _kind_of(variable: str) -> str:
+    """Return whether an environment variable holds a "secret" or a "connection" with a password; "" if neither."""
+    if variable.startswith(_SERVICE[0]) or _SECRET_VARIABLE.search(variable):
+        return "secret"
+    return "connection" if _CONNECTION.match(variable) else ""
 
 
 @lru_cache(maxsize=256)
