@@ -236,6 +236,10 @@ class UdfError(GenevaError, RuntimeError):
         return (type(self), (str(self), self.row_index))
 
 
+class FunctionExited(GenevaError, RuntimeError):
+    """A function would have ended its process: it called `sys.exit`, or native code that it called panicked."""
+
+
 class UdfCrashed(GenevaError, RuntimeError):
     """The process that ran a UDF died: a segmentation fault, `os._exit`, the system's out-of-memory killer."""
 

@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from airflow_geneva.database import Database, connect, connect_namespace, similar_folder
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
 from airflow_geneva.engine.storage.catalogs import SCHEME
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import read_storage_options
@@ -67,7 +68,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with panics_as_errors():
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise
         except (GenevaError, OSError) as error:

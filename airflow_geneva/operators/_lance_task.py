@@ -240,8 +240,11 @@ def cause_first(log: Any) -> Iterator[None]:
 @contextmanager
 def telling(context: Mapping[str, Any]) -> Iterator[None]:
     """Push the error of a failed attempt to XCom, for programs that asked for the run and cannot read its logs."""
+    from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
+
     try:
-        yield
+        with panics_as_errors():
+            yield
     except (GenevaError, OSError, AirflowFailException) as error:
         if "ti" in context:
             context["ti"].xcom_push(ERROR, mask_secrets(str(error)))

@@ -122,14 +122,16 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
+        from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
         from airflow_geneva.engine.watch.watcher import TableWatcher, is_permanent
 
         wanted = self._wanted()
         if self._watcher is None or self._watcher.wanted != wanted:
             self._watcher = TableWatcher(wanted)
         try:
-            database = open_database(self.lance_conn_id, self.database)
-            found = self._watcher.step(database, datetime.now(timezone.utc))
+            with panics_as_errors():
+                database = open_database(self.lance_conn_id, self.database)
+                found = self._watcher.step(database, datetime.now(timezone.utc))
         except AirflowFailException:
             raise
         except Exception as error:

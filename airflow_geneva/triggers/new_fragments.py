@@ -162,8 +162,11 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     def _step(self, hook: LanceHook, watch: TableWatcher) -> tuple[Observation | None, TableWatcher]:
         """Check the table on a copy of the watch, and return both, so that a call that times out changes nothing."""
+        from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
+
         after = copy(watch)
-        return after.step(hook.get_database(self.database), _now()), after
+        with panics_as_errors():
+            return after.step(hook.get_database(self.database), _now()), after
 
     async def _load_state(self) -> NewestVersions | None:
         """Return the state of the last poll, if Airflow stores it."""

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_geneva.engine.apply.arrow_output import array_from_values
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.udf_call import Mapper
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.to_arrow import array_from_values
 from airflow_geneva.engine.udf import UDF, udf
 from airflow_geneva.errors import InvalidInput, UdfError
 

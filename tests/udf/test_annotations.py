@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from typing_extensions import TypeAliasType
 
-from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.udf import udf
 from airflow_geneva.engine.udf.annotations import accepts, check_inputs
 from airflow_geneva.engine.udf.signature import UNKNOWN, without_aliases

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_values
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.engine.apply.device import device_failed, release
 from airflow_geneva.engine.apply.event_loop import GRACE_SECONDS, LOOP, POLL_SECONDS, CallLoop, see_exception, timed_out
@@ -21,8 +20,12 @@ from airflow_geneva.engine.apply.udf_call import (
     MappedBatch,
     Mapper,
     call_failure_of,
+    is_of_a_row,
+    unfit_row,
     users_frames,
 )
+from airflow_geneva.engine.lance_io.engine_errors import as_failure
+from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of, rules_of
 from airflow_geneva.errors import UdfError
 from airflow_geneva.services.limits.rate_limit import begin_call, is_used_up, may_go_on
@@ -110,10 +113,11 @@ class _CallsInLoop:
         self.loop = LOOP.current()
         self.gate = self.loop.gate(self.mapper.udf)
         self.columns: Sequence[Sequence[Any]] | None = None
+        self.missing: dict[int, UdfError] = {}
         rows = results.rows
         spans = [Span(*part) for part in self.mapper.rows_of_calls(results.inputs)] if rows else []
         if self.mapper.udf.form == "scalar":
-            self.columns = self.mapper.arguments(results.inputs)
+            self.columns, self.missing = self.mapper.arguments(results.inputs)
             spans = [Span(row, row + 1) for row in range(rows) if not results.has(row)]
         self.left = len(spans)
         self.stopping = False
@@ -156,6 +160,8 @@ class _CallsInLoop:
 
     async def _call(self, start: int, stop: int) -> pa.Array | CallFailure:
         inputs = self.results.inputs.slice(start, stop - start)
+        if (unreadable := self.missing.get(start)) is not None:
+            return unfit_row(unreadable, self.rules)
         if self.columns is None:
             arguments = self.mapper.batch_arguments(inputs)
         else:
@@ -174,8 +180,8 @@ class _CallsInLoop:
                 if self.stopping or self.loop.blocked_by is not None:
                     raise
                 return self._failure(start, RuntimeError(f"The call was cancelled by the function itself: {error!r}"))
-            except Exception as error:
-                return self._failure(start, error)
+            except BaseException as raised:
+                return self._failure(start, as_failure(raised))
             finally:
                 del self.running[task]
                 self.mapper.count_call(stop - start)  # after the call, which may have reported its cost
@@ -185,13 +191,12 @@ class _CallsInLoop:
                 return self.mapper.batch_output(result, inputs)
             return array_from_values([result], self.mapper.udf.data_type)
         except UdfError as unfit:
-            if not self.rules:
+            if not self.rules and not is_of_a_row(unfit):
                 raise
             return call_failure_of(unfit, self.rules, self.mapper.udf)
         except OutputMismatch as mismatch:
-            self.results.causes[start] = mismatch
-            type_error = self.mapper.type_error(mismatch, result, self.results.inputs, start)
-            return CallFailure.of(type_error, matching_rules_of(self.rules, UdfError), complete=True)
+            self.results.causes[start] = mismatch.raised or mismatch
+            return self.mapper.unfit(mismatch, result, self.results.inputs, start, self.rules)
 
     async def _begin(self, rows: int) -> Callable[[], None]:
         """Wait until the job's cap covers a call beside those in flight; return a function that marks its end."""

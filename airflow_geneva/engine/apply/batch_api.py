@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper
 from airflow_geneva.engine.apply.narrowing import RowFailed, skip_or_fail
 from airflow_geneva.engine.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, users_frames
@@ -21,7 +20,9 @@ from airflow_geneva.engine.checkpoint.submissions import Submission, Submissions
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.engine_errors import as_failure
 from airflow_geneva.engine.lance_io.row_keys import row_keys
+from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
 from airflow_geneva.services.limits.calls import retry_after
@@ -247,7 +248,8 @@ class BatchApiMapper(BatchMapper):
         while True:
             try:
                 return getattr(self.api, method)(*given)
-            except Exception as error:
+            except BaseException as raised:
+                error = as_failure(raised)
                 if isinstance(error, BatchFailed) and method in ("poll", "fetch"):
                     raise
                 tries += 1

@@ -12,6 +12,7 @@ import pyarrow as pa
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
 from airflow_geneva.engine.apply.event_loop import LOOP
 from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.errors import DeviceFailed
 from airflow_geneva.services.limits.rate_limit import is_used_up, may_go_on
 
@@ -66,8 +67,10 @@ class _InThread(BegunBatch):
             return [], None
         except (StopComputing, DeviceFailed) as stop:
             return stop.kept
-        except Exception:
-            return [], None
+        except BaseException as error:
+            if is_failure(error):
+                return [], None
+            raise
         failed = {failure.index for failure in mapped.failures}
         rows = [row for row in range(len(mapped.values)) if row not in failed]
         return rows, mapped.values.take(pa.array(rows, pa.int64()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.advice import lacks_access, may_pass, null_inputs
-from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.apply.device import is_device_failure, is_out_of_memory, release
 from airflow_geneva.engine.apply.event_loop import call_within
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.arrays import column_at, find_field, is_list, rows_at
+from airflow_geneva.engine.lance_io.engine_errors import as_failure
+from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.engine.lance_io.to_python import NotInPython, numpy_items, python_values
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.engine.udf.signature import union_members
@@ -31,7 +33,12 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF
 
 _MESSAGE_CHARS = 2_000
-_NOT_USERS = ("airflow_geneva.engine.apply.", "airflow_geneva.services.limits.", "asyncio.")
+_NOT_USERS = (
+    "airflow_geneva.engine.apply.",
+    "airflow_geneva.engine.lance_io.",
+    "airflow_geneva.services.limits.",
+    "asyncio.",
+)
 _TRACEBACK_CHARS = 8_000
 
 
@@ -169,7 +176,8 @@ class Mapper:
         """
         try:
             function = self.udf.function
-        except Exception as error:
+        except BaseException as raised:
+            error = as_failure(raised)
             raise UdfError(f"UDF {self.udf.name!r} could not be set up: {describe_set_up(error)}") from error
         if self.udf.is_async:
             function = partial(call_within, function, self.udf.timeout)
@@ -182,7 +190,8 @@ class Mapper:
     def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
         try:
             result = function(*self.batch_arguments(inputs))
-        except Exception as error:
+        except BaseException as raised:
+            error = as_failure(raised)
             raise self._raised(error, inputs, None, None) from error
         return self.batch_output(result, inputs)
 
@@ -200,6 +209,8 @@ class Mapper:
         try:
             output = array_from_result(result, self.udf.data_type)
         except OutputMismatch as mismatch:
+            if mismatch.raised is not None:
+                raise self._raised(mismatch.raised, inputs, None, None) from mismatch.raised
             got = str(result.type) if isinstance(result, (pa.Array, pa.ChunkedArray)) else type(result).__name__
             raise self._mismatch(str(mismatch), got, inputs) from mismatch
         if len(output) != inputs.num_rows:
@@ -211,9 +222,23 @@ class Mapper:
             )
         return output
 
-    def arguments(self, inputs: pa.RecordBatch) -> list[Sequence[Any]]:
-        """Return the arguments of a scalar UDF: for each column, the values of all rows."""
-        return [self._row_values(inputs.column(at), at) for at in range(inputs.num_columns)]
+    def arguments(self, inputs: pa.RecordBatch) -> tuple[list[Sequence[Any]], dict[int, UdfError]]:
+        """Return the arguments of a scalar UDF, for each column the values of all rows, and why a row has none."""
+        columns: list[Sequence[Any]] = []
+        missing: dict[int, UdfError] = {}
+        for at, name in enumerate(inputs.schema.names):
+            values, unreadable = self._row_values(inputs.column(at), at)
+            columns.append(values)
+            missing |= {row: self._input_error(name, row, why) for row, why in unreadable.items() if row not in missing}
+        return columns, missing
+
+    def unfit(
+        self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int, rules: Rules
+    ) -> CallFailure:
+        """Describe the failure of one row's value that cannot be converted, under the rules of a policy."""
+        if (raised := mismatch.raised) is not None:
+            return CallFailure.of(raised, matching_rules_of(rules, type(raised)), users_frames(raised), udf=self.udf)
+        return unfit_row(self.type_error(mismatch, value, inputs, row), rules)
 
     def type_error(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
         """Make the error about one row's value that does not fit the type."""
@@ -241,32 +266,44 @@ class Mapper:
         )
 
     def _map_rows(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
-        columns = self.arguments(inputs)
+        columns, missing = self.arguments(inputs)
+        stop = min(missing, default=inputs.num_rows)
         results: list[Any] = []
         append = results.append
         try:
-            for value in map(function, *columns):
+            for value in map(function, *(columns if not missing else [column[:stop] for column in columns])):
                 append(value)
-        except Exception as error:
+        except BaseException as raised:
+            error = as_failure(raised)
             raise self._raised(error, inputs, len(results), self._computed(results)) from error
         finally:
-            self.count_call(min(len(results) + 1, inputs.num_rows))
+            self.count_call(min(len(results) + 1, stop))
         try:
-            return array_from_values(results, self.udf.data_type)
+            values = array_from_values(results, self.udf.data_type)
         except OutputMismatch as mismatch:
             row = mismatch.row_index or 0
+            if mismatch.raised is not None:
+                own = self._raised(mismatch.raised, inputs, row, self._computed(results[:row]))
+                raise own from mismatch.raised
             type_error = self.type_error(mismatch, results[row], inputs, row)
             type_error.computed = self._computed(results[:row])
             raise type_error from mismatch
+        if missing:
+            missing[stop].computed = values
+            raise missing[stop]
+        return values
 
-    def _row_values(self, column: pa.Array, position: int) -> Sequence[Any]:
+    def _row_values(self, column: pa.Array, position: int) -> tuple[Sequence[Any], Mapping[int, NotInPython]]:
         annotation = self.udf.signature.annotation_at(position)
         wants_numpy = any(getattr(m, "__origin__", m) is np.ndarray for m in union_members(annotation))
-        if wants_numpy and is_list(column.type):
-            items = (scalar.values for scalar in column)
-            return [None if item is None else item.to_numpy(zero_copy_only=False) for item in items]
-        values: list[Any] = column.to_pylist()
-        return values
+        return numpy_items(column) if wants_numpy and is_list(column.type) else python_values(column)
+
+    def _input_error(self, column: str, row: int, why: NotInPython) -> UdfError:
+        return UdfError(
+            f"UDF {self.udf.name!r} cannot be called on row {row} of the batch: its input {column!r} is {why}. Correct "
+            "the row, leave it out with where=, or take whole columns, by annotating the parameters as pa.Array.",
+            row,
+        )
 
     def _computed(self, results: list[Any]) -> pa.Array | None:
         with suppress(OutputMismatch):
@@ -320,6 +357,17 @@ def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
     if found.out_of_memory:
         release(error)
     return found
+
+
+def unfit_row(error: UdfError, rules: Rules) -> CallFailure:
+    """Describe the failure of a row whose input or value does not fit, under the rules of a policy."""
+    return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
+
+
+def is_of_a_row(error: UdfError) -> bool:
+    """Whether the result of a whole batch does not fit because of some rows, which calls with fewer rows find."""
+    mismatch = error.__cause__
+    return isinstance(mismatch, OutputMismatch) and mismatch.row_index is not None
 
 
 def users_frames(error: Exception) -> TracebackType | None:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.udf_call import CallFailure, users_frames
+from airflow_geneva.engine.lance_io.engine_errors import as_failure
+from airflow_geneva.engine.lance_io.to_python import python_values
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.signature import read_signature
 
@@ -26,13 +28,15 @@ def weigh(udf: UDF, inputs: pa.RecordBatch, rules: Rules) -> tuple[Weights, dict
     function = _function_of_batches(udf.batch_by)
     try:
         return _weights(function, inputs), {}
-    except Exception:
+    except BaseException as raised:
+        as_failure(raised)
         # A row that cannot be weighed must not affect the others.
         found, troubles = np.zeros(inputs.num_rows), dict[int, CallFailure]()
         for row in range(inputs.num_rows):
             try:
                 found[row] = _weights(function, inputs.slice(row, 1))[0]
-            except Exception as error:
+            except BaseException as raised_by_row:
+                error = as_failure(raised_by_row)
                 troubles[row] = CallFailure.of(error, matching_rules_of(rules, type(error)), users_frames(error))
         return found, troubles
 
@@ -51,8 +55,15 @@ def _function_of_batches(function: Callable[..., Any]) -> Callable[[pa.RecordBat
         return lambda batch: function(*batch.columns)
     return lambda batch: [
         None if all(value is None for value in row) else function(*row)
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        for row in zip(*map(_values, batch.columns), strict=True)
     ]
+
+
+def _values(column: pa.Array) -> Sequence[Any]:
+    values, unreadable = python_values(column)
+    for error in unreadable.values():
+        raise error
+    return values
 
 
 def _weights(function: Callable[[pa.RecordBatch], Any], inputs: pa.RecordBatch) -> Weights:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage import behind
 from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
@@ -234,7 +235,9 @@ class JobFolder:
             self.update_shard(fingerprint, shard, failure=None)
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             with suppress(StorageError):
                 failure = self.read_shard(fingerprint, shard).get(FAILURE)
                 if last or not failure:

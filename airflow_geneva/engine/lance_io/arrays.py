@@ -242,6 +242,22 @@ def convert_array(values: pa.Array, data_type: pa.DataType) -> pa.Array:
     return _retyped(stored if stored.type == wanted else stored.cast(wanted), data_type)
 
 
+def convert_exactly(values: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """Convert an array to a type that it is castable to; pyarrow's error if that would round decimals or integers."""
+    made = convert_array(values, data_type)
+    if _rounds(values.type, data_type) and not convert_array(made, values.type).equals(values):
+        raise pa.ArrowInvalid(f"Converting {values.type} to {data_type} would round values")
+    return made
+
+
+def _rounds(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether pyarrow may round values without an error: between decimals and floats, and to floats of 16 bits."""
+    kinds = [list(nested_types(storage_type(kind))) for kind in (found, wanted)]
+    decimals, floats = ([any(map(is_one, kind)) for kind in kinds] for is_one in (pt.is_decimal, pt.is_floating))
+    to_half = any(map(pt.is_integer, kinds[0])) and any(map(pt.is_float16, kinds[1]))
+    return (decimals[0] and floats[1]) or (floats[0] and decimals[1]) or to_half
+
+
 def _retyped(values: pa.Array, data_type: pa.DataType) -> pa.Array:
     # Arrow ignores the names of list and map items when it compares types; pylance does not.
     same = values.type == data_type and str(values.type) == str(data_type)

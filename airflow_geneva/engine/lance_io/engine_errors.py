@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from airflow_geneva.engine.storage.refusals import is_access_refused, refused_by_store
-from airflow_geneva.errors import GenevaError
+from airflow_geneva.errors import FunctionExited, GenevaError
 
 # Measured for files that are missing, empty, truncated or damaged, for versions that were cleaned up, unknown columns,
 # invalid SQL, refused connections, missing permission, conflicts (pyarrow's ArrowInvalid is a ValueError), and for a
@@ -99,6 +99,17 @@ def engine_errors(convert: Callable[[BaseException], Exception] = to_engine_erro
         raise convert(error) from error
 
 
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Convert a panic of pylance in this block to an `EngineError`: `except Exception` does not catch a panic."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise to_engine_error(error) from error
+
+
 def is_engine_error(error: BaseException) -> bool:
     """Whether pylance or pyarrow raised this exception about data that it read or wrote."""
     if isinstance(error, (GenevaError, RecursionError)):
@@ -130,6 +141,19 @@ def is_overflow(error: BaseException) -> bool:
 def is_panic(error: BaseException) -> bool:
     """Whether pylance's native code panicked, as on some damaged files; `except Exception` does not catch that."""
     return type(error).__module__ == "pyo3_runtime"
+
+
+def as_failure(error: BaseException) -> Exception:
+    """Return what a user's function raised as an exception of the call; raise what asks this process to stop."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, SystemExit):
+        text = f"It called sys.exit({error.code!r}), which would end the process. Raise an exception instead."
+    elif is_panic(error):
+        text = f"Native code panicked: {error}"
+    else:
+        raise error
+    return FunctionExited(text).with_traceback(error.__traceback__)
 
 
 def is_failure(error: BaseException) -> bool:

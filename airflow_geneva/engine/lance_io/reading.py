@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.engine.display import Rows
+from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
 from airflow_geneva.engine.lance_io.filters import check_where
 from airflow_geneva.errors import InvalidInput
 
@@ -50,7 +51,8 @@ class Readable(ABC):
         check_where(dataset, where)
         always = self._visible(dataset.schema)[1]
         both = f"{always} AND ({where})" if where is not None and always is not None else where or always
-        return int(dataset.count_rows(both))
+        with panics_as_errors():
+            return int(dataset.count_rows(both))
 
     def __len__(self) -> int:
         return self.count_rows()
@@ -68,7 +70,8 @@ class Readable(ABC):
         Raises:
             InvalidInput: a column does not exist.
         """
-        return self._scan(columns, limit=limit).to_table()
+        with panics_as_errors():
+            return self._scan(columns, limit=limit).to_table()
 
     def to_pandas(self, columns: Sequence[str] | None = None, limit: int | None = None) -> pd.DataFrame:
         """Read rows into a pandas data frame; pandas must be installed. The arguments are those of :meth:`to_arrow`."""
@@ -95,7 +98,8 @@ class Readable(ABC):
             InvalidInput: a column does not exist.
         """
         more = {} if batch_size is None else {"batch_size": batch_size}
-        yield from self._scan(columns, **more).to_batches()
+        with panics_as_errors():
+            yield from self._scan(columns, **more).to_batches()
 
     def head(self, n: int = 5) -> Rows:
         """Read the first rows: a `pyarrow.Table` that prints as a grid and shortens long and nested values."""

@@ -11,10 +11,18 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pt
 
-from airflow_geneva.engine.lance_io.arrays import convert_array, copy_sliced_columns
+from airflow_geneva.engine.lance_io.arrays import (
+    castable,
+    convert_array,
+    convert_exactly,
+    copy_sliced_columns,
+)
+from airflow_geneva.engine.lance_io.engine_errors import is_panic
+from airflow_geneva.engine.lance_io.sound_arrays import sound, unsound_rows
+from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, StorageError
 
 _ROWS_PER_FILE = 1 << 20
 _ABOUT_ROWS = ("LanceError(Schema)", "LanceError(Arrow)", "Append with different schema")
@@ -51,6 +59,7 @@ def as_rows(
         raise InvalidInput(
             f"The rows cannot be converted to Arrow: {error}. Give a schema, or correct them."
         ) from error
+    _check_names(rows.schema)
     stream = rows if isinstance(rows, pa.RecordBatchReader) else rows.to_reader()
     cut = _cut_for_files(stream, rows_per_file)
     return cut if stream is rows else cut.read_all()
@@ -131,8 +140,10 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, *
         with RowErrors() as errors:
             stream = errors.reader(rows.schema, rows) if isinstance(rows, pa.RecordBatchReader) else rows
             lance.write_dataset(stream, uri, **access, **options)
-    except OSError as error:
-        if not str(error).startswith(_ABOUT_ROWS):
+    except BaseException as error:  # a panic of pylance is no Exception
+        if is_panic(error):
+            raise StorageError(f"Cannot write rows to table {location.name!r}: pylance panicked: {error}") from error
+        if not isinstance(error, OSError) or not str(error).startswith(_ABOUT_ROWS):
             raise
         why = _RUST.sub("", str(error))
         raise InvalidInput(f"The rows do not fit table {location.name!r}: {why}") from error
@@ -175,30 +186,71 @@ def _rows_of(data: Any, schema: pa.Schema | None) -> pa.Table | pa.RecordBatchRe
 def _named_columns(columns: Mapping[str, Any], schema: pa.Schema | None) -> pa.Table:
     """Make a table of columns, with the fields of a schema where it has them."""
     known = {} if schema is None else {field.name: field for field in schema}
-    arrays = {str(name): _column(values, known.get(name)) for name, values in columns.items()}
+    arrays = {str(name): _column(str(name), values, known.get(name)) for name, values in columns.items()}
     fields = [known.get(name, pa.field(name, array.type)) for name, array in arrays.items()]
     return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(fields, schema and schema.metadata))
 
 
-def _column(values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
+def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return _converted(values, field.type) if field is not None else pa.array(values)
-    return values if field is None or values.type == field.type else values.cast(field.type)
+        return _converted(name, values, None if field is None else field.type)
+    if field is None or values.type == field.type:
+        return values
+    return _sound_column(name, values).cast(field.type)
 
 
-def _converted(values: Any, kind: pa.DataType) -> pa.Array:
-    """Convert Python values to a type; refuse to truncate a fraction or a time, as Arrow refuses for arrays."""
-    is_cut = pt.is_floating if pt.is_integer(kind) else pt.is_timestamp
-    if pt.is_integer(kind) or pt.is_date(kind) or (pt.is_timestamp(kind) and kind.unit in ("s", "ms")):
-        found = None
+def _converted(name: str, values: Any, kind: pa.DataType | None) -> pa.Array:
+    """Convert values to a type, or to the one that pyarrow finds for them; refuse what a conversion would change."""
+    found: pa.Array | None = None
+    if kind is None:
+        found = pa.array(values)
+        if not found.type.num_fields and not pt.is_temporal(found.type):
+            return found
+        kind = found.type
+    if not isinstance(values, (list, tuple)):
+        if getattr(getattr(values, "dtype", None), "kind", "") != "O":
+            return _of_array(values, kind)
+        # pandas marks missing objects by NaN.
+        values = [None if isinstance(value, float) and value != value else value for value in values]
+    if pt.is_integer(kind):
         with suppress(pa.ArrowException, TypeError, OverflowError):
             found = pa.array(values)
-        if found is not None and is_cut(found.type):
-            made = found.cast(kind)
-            if pt.is_date(kind) and made.cast(found.type) != found:
-                raise pa.ArrowInvalid(f"A date and time was given where {kind} has no time")
-            return made
-    return pa.array(values, kind)
+        if found is not None and pt.is_floating(found.type):
+            return found.cast(kind)  # numbers of JSON, without a fraction
+    try:
+        return array_from_values(values, kind)
+    except OutputMismatch as mismatch:
+        where = "" if mismatch.row_index is None else f", row {mismatch.row_index}"
+        raise pa.ArrowInvalid(f"column {name!r}{where}: {mismatch}") from mismatch
+
+
+def _of_array(values: Any, kind: pa.DataType) -> pa.Array:
+    found = pa.array(values)
+    return convert_exactly(found, kind) if castable(found.type, kind) else pa.array(values, kind)
+
+
+def _check_names(schema: pa.Schema) -> None:
+    if "" in schema.names:
+        raise InvalidInput(
+            f"Column {schema.names.index('') + 1} of the rows has the name '', by which Lance cannot read it. Give it "
+            "another name."
+        )
+
+
+def sound_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows that pylance can write and read back; `InvalidInput` for arrays that are not valid."""
+    columns = [_sound_column(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    return pa.record_batch(columns, schema=batch.schema)
+
+
+def _sound_column(name: str, values: Any) -> Any:
+    try:
+        return sound(values)
+    except pa.ArrowInvalid as error:
+        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        found = [rows[0] for chunk in chunks if len(rows := unsound_rows(chunk))]
+        where = f", first in row {found[0]} of its batch" if found else ""
+        raise InvalidInput(f"The array of column {name!r} is not valid{where}: {error}. Correct it.") from error
 
 
 def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
@@ -209,7 +261,7 @@ def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.
 
     def batches() -> Iterator[pa.RecordBatch]:
         room = size
-        for batch in rows:
+        for batch in map(sound_columns, rows):
             while batch.num_rows > room:
                 yield copy_sliced_columns(batch.slice(0, room))
                 batch, room = batch.slice(room), size

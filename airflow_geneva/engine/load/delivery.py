@@ -13,6 +13,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import is_list, map_leaves, storage_type
 from airflow_geneva.engine.lance_io.fragments import open_fragment
+from airflow_geneva.engine.lance_io.rows import sound_columns
 from airflow_geneva.engine.load.source import PART_BITS, LoadSource
 from airflow_geneva.engine.load.stores import Options
 from airflow_geneva.engine.storage.location import TableLocation
@@ -58,6 +59,7 @@ class Delivery:
     def carry(self, batch: pa.RecordBatch, at: int, with_values: bool = True) -> pa.RecordBatch:
         """Convert rows of the source, whose numbers begin with `at`, to the rows that `batches` yields."""
         columns = self._columns(with_values).items()
+        batch = sound_columns(batch)
         converted = [_carried(batch.column(name), name, kind) for name, (_, kind) in columns]
         numbers = pa.array(np.arange(at, at + batch.num_rows))
         return pa.RecordBatch.from_arrays([*converted, numbers], schema=self.schema(with_values))

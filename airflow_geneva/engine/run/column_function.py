@@ -14,6 +14,7 @@ from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.siblings import sibling_in
+from airflow_geneva.engine.lance_io.to_python import python_value
 from airflow_geneva.engine.plan.freshness import column_freshness
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
@@ -85,7 +86,7 @@ class ColumnFunction(Described):
             dedup=False,
         )
         with calling(self.location.limits, Meter()), open_batch_mapper(udf, names) as mapper:
-            value = mapper(row).values[0].as_py()
+            value = python_value(mapper(row).values[0])
         return value[self.of] if self.of and value is not None else value
 
     def _row(self, values: Sequence[Any]) -> pa.RecordBatch:

@@ -26,6 +26,7 @@ from airflow_geneva.engine.apply.stages import Part, RowsAhead, joined
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.speed import SavedCalls, UdfSpeed
+from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.run.caps import CapReached
 from airflow_geneva.engine.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
@@ -370,8 +371,9 @@ class _Passage:
             pass
         try:
             return self.task.waits.take(lane.rows, self.starved if self.preprocessing else time.monotonic)
-        except Exception:
-            applier.finish()  # hand over the rows before those that could not be read
+        except BaseException as error:
+            if is_failure(error):
+                applier.finish()  # hand over the rows before those that could not be read
             raise
 
     def _put(self, lane: _Lane, step: StepResult, is_last: bool) -> None:

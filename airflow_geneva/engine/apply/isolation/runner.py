@@ -17,7 +17,14 @@ from airflow_geneva.engine.apply.device import device_failed, is_device_failure
 from airflow_geneva.engine.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.engine.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.engine.apply.stages import PreprocessedMapper
-from airflow_geneva.engine.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
+from airflow_geneva.engine.apply.udf_call import (
+    BatchResults,
+    CallFailure,
+    MappedBatch,
+    Mapper,
+    call_failure_of,
+    is_of_a_row,
+)
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.udf import UDF
@@ -101,7 +108,7 @@ class _InProcessMapper(BatchMapper):
                 failure = call_failure_of(error, (), self.mapper.udf)
                 if failure.device_failed:
                     raise device_failed(failure) from error
-                if failure.complete:
+                if failure.complete and not is_of_a_row(error):
                     raise
                 results.causes[start] = error.__cause__
                 return failure

@@ -26,9 +26,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.arrow_output import OutputMismatch, array_from_values
-from airflow_geneva.engine.apply.udf_call import CallFailure, Mapper, call_failure_of, describe_set_up, users_frames
+from airflow_geneva.engine.apply.udf_call import (
+    CallFailure,
+    Mapper,
+    call_failure_of,
+    describe_set_up,
+    unfit_row,
+    users_frames,
+)
 from airflow_geneva.engine.lance_io.arrays import convert_array, to_storage
+from airflow_geneva.engine.lance_io.engine_errors import as_failure
+from airflow_geneva.engine.lance_io.sound_arrays import aligned
+from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.storage.files import Storage, freeze_options
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, matching_rules_of, rules_of
@@ -103,8 +112,8 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
                     udf = _open(header, body)
                 except GenevaError as error:
                     send(answers, {"unfit": str(error)})
-                except Exception as error:
-                    send(answers, {"unfit": describe_set_up(error)})
+                except BaseException as raised:
+                    send(answers, {"unfit": describe_set_up(as_failure(raised))})
                 else:
                     send(answers, {})
             case "load":
@@ -143,7 +152,8 @@ class _BatchRun:
     def map_rows(self, start: int, stop: int) -> None:
         """Map rows up to a failing row that no `Skip` covers; the parent decides on that row."""
         function = self.mapper.set_up(self._mark_call)
-        columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
+        columns, missing = self.mapper.arguments(self.inputs.slice(start, stop - start))
+        first = start
         values: list[Any] = []
         troubles: dict[int, CallFailure] = {}
         since = time.monotonic()
@@ -154,10 +164,17 @@ class _BatchRun:
                     return
                 start, values, troubles = row, [], {}
                 since = now = time.monotonic()
+            if missing and (unfit := missing.get(row - first)) is not None:
+                values.append(None)
+                troubles[row] = unfit_row(unfit, self.rules)
+                if not self._skips(troubles[row]):
+                    break
+                continue
             CALL_MARK.pack_into(self.mark, 0, row, now)
             try:
                 values.append(function(*arguments))
-            except Exception as error:
+            except BaseException as raised:
+                error = as_failure(raised)
                 values.append(None)
                 fits = matching_rules_of(self.rules, type(error))
                 trouble = CallFailure.of(error, fits, users_frames(error), udf=self.udf)
@@ -182,8 +199,7 @@ class _BatchRun:
         try:
             return array_from_values([value], self.udf.data_type)
         except OutputMismatch as mismatch:
-            type_error = self.mapper.type_error(mismatch, value, self.inputs, row)
-            troubles[row] = CallFailure.of(type_error, matching_rules_of(self.rules, UdfError), complete=True)
+            troubles[row] = self.mapper.unfit(mismatch, value, self.inputs, row, self.rules)
             return pa.nulls(1, self.udf.data_type)
 
     def map_batch(self, start: int, stop: int) -> None:
@@ -260,7 +276,7 @@ def values_to_bytes(values: pa.Array) -> pa.Buffer:
 
 
 def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
-    return convert_array(batch_from_bytes(data).column(0), data_type)
+    return convert_array(aligned(batch_from_bytes(data).column(0)), data_type)
 
 
 def _write(pipe: int, view: memoryview) -> None:
