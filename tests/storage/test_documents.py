@@ -228,11 +228,16 @@ def _lance(path: Path, column: pa.Array, times: int) -> bytes:
     return path.read_bytes()
 
 
+def _footer(data: bytes, columns: int) -> bytes:
+    return data[:-12] + struct.pack("<I", columns) + data[-8:]
+
+
 LANCE: dict[str, Callable[[Path], bytes]] = {
     "numbers": lambda path: _lance(path, pa.repeat(pa.scalar(0, pa.int64()), 5_000_000), 20),
     "texts": lambda path: _lance(path, pa.array(["x" * 1_000] * 20_000), 10),
     "nothing": lambda path: b"",
     "no file of Lance": lambda path: bytes(1_000) + b"LANC",
+    "columns without end": lambda path: _footer(_lance(path, pa.array([1]), 1), columns=0xFFFF0001),
     # pylance ends the process if it reads rows of such a file.
     "a name with a NUL byte": lambda path: _lance(path, pa.array([1]), 1).replace(b"column", b"col\0mn"),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import re
 import stat
+import struct
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 _A = TypeVar("_A")
 _T = TypeVar("_T")
 _TRIES = 5
+_COUNTS_AT = 16
+"""Where the numbers of buffers and of columns lie in a Lance file, from its end."""
 
 # pylance's file session raises RuntimeError where a local disk raises OSError.
 _STORE_ERRORS = (OSError, RuntimeError)
@@ -162,6 +166,8 @@ class Storage:
         """Open a Lance file; FileNotFoundError if a link leads to it."""
         if self.is_linked(self.path(name)):
             raise FileNotFoundError(self.path(name))
+        if self.local:
+            _check_footer(self.path(name))
         return self.session.open_reader(name, columns)
 
     @contextlib.contextmanager
@@ -175,6 +181,7 @@ class Storage:
         with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
             local = Path(scratch) / "file.lance"
             self.session.download_file(name, local)
+            _check_footer(local)
             yield LanceFileReader(str(local))
 
     def open_writer(self, name: str, schema: pa.Schema) -> LanceFileWriter:
@@ -384,6 +391,16 @@ class Storage:
     def _delete_one(self, name: str) -> None:
         self.delete(name)
         fault_point("file.removed")
+
+
+def _check_footer(path: str | Path) -> None:
+    """Raise OSError if a Lance file names more columns than it has room for: pylance would end the process."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _COUNTS_AT, 0))
+        counts = struct.unpack("<2I", file.read(8).ljust(8, b"\0"))
+    if 16 * sum(counts) > size:
+        raise OSError(errno.EIO, f"{path} is damaged: its footer names {counts[1]:,} columns")
 
 
 def _read_at_most(path: str | Path, most_bytes: int) -> bytes:
