@@ -183,8 +183,9 @@ class GenevaNamespace(LanceNamespace):
         for job in jobs:
             if job.airflow is not None and (job.airflow.dag_id, job.airflow.run_id) == (dag_id, run_id):
                 about |= {**(describe_job(job).properties or {}), "job_id": job.id}
-        if state == "failed" and "error" not in about and (error := airflow.error_of(dag_id, run_id)):
-            about["error"] = error
+        if state == "failed" and "error" not in about:
+            with suppress(errors.PermissionDeniedError):  # the token may not read XComs
+                about |= {"error": error} if (error := airflow.error_of(dag_id, run_id)) else {}
         return DescribeTransactionResponse(status=RUN_STATUS.get(state, "Queued"), properties=about)
 
 

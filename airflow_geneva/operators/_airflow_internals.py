@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from airflow_geneva.errors import CodeChanged, CommitConflict, GenevaError, InvalidInput
 
@@ -200,26 +200,36 @@ def user_dependency() -> Callable[..., Any]:
     return get_user
 
 
+async def user_of_token(token: str) -> Any:
+    """Return the user whom a bearer token names; FastAPI's 401 or 403 if it is not valid, whatever a cookie says."""
+    with _needed():
+        from airflow.api_fastapi.core_api.security import resolve_user_from_token
+    return await resolve_user_from_token(token)
+
+
 def may_read_dag(user: Any, dag_id: str) -> bool:
     """Whether a user may read a DAG's task instances."""
-    with _needed():
-        from airflow.api_fastapi.app import get_auth_manager
-        from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
-        from airflow.models.dag import DagModel
-    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-    entity = DagAccessEntity.TASK_INSTANCE
-    return get_auth_manager().is_authorized_dag(method="GET", access_entity=entity, details=details, user=user)
+    return _may(user, dag_id, "GET", "TASK_INSTANCE")
+
+
+def may_read_xcoms(user: Any, dag_id: str) -> bool:
+    """Whether a user may read the XComs of a DAG's runs."""
+    return _may(user, dag_id, "GET", "XCOM")
 
 
 def may_trigger_dag(user: Any, dag_id: str) -> bool:
     """Whether a user may start a run of a DAG."""
+    return _may(user, dag_id, "POST", "RUN")
+
+
+def _may(user: Any, dag_id: str, method: Literal["GET", "POST"], entity: str) -> bool:
     with _needed():
         from airflow.api_fastapi.app import get_auth_manager
         from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
         from airflow.models.dag import DagModel
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     return get_auth_manager().is_authorized_dag(
-        method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user
+        method=method, access_entity=DagAccessEntity[entity], details=details, user=user
     )  # fmt: skip
 
 

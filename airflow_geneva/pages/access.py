@@ -18,34 +18,34 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.job.status import Job
-from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.timeouts import with_short_timeouts
-from airflow_geneva.engine.storage.uri import is_local, without_credentials
-from airflow_geneva.engine.views.definition import ViewDefinition
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._airflow_internals import (
     dags_of_assets,
     dags_that_write,
     may_read_connection,
     may_read_dag,
+    may_read_xcoms,
     may_trigger_dag,
     stored_connections,
     user_dependency,
 )
+from airflow_geneva.pages.visible import Viewer, VisibleDatabase
 
 _SCHEME = "lance://"
 _VARIABLE = "AIRFLOW_CONN_"
 _KEPT_SECONDS = 5.0
 
 
-class CurrentUser:
+class CurrentUser(Viewer):
     """The user of one request; caches the answers of Airflow's auth manager about this user."""
 
     def __init__(self, user: Any) -> None:
         self.user = user
         self.may_read_dag = cache(partial(may_read_dag, user))
+        self.may_read_xcoms = cache(partial(may_read_xcoms, user))
         self.may_trigger_dag = cache(partial(may_trigger_dag, user))
         # A user who may read a connection may see everything in its database.
         self.may_read_connection = cache(partial(may_read_connection, user))
@@ -59,11 +59,9 @@ class CurrentUser:
             self._uses(conn_id, table) for owner, table in dags_by_table() if owner == conn_id
         )
 
-    def may_see_job(self, conn_id: str | None, job: Job) -> bool:
-        """Whether the user may see a job of a connection's database; None if no connection names the database."""
-        if job.airflow is not None:
-            return self.may_read_dag(job.airflow.dag_id)
-        return conn_id is not None and self.may_see_table(conn_id, job.table)
+    def may_see_source(self, uri: str, table: str) -> bool:
+        named = _find_databases(int(time.monotonic() / _KEPT_SECONDS)).get(uri, ())
+        return any(self.may_see_table(conn_id, table) for conn_id in sorted(named))
 
     def _uses(self, conn_id: str, table: str) -> bool:
         return any(map(self.may_read_dag, sorted(dags_by_table().get((conn_id, table), ()))))
@@ -155,7 +153,7 @@ def _is_lance(conn_id: str) -> bool:
 
 def _describe(conn_id: str, viewer: CurrentUser) -> KnownDatabase:
     try:
-        return KnownDatabase(conn_id, VisibleDatabase(conn_id, viewer, open_database(conn_id)).place)
+        return KnownDatabase(conn_id, visible_database(conn_id, viewer).place)
     except Exception as error:  # list the other databases even if one fails
         return KnownDatabase(conn_id, error=str(error) if viewer.may_read_connection(conn_id) else "cannot be opened")
 
@@ -178,56 +176,16 @@ class Maintainer:
     may_trigger: bool
 
 
-@dataclass(frozen=True)
-class VisibleDatabase:
-    """The database of an Airflow connection, as a user sees it."""
+def visible_database(conn_id: str, viewer: CurrentUser) -> VisibleDatabase:
+    """Return the database of a connection as a user sees it; nothing of it is read."""
+    return VisibleDatabase(conn_id, viewer, open_database(conn_id))
 
-    conn_id: str
-    viewer: CurrentUser
-    database: Database
 
-    @staticmethod
-    def open(conn_id: str, viewer: CurrentUser) -> VisibleDatabase:
-        """Open a database like `open_database`; a local folder that does not exist is a StorageError."""
-        opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
-        if opened.missing is not None:
-            raise StorageError(f"There is no folder {opened.missing} on the machine of the API server.")
-        return opened
-
-    @property
-    def place(self) -> str | None:
-        """The URI without credentials; None if the viewer may not read the connection."""
-        return without_credentials(self.database.uri) if self.viewer.may_read_connection(self.conn_id) else None
-
-    @property
-    def in_catalog(self) -> bool:
-        return catalog_uri(self.database.options) is not None
-
-    @property
-    def missing(self) -> str | None:
-        """The folder of a local database that does not exist on the API server's machine; None if it exists."""
-        uri = self.database.uri
-        return uri if is_local(uri) and not os.path.isdir(uri) else None
-
-    def may_see(self, table: str) -> bool:
-        return self.viewer.may_see_table(self.conn_id, table)
-
-    def sources_of(self, definition: ViewDefinition | None) -> tuple[str, ...]:
-        """Return the database of a view's source, if a connection names it and the viewer may see the source in it."""
-        if definition is None:
-            return ()
-        uri, table = definition.source_database, definition.source_table
-        named = _find_databases(int(time.monotonic() / _KEPT_SECONDS)).get(uri, ())
-        return (uri,) if any(self.viewer.may_see_table(conn_id, table) for conn_id in sorted(named)) else ()
-
-    def maintainers(self) -> dict[str, list[Maintainer]]:
-        """Return, by table or view, the DAGs that write it and that the viewer may read."""
-        found: dict[str, list[Maintainer]] = {}
-        for table, dag_id, paused in _find_writers(self.conn_id, int(time.monotonic() / _KEPT_SECONDS)):
-            if self.viewer.may_read_dag(dag_id):
-                dag = Maintainer(dag_id, paused, self.viewer.may_trigger_dag(dag_id))
-                found.setdefault(table, []).append(dag)
-        return found
-
-    def tables(self) -> list[str]:
-        return [name for name in self.database.table_names() if self.may_see(name)]
+def maintainers(conn_id: str, viewer: CurrentUser) -> dict[str, list[Maintainer]]:
+    """Return, by table or view of a database, the DAGs that write it and that the viewer may read."""
+    found: dict[str, list[Maintainer]] = {}
+    for table, dag_id, paused in _find_writers(conn_id, int(time.monotonic() / _KEPT_SECONDS)):
+        if viewer.may_read_dag(dag_id):
+            dag = Maintainer(dag_id, paused, viewer.may_trigger_dag(dag_id))
+            found.setdefault(table, []).append(dag)
+    return found

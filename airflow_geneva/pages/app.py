@@ -23,19 +23,23 @@ from airflow_geneva.pages.access import (
     CurrentUser,
     Maintainer,
     ViewerDep,
-    VisibleDatabase,
     list_databases,
+    maintainers,
     open_database,
     table_of_asset,
+    visible_database,
 )
-from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph, read_database
+from airflow_geneva.pages.databases import DatabaseDetails, Filters, read_database, read_graph
 from airflow_geneva.pages.documents import answer, database_document, job_document, table_document
-from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
+from airflow_geneva.pages.jobs import ErrorsPage, JobDetails, find_job, list_errors
 from airflow_geneva.pages.namespace import PREFIX, failure, router
 from airflow_geneva.pages.own_threads import in_own_threads
+from airflow_geneva.pages.readers import ReaderLost, read
 from airflow_geneva.pages.rendering import HEADERS, NOT_KEPT, STATIC, page
-from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
-from airflow_geneva.pages.tables import compare, count_freshness, describe_table, read_histories
+from airflow_geneva.pages.runs import JobOfRun, job_of_task, read_jobs_of
+from airflow_geneva.pages.tables import compare, count_freshness, describe_whole_table, read_histories
+from airflow_geneva.pages.visible import VisibleDatabase
+from airflow_geneva.pages.xcoms import databases_of, jobs_of_dag, jobs_of_run
 
 logger = logging.getLogger("airflow_geneva.pages")
 
@@ -98,7 +102,8 @@ def task_place(
         return TaskPlace(dag_id, run_id, task_id, jobs, None)
     request.state.conn_id = planned.lance_conn_id
     query = (("dag_id", dag_id), ("run_id", run_id), ("task_id", task_id), ("map_index", str(index)))
-    location, own = planned.locate()
+    database = open_database(planned.lance_conn_id)
+    location, own = read(viewer, planned.lance_conn_id, planned.locate, database)
     place = JobPlace(planned.lance_conn_id if own else None, location, planned.job_id, "task", query)
     return TaskPlace(dag_id, run_id, task_id, jobs, place)
 
@@ -112,8 +117,8 @@ def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[VisibleDat
     """Return the table that the path names, and its database; 404 if the viewer may not see it."""
     if not viewer.may_see_table(conn_id, table):
         raise HTTPException(404)
-    opened = VisibleDatabase.open(conn_id, viewer)
-    return opened, opened.database.location(table)
+    opened = visible_database(conn_id, viewer)
+    return opened, read(viewer, (conn_id, table), opened.locate, table)
 
 
 def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPlace:
@@ -121,7 +126,8 @@ def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPl
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     path = "/".join(quote(part, safe="") for part in ("databases", conn_id, "tables", table, "jobs", job_id))
-    return JobPlace(conn_id, VisibleDatabase.open(conn_id, viewer).database.location(table), job_id, path)
+    location = read(viewer, (conn_id, table), visible_database(conn_id, viewer).locate, table)
+    return JobPlace(conn_id, location, job_id, path)
 
 
 TaskDep = Annotated[TaskPlace, Depends(in_own_threads(task_place))]
@@ -176,7 +182,7 @@ def _runs_page(request: Request, viewer: CurrentUser, dag_id: str, run_id: str |
         raise HTTPException(403)
     began = time.monotonic()
     planned = jobs_of_dag(dag_id) if run_id is None else jobs_of_run(dag_id, run_id)
-    found = read_jobs_of(planned, viewer)
+    found = read(viewer, dag_id, read_jobs_of, planned, databases_of(planned), viewer)
     running = any(one.job is not None and one.job.open for one in found)
     values = {"dag_id": dag_id, "run_id": run_id, "jobs": found, "wait": _pause(began, running)}
     return _live_page(request, "run.html", shares=JobDetails.shares, **values)
@@ -196,8 +202,9 @@ def send_database(request: Request, viewer: ViewerDep, conn_id: str, filters: Fi
 def send_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> Response:
     """Send a table or view with the rows that are due, as far as they are known within two seconds."""
     opened, location = place
-    found = count_freshness(opened, location, _COUNT_SECONDS)
-    return answer(table_document(describe_table(location), found))
+    key = (conn_id, location.name)
+    found = read(viewer, key, count_freshness, opened, location, _COUNT_SECONDS)
+    return answer(table_document(read(viewer, key, describe_whole_table, location), found))
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}.json")
@@ -214,7 +221,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: Fi
     began = time.monotonic()
     opened, shown = _read_database(request, viewer, conn_id, filters)
     values = {"opened": opened, "shown": shown, "filters": filters, "shares": JobDetails.shares}
-    values["dags"] = opened.maintainers()
+    values["dags"] = maintainers(conn_id, viewer)
     wait = 1.0 if shown.counting else _pause(began, bool(shown.running))
     return _live_page(request, "database.html", conn_id=conn_id, wait=wait, **values)
 
@@ -224,18 +231,27 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: Fi
 @in_own_threads
 def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
     """Show the dependency graph of a database, with the freshness of each column and view."""
-    _, shown = _read_database(request, viewer, conn_id, Filters())
+    opened = _open_seen(viewer, conn_id)
+    shown, graph = read(viewer, conn_id, read_graph, opened, _seconds_to_count(request))
     wait = 1.0 if shown.counting else _IDLE_SECONDS
-    return _live_page(request, "graph.html", conn_id=conn_id, shown=shown, graph=draw_graph(shown.cards), wait=wait)
+    return _live_page(request, "graph.html", conn_id=conn_id, shown=shown, graph=graph, wait=wait)
 
 
 def _read_database(
     request: Request, viewer: CurrentUser, conn_id: str, filters: Filters
 ) -> tuple[VisibleDatabase, DatabaseDetails]:
+    opened = _open_seen(viewer, conn_id)
+    return opened, read(viewer, conn_id, read_database, opened, filters, _seconds_to_count(request))
+
+
+def _open_seen(viewer: CurrentUser, conn_id: str) -> VisibleDatabase:
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
-    opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
-    return opened, read_database(opened, filters, _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS)
+    return visible_database(conn_id, viewer)
+
+
+def _seconds_to_count(request: Request) -> float:
+    return _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS
 
 
 @app.get("/asset")
@@ -251,10 +267,10 @@ def show_asset(uri: str) -> Response:
 @in_own_threads
 def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     opened, location = place
-    described = describe_table(location)
+    described = read(viewer, (conn_id, location.name), describe_whole_table, location)
     source = described.source_in(opened.database)
     linked = source is not None and opened.may_see(source)
-    dags = opened.maintainers().get(location.name, [])
+    dags = maintainers(conn_id, viewer).get(location.name, [])
     return page(request, "table.html", conn_id=conn_id, table=described, source=source if linked else None, dags=dags)
 
 
@@ -263,7 +279,7 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Send the freshness of a table's columns and views that can be counted within two seconds."""
     opened, location = place
-    found = count_freshness(opened, location, _COUNT_SECONDS)
+    found = read(viewer, (conn_id, location.name), count_freshness, opened, location, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
 
 
@@ -276,7 +292,8 @@ def show_comparison(
     """Compare two columns on a sample of rows, without showing values."""
     opened, location = place
     try:
-        found = compare(opened, location.name, first, second, _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS)
+        key, seconds = (conn_id, location.name), _seconds_to_count(request)
+        found = read(viewer, key, compare, opened, location.name, first, second, seconds)
     except InvalidInput:
         raise HTTPException(404) from None
     values = {"first": first, "second": second, "found": found, "wait": 1.0 if found is None else _IDLE_SECONDS}
@@ -287,7 +304,8 @@ def show_comparison(
 @in_own_threads
 def show_history(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Send the newest jobs of a table's columns, or of a view, as small charts."""
-    found = read_histories(*place)
+    opened, location = place
+    found = read(viewer, (conn_id, location.name), read_histories, opened, location)
     return page(request, "_history.html", conn_id=conn_id, histories=found)
 
 
@@ -305,13 +323,17 @@ def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int)
     if not _is_live(request):
         values["linked"] = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
         values["dags"] = _dags_of(viewer, place.conn_id, shown.job) if place.conn_id and not shown.job.open else []
-        values["errors"] = list_errors(place.location, place.job_id, errors) if shown.job.errors else None
+        values["errors"] = _errors(viewer, place, errors) if shown.job.errors else None
     return _live_page(request, "job.html", **values)
+
+
+def _errors(viewer: CurrentUser, place: JobPlace, number: int) -> ErrorsPage:
+    return read(viewer, (place.conn_id, place.location.name), list_errors, place.location, place.job_id, number)
 
 
 def _dags_of(viewer: ViewerDep, conn_id: str, job: Job) -> list[Maintainer]:
     """Return the DAG that started a job, or all DAGs that write its view; a table's DAGs may write other columns."""
-    found = VisibleDatabase.open(conn_id, viewer).maintainers().get(job.table, [])
+    found = maintainers(conn_id, viewer).get(job.table, [])
     return [dag for dag in found if job.view or (job.airflow is not None and dag.dag_id == job.airflow.dag_id)]
 
 
@@ -332,7 +354,7 @@ def _pause(began: float, running: bool) -> float:
 
 def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
     try:
-        shown = find_job(place.location, place.job_id)
+        shown = read(viewer, (place.conn_id, place.location.name), find_job, place.location, place.job_id)
     except DamagedRecord:
         # Without a record the job's DAG is unknown, so check the permission for the table.
         if place.conn_id is None or not viewer.may_see_table(place.conn_id, place.location.name):
@@ -363,13 +385,15 @@ def show_failure(request: Request, error: Exception) -> Response:
 def show_error(request: Request, error: GenevaError | OSError) -> Response:
     """Answer with an error of this package or of a store; it is raised only after authorization.
 
-    The message names the database's location, so only viewers who may read the connection see it.
+    The message names the database's location, so only viewers who may read the connection see it; that of a lost reader
+    process names nothing.
     """
     text = mask_secrets(str(error))
     logger.warning("%s cannot be shown: %s", request.url.path, text)
     viewer = getattr(request.state, "viewer", None)
     conn_id = getattr(request.state, "conn_id", request.path_params.get("conn_id"))
     allowed = viewer is not None and conn_id is not None and viewer.may_read_connection(conn_id)
+    allowed = allowed or isinstance(error, ReaderLost)
     title = "Damaged record" if isinstance(error, DamagedRecord) else None
     status = 503 if isinstance(error, OSError) else 404
     return _error(request, status, title, text if allowed else None)

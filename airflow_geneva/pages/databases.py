@@ -16,10 +16,10 @@ from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.plan.freshness import NEVER, STALE, UP_TO_DATE
 from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import GenevaError
-from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
 from airflow_geneva.pages.jobs import JobsPage, list_jobs
 from airflow_geneva.pages.tables import ColumnRow, CountCache, describe_table, freshness
+from airflow_geneva.pages.visible import VisibleDatabase
 
 COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
 _WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, UP_TO_DATE)
@@ -145,12 +145,16 @@ class Filters:
 
 @dataclass(frozen=True)
 class DatabaseDetails:
-    """The data of a database's page: the filtered cards, and in `states` the counts of all cards."""
+    """The data of a database's page: the filtered cards, and in `states` the counts of all cards.
+
+    `missing` is the folder of a local database that does not exist on the API server's machine.
+    """
 
     cards: tuple[TableCard, ...]
     states: Mapping[str, int]
     running: tuple[Job, ...]
     listed: JobsPage
+    missing: str | None = None
 
     @property
     def counting(self) -> bool:
@@ -168,7 +172,13 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
     states = Counter(card.state for card in cards)
     chosen = tuple(card for card in cards if filters.fresh in ("", card.state))
     running = tuple(job for job in newest.jobs if job.open and job.table in names)
-    return DatabaseDetails(chosen, states, running, listed)
+    return DatabaseDetails(chosen, states, running, listed, opened.missing)
+
+
+def read_graph(opened: VisibleDatabase, seconds: float) -> tuple[DatabaseDetails, Graph]:
+    """Read a database, and lay out its dependency graph."""
+    shown = read_database(opened, Filters(), seconds)
+    return shown, draw_graph(shown.cards)
 
 
 def draw_graph(cards: Sequence[TableCard]) -> Graph:

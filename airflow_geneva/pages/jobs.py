@@ -17,7 +17,7 @@ from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.pages.access import VisibleDatabase
+from airflow_geneva.pages.visible import VisibleDatabase
 
 JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10

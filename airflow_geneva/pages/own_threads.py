@@ -1,4 +1,4 @@
-"""Run routes, which may wait for a store, in threads that Airflow's API server does not share."""
+"""Run routes, which wait for reader processes, in threads that Airflow's API server does not share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from airflow_geneva.engine.storage.timeouts import StoreThreads
 
 _T = TypeVar("_T")
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 100.0
+"""A request's turn, the start of a reader, and its answer; each reader's patience is shorter."""
 _THREADS = StoreThreads("geneva-page")
 
 
 def in_own_threads(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
-    """Run a route or a dependency, which may wait for a store, in threads that Airflow's API server does not share."""
+    """Run a route or a dependency, which may wait for a reader, in threads that Airflow's API server does not share."""
 
     @wraps(answer)
     async def wait(**values: Any) -> _T:

@@ -1,25 +1,23 @@
-"""Find the jobs of Airflow's DAGs, runs and tasks, by what their plan tasks pushed to XCom."""
+"""The jobs of Airflow's DAGs, runs and tasks, by what their plan tasks pushed to XCom."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_geneva.database import Database, connect
 from airflow_geneva.engine.job.folder import JobFolder, is_job_id
 from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.lance_io.engine_errors import is_failure
+from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.secrets import CATALOG
+from airflow_geneva.engine.storage.timeouts import with_short_timeouts
 from airflow_geneva.engine.storage.uri import check_name, normalize_uri
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._airflow_internals import xcoms
-from airflow_geneva.pages.access import CurrentUser, open_database
-
-# Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
-_SUMMARY = "summary"
-_ERROR = "error"
-JOBS_OF_A_DAG = 30
+from airflow_geneva.pages.visible import Viewer
 
 
 @dataclass(frozen=True)
@@ -47,39 +45,23 @@ class JobOfRun:
             return None
         return JobOfRun(dag_id, run_id, task_id, map_index, *(summary[name] for name in names))
 
-    def locate(self) -> tuple[TableLocation, bool]:
-        """Return the location of the job's table, and whether it is in the connection's database."""
+    def locate(self, database: Database) -> tuple[TableLocation, bool]:
+        """Return the location of the job's table, and whether it is in the database, which is the connection's."""
         inside = f"/_checkpoints/jobs/{self.job_id}/"
         table, found, _ = self.plan_uri.rpartition(inside)
         if not found or not is_job_id(self.job_id):
             raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
-        database = open_database(self.lance_conn_id)
-        if database.in_catalog and (location := database.location(self.table)).uri == table:
+        if catalog_uri(database.options) and (location := database.location(self.table)).uri == table:
             return location, True
         place, _, name = table.rpartition("/")
         if name != f"{check_name(self.table, 'table')}.lance":
             raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
         own = database.uri == normalize_uri(place)
         if not own:
-            database = open_database(self.lance_conn_id, place)
+            options = {key: value for key, value in database.options if key != CATALOG}
+            other = connect(place, options)
+            database = replace(other, options=with_short_timeouts(other.uri, other.options))
         return database.location(self.table), own
-
-
-def jobs_of_run(dag_id: str, run_id: str) -> list[JobOfRun]:
-    """Return the jobs that tasks of a DAG run planned."""
-    found = (JobOfRun.read(dag_id, *row) for row in xcoms(dag_id, _SUMMARY, run_id))
-    return [planned for planned in found if planned is not None]
-
-
-def jobs_of_dag(dag_id: str) -> list[JobOfRun]:
-    """Return the newest jobs that tasks of a DAG planned, newest first."""
-    found = (JobOfRun.read(dag_id, *row) for row in xcoms(dag_id, _SUMMARY, most=JOBS_OF_A_DAG))
-    return [planned for planned in found if planned is not None]
-
-
-def error_of_run(dag_id: str, run_id: str) -> str | None:
-    """Return the error that a task of a DAG run pushed; a task that has a job records its error there."""
-    return next((str(value) for *_, value in xcoms(dag_id, _ERROR, run_id)), None)
 
 
 @dataclass(frozen=True)
@@ -90,12 +72,15 @@ class FoundJob:
     job: Job | None
 
 
-def read_jobs_of(planned: Sequence[JobOfRun], viewer: CurrentUser) -> list[FoundJob]:
-    """Read the records of jobs; XComs are not trusted, so the viewer's permission is checked for each record."""
+def read_jobs_of(planned: Sequence[JobOfRun], databases: Mapping[str, Database], viewer: Viewer) -> list[FoundJob]:
+    """Read the records of jobs from the databases of their connections.
+
+    XComs are not trusted, so the viewer's permission is checked for each record.
+    """
 
     def read(one: JobOfRun) -> FoundJob:
         try:
-            location, own = one.locate()
+            location, own = one.locate(databases[one.lance_conn_id])
             job = read_job(JobFolder.of(location.checkpoints, one.job_id), with_shards=False)
         except BaseException as error:
             if not is_failure(error):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.database import Database
@@ -28,8 +28,8 @@ from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view
 from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
 from airflow_geneva.engine.views.sources import find_views, locate_source
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
-from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.jobs import list_jobs
+from airflow_geneva.pages.visible import VisibleDatabase
 
 if TYPE_CHECKING:
     import lance
@@ -161,9 +161,12 @@ class TableDetails:
         """The view itself, or the computed columns of a table."""
         return (self.own,) if self.own else tuple(column for column in self.columns if column.is_computed)
 
-    @property
+    @cached_property
     def indexes(self) -> list[Index]:
         return read_indexes(self.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "dataset": None}  # of this process only
 
     def source_in(self, database: Database) -> str | None:
         made_of = self.definition
@@ -202,6 +205,13 @@ def describe_table(location: TableLocation) -> TableDetails:
     said = {column.name: column.describe() for column in definition.columns}
     columns = tuple(ColumnRow(part.name, str(part.type), said.get(part.name)) for part in kept)
     return described(columns=columns, definition=definition, own=_view_row(name, definition))
+
+
+def describe_whole_table(location: TableLocation) -> TableDetails:
+    """Describe a table with its indexes."""
+    described = describe_table(location)
+    _ = described.indexes
+    return described
 
 
 def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:

@@ -12,12 +12,11 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_geneva.pages import databases, tables
 from airflow_geneva.pages.app import app
-from airflow_geneva.pages.tables import CountCache
 from tests.support.browsing import Get, assert_harmless
 from tests.support.hostile import MARK, Damage, Site, damages
 from tests.support.rights import Rights
+from tests.support.within_reader import forget_counts
 
 pytestmark = pytest.mark.airflow
 
@@ -36,8 +35,7 @@ def visit(browse: Get, site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[
     client = TestClient(app, root_path="/geneva")
 
     def ask(damage: Damage) -> None:
-        for module, cache in ((tables, "_COUNTS"), (databases, "_CARDS")):
-            monkeypatch.setattr(module, cache, CountCache(kept_seconds=5.0))
+        forget_counts()
         for path in paths(site):
             answer = client.get(path, headers=headers)
             assert answer.status_code in (200, 404, 503), path

@@ -36,6 +36,8 @@ from lance_namespace import (
     errors,
 )
 
+from airflow_geneva.namespace import DAGS
+from airflow_geneva.pages.namespace import MOST_BYTES
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_view
 from tests.support.driving import DagBag, Driver, register
@@ -62,7 +64,7 @@ def client(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
     monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights.Rights")
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
-    for name in ("dags", "connections", "triggers"):
+    for name in ("dags", "connections", "triggers", "xcoms"):
         monkeypatch.setattr(Rights, name, {})
     manager = create_auth_manager()
     whole = FastAPI()
@@ -167,7 +169,7 @@ DEEP = {"source_query": "[" * 10_000, "output_schema": "", "kind": "query"}
     ],
 )
 def test_a_request_of_another_form_is_invalid_input(client: Client, path: str, body: Any) -> None:
-    Rights.give("reader", connections=["lance_default"])
+    Rights.give("reader", connections=["lance_default"], triggers=DAGS.values())
     header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
     address = f"{client.uri}/v1/{path}"  # type: ignore[attr-defined]
     text = json.dumps(body).encode()
@@ -267,7 +269,9 @@ def test_the_api_server_imports_no_function_of_a_view_and_the_run_says_why_it_fa
     assert "view_udfs" not in sys.modules
     assert run_of(job_id, dags).go().state == "failed"
     status, about = describe(client(), job_id)
-    assert status == "Failed"
+    assert (status, "error" in about) == ("Failed", False)  # without the right to read XComs
+    Rights.give("reader", xcoms=dags)
+    _, about = describe(client(), job_id)
     assert "makes no UDF of 'not_a_udf'" in about["error"]
     assert "view_udfs" not in sys.modules
 
@@ -297,7 +301,7 @@ def test_a_filter_that_does_not_fit_is_told_by_the_run(client: Client, desk: Des
     desk.append("a")
     desk.define(n="length")
     register(dags["geneva_backfill"])
-    Rights.give("reader", connections=["lance_default"], dags=dags, triggers=dags)
+    Rights.give("reader", connections=["lance_default"], dags=dags, triggers=dags, xcoms=dags)
     asked = AlterTableBackfillColumnsRequest(id=[desk.table.name], column="n", where="nothing > 1")
     job_id = client().alter_table_backfill_columns(asked).job_id
     assert run_of(job_id, dags).go().state == "failed"
@@ -318,7 +322,7 @@ def test_a_filter_that_does_not_fit_is_told_by_the_run(client: Client, desk: Des
 def test_a_body_that_names_something_else_than_the_path_is_refused(
     client: Client, desk: Desk, path: str, body: dict[str, Any]
 ) -> None:
-    Rights.give("reader", connections=["lance_default"])
+    Rights.give("reader", connections=["lance_default"], triggers=DAGS.values())
     header = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
     for named in (["other"], "docs", [["docs"]]):
         data = json.dumps({**body, "id": named}).encode()
@@ -389,9 +393,50 @@ def test_a_page_of_another_site_cannot_ask_in_the_name_of_a_user(client: Client,
     address = f"{client.uri}/v1/namespace/%24/table/list"  # type: ignore[attr-defined]
     for headers, method, expected in (
         ({"Cookie": f"_token={token}"}, "GET", (401, 16)),
+        ({"Cookie": f"_token={token}", "Authorization": "Basic x"}, "GET", (401, 16)),
+        ({"Cookie": f"_token={token}", "Authorization": f"Basic {token}"}, "GET", (401, 16)),
+        ({"Cookie": f"_token={token}", "Authorization": "Bearer"}, "GET", (401, 16)),
+        ({"Cookie": f"_token={token}", "Authorization": "Bearer x"}, "GET", (403, 15)),
+        ({"Cookie": "_token=x", "Authorization": f"Bearer {token}"}, "DELETE", (406, 0)),
         ({"Authorization": f"Bearer {token}"}, "DELETE", (406, 0)),
     ):
         request = urllib.request.Request(address, headers=headers, method=method)
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request)
         assert (refused.value.code, json.loads(refused.value.read())["code"]) == expected
+
+
+def test_the_login_is_asked_for_first_then_the_rights_and_then_the_body(client: Client, desk: Desk) -> None:
+    """Whatever the body holds: without a login or a right, not a byte of it is parsed, nor any table opened."""
+    manager = create_auth_manager()
+    Rights.give("reader", connections=["lance_default"])
+    Rights.give("starter", connections=["lance_default"], triggers=DAGS.values())
+    bodies = {"no JSON": b"{", "no object": b"[]", "too deep": b"[" * 100_000, "large": b" " * (MOST_BYTES + 1)}
+    of_starter = {"no JSON": 400, "no object": 400, "too deep": 400, "large": 413}
+    for path in ("table/none/backfill_column", "materialized_view/none/refresh", "materialized_view/none/create"):
+        for kind, body in bodies.items():
+            for user, expected in ((None, 401), ("stranger", 403), ("reader", 403), ("starter", of_starter[kind])):
+                headers = {} if user is None else {"Authorization": f"Bearer {Rights.token(user, manager)}"}
+                headers["Content-Type"] = "application/json"
+                address = f"{client.uri}/v1/{path}"  # type: ignore[attr-defined]
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(urllib.request.Request(address, body, headers))
+                assert refused.value.code == expected, (path, kind, user, refused.value.read())
+
+
+def test_a_body_without_a_length_is_read_up_to_the_limit(client: Client, desk: Desk) -> None:
+    Rights.give("reader", connections=["lance_default"])
+    token = Rights.token("reader", create_auth_manager())
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    address = f"{client.uri}/v1/table/docs/describe"  # type: ignore[attr-defined]
+    sent: list[int] = []
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(1_000):
+            sent.append(1)
+            yield b" " * 100_000
+
+    with pytest.raises((urllib.error.URLError, ConnectionError)) as refused:
+        urllib.request.urlopen(urllib.request.Request(address, endless(), headers))
+    assert getattr(refused.value, "code", 413) == 413
+    assert len(sent) < 1_000

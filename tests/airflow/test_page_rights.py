@@ -12,14 +12,14 @@ from airflow.sdk import DAG, BaseOperator, get_current_context, task
 from airflow_geneva import Database, connect
 from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.pages import access, databases
-from airflow_geneva.pages.tables import CountCache
+from airflow_geneva.pages import access
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.support.driving import Driver, register
 from tests.support.hostile import edit_definition
 from tests.support.rights import Rights
+from tests.support.within_reader import forget_counts
 
 pytestmark = pytest.mark.airflow
 
@@ -100,7 +100,7 @@ def test_a_view_tells_nothing_of_a_database_that_the_user_may_not_see(
     pages = ("/databases/shelf/tables/v/standing", "/databases/shelf", "/databases/shelf/graph")
     for where in ("x = 123456", "x = 1"):
         edit_definition(view, source_database=payroll.uri, where=where)
-        monkeypatch.setattr(databases, "_CARDS", CountCache())
+        forget_counts()
         Rights.give("reader", connections=["shelf"])
         assert all("1 pending" not in text_of(browse(page)) for page in pages)
         assert "names a source in another database" in browse(pages[0])

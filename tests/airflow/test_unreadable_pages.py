@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from airflow_geneva.assets import lance_asset
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.storage import timeouts as patience
 from airflow_geneva.engine.storage.timeouts import StoreThreads
-from airflow_geneva.pages import app as pages
 from airflow_geneva.pages import own_threads
 from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
 from tests.support.driving import register
@@ -25,9 +23,6 @@ from tests.support.elsewhere import point_elsewhere
 from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
-
-PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
-"""What pylance raises out of its native code; it cannot be imported."""
 
 MALFORMED = {
     "list": {"conn_type": "lance", "host": "/db", "extra": [1]},
@@ -198,15 +193,3 @@ def test_pages_about_a_store_that_hangs_hold_up_no_others(
         assert len(ours()) <= 2
     monkeypatch.setattr(own_threads, "_PATIENCE_SECONDS", 30.0)
     assert ">docs</a>" in reader("/databases/shelf")
-
-
-def test_a_panic_of_pylance_is_an_error_like_any_other(
-    reader: Get, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_table(database)
-
-    def panic(*_: object) -> None:
-        raise PANIC("called `Option::unwrap()` on a `None` value")
-
-    monkeypatch.setattr(pages, "describe_table", panic)
-    assert "called `Option::unwrap()`" in unescape(reader("/databases/shelf/tables/docs", status=503))

@@ -78,7 +78,15 @@ DOORS: tuple[Door, ...] = (
             "services/limits/store.py",
         ),
     ),
-    Door("pickles", ("pickle.loads", "cloudpickle.loads", "pickle"), ("engine/udf/shipping.py", "spark/tasks.py")),
+    Door(
+        "pickles",
+        ("pickle.loads", "cloudpickle.loads", "pickle"),
+        (
+            "engine/udf/shipping.py",
+            "spark/tasks.py",
+            "pages/reader.py",  # values of this package's own processes, through a socket
+        ),
+    ),
     Door(
         "JSON documents",
         ("json.loads",),

@@ -34,6 +34,7 @@ def browsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
     monkeypatch.setattr(Rights, "dags", {})
     monkeypatch.setattr(Rights, "connections", {})
     monkeypatch.setattr(Rights, "triggers", {})
+    monkeypatch.setattr(Rights, "xcoms", {})
     monkeypatch.setattr(access, "_KEPT_SECONDS", 1e-9)
     manager = create_auth_manager()
     client = TestClient(app, raise_server_exceptions=True, root_path="/geneva")

@@ -9,14 +9,16 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 
 class Rights(SimpleAuthManager):
-    """Who may read the task instances of which DAGs and which connections, and start which DAGs, by user name."""
+    """Who may read the task instances and XComs of which DAGs and which connections, and start which DAGs, by user."""
 
     dags: ClassVar[dict[str, set[str]]] = {}
     connections: ClassVar[dict[str, set[str]]] = {}
     triggers: ClassVar[dict[str, set[str]]] = {}
+    xcoms: ClassVar[dict[str, set[str]]] = {}
 
     @classmethod
-    def give(cls, user: str, dags: Any = (), connections: Any = (), triggers: Any = ()) -> None:
+    def give(cls, user: str, dags: Any = (), connections: Any = (), triggers: Any = (), xcoms: Any = ()) -> None:
+        cls.xcoms.setdefault(user, set()).update(xcoms)
         cls.triggers.setdefault(user, set()).update(triggers)
         cls.dags.setdefault(user, set()).update(dags)
         cls.connections.setdefault(user, set()).update(connections)
@@ -27,7 +29,8 @@ class Rights(SimpleAuthManager):
 
     def is_authorized_dag(self, *, method: Any, user: Any, access_entity: Any = None, details: Any = None) -> bool:
         asked = (method, getattr(access_entity, "value", access_entity))
-        given = {("GET", "TASK_INSTANCE"): self.dags, ("POST", "RUN"): self.triggers}.get(asked, {})
+        rights = {("GET", "TASK_INSTANCE"): self.dags, ("POST", "RUN"): self.triggers, ("GET", "XCOM"): self.xcoms}
+        given = rights.get(asked, {})
         return details.id in given.get(user.username, ())
 
     def is_authorized_connection(self, *, method: Any, user: Any, details: Any = None) -> bool:
