@@ -149,8 +149,8 @@ Attacker: someone who may write to a table's folder.
   `docs/test_nowhere.py::test_nothing`
 - Nothing else happens.
 
-{ROWS}| file of code | 50 MB | `engine.udf.shipping.MAX_FILE_BYTES` |
-| the same | 49 MB | `engine.udf.shipping.MAX_FILE_BYTES` |
+{ROWS}| file of code | 50 MB | `engine.udf.code_archive.MAX_FILE_BYTES` |
+| the same | 49 MB | `engine.udf.code_archive.MAX_FILE_BYTES` |
 """
 
 
