@@ -325,7 +325,7 @@ def test_a_value_is_stored_as_it_is_or_refused(name: str, place: str) -> None:
         (pa.date32(), [datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1), np.datetime64("2024-01-01")]),
         (pa.dictionary(pa.int8(), pa.string()), ["a", pa.scalar("a")]),
     ],
-    ids=str,
+    ids=lambda given: str(given) if isinstance(given, pa.DataType) else "values",
 )  # fmt: skip
 def test_a_type_takes_every_kind_of_value_that_it_holds(kind: pa.DataType, values: list[Any]) -> None:
     for value in values:
