@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.engine.display import Summarized, Summary, counted
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.engine.lance_io.rows import RowData, as_rows, differences, fit_schema, write_rows
+from airflow_geneva.engine.lance_io.rows import RowData, as_rows, create_with_rows, differences, fit_schema
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
@@ -230,6 +230,7 @@ class Database(Summarized):
 
         Raises:
             InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows or do not fit.
+            CommitConflict: the store refused every attempt to create the table.
         """
         location = self._location_or_none(name)
         if mode not in _MODES:
@@ -274,10 +275,13 @@ class Database(Summarized):
                 f"Table {name!r} was created with{'out' * stable} stable row ids, which overwriting its rows does not "
                 f"change. Leave out {_STABLE[0]!r}, or drop the table first: db.drop_table({name!r})."
             )
-        options = {"enable_stable_row_ids": stable, "mode": "create" if found is None else "overwrite", **write_options}
+        options = {"enable_stable_row_ids": stable, **write_options}
         with self.new_location(name) as place:
             # pylance itself would declare a table that it creates.
-            write_rows(rows, place, **{**options, **({"mode": "overwrite"} if self.in_catalog else {})})
+            how = "overwrite" if self.in_catalog else mode
+            made = create_with_rows(rows, place, mode == "create", **{**options, "mode": how})
+        if not made:
+            return self.create_table(name, rows, None, storage_options, mode, exist_ok, **write_options)
         return Table(place)
 
     def _location_or_none(self, name: str) -> TableLocation | None:

@@ -238,6 +238,12 @@ GUARDS = [
         (JUDGED,),
     ),
     Guard(
+        "A view would replace a table that another writer created meanwhile.",
+        "        if exists():\n            return None\n",
+        "",
+        ("storage/test_creations.py::test_what_another_writer_created_meanwhile_stays",),
+    ),
+    Guard(
         "A conflict with another writer would fail the job at once.",
         "if is_undecided(error):\n                return False\n            raise StorageError(",
         "if False:\n                return False\n            raise StorageError(",

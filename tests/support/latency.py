@@ -13,10 +13,16 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 _END_OF_HEAD = b"\r\n\r\n"
-_UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+_REASON = (
+    b"<Error><Code>ConditionalRequestConflict</Code><Message>A conflicting operation is going on.</Message></Error>"
+)
+_REFUSED = {
+    "unavailable": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+    "conflict": b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%s" % (len(_REASON), _REASON),
+}
 
-Trouble = Literal["", "unavailable", "lost", "slow"]
-"""The fate of a request: forwarded; refused; executed but its answer lost; or delayed for long."""
+Trouble = Literal["", "unavailable", "conflict", "lost", "slow"]
+"""The fate of a request: forwarded; refused with 503 or 409; executed but its answer lost; or delayed for long."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,8 @@ class SlowProxy:
                 body = await _body(reader, head)
                 trouble = self.trouble(method, path)
                 await asyncio.sleep(self.seconds + 0.5 * (trouble == "slow"))
-                if trouble == "unavailable":
-                    writer.write(_UNAVAILABLE)
+                if trouble in _REFUSED:
+                    writer.write(_REFUSED[trouble])
                     await writer.drain()
                     continue
                 to_server.write(head + body)

@@ -6,9 +6,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 from airflow_geneva.engine.lance_io.engine_errors import is_outage
 from airflow_geneva.errors import CommitConflict, InvalidInput
@@ -17,7 +18,9 @@ VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"
 
 logger = logging.getLogger("airflow_geneva.lance_io")
 
+_Made = TypeVar("_Made")
 _SIGNS = ("commit conflict", "Incompatible transaction", "Commit conflict")
+_EXISTS = "Dataset already exists"
 _retries = ContextVar("version_conflict_max_retries", default=10)
 
 
@@ -54,6 +57,29 @@ def commit_tries(changed: str, commit: str) -> Iterator[int]:
         f"Other writers changed {changed} at every one of {tries} tries to {commit}. Nothing is lost: run the task "
         f"again at a quieter time, or raise {VARIABLE} (in Airflow: [geneva] version_conflict_max_retries)."
     )
+
+
+def create_new(what: str, create: Callable[[], _Made], exists: Callable[[], bool]) -> _Made | None:
+    """Create a table, and return what `create` returns; None if another writer has created it.
+
+    S3 also refuses a conditional write, with status 409, while another write of the same object is in progress, which
+    may fail. pylance reports both as a table that exists, so `create` is called again unless `exists`.
+
+    Args:
+        what: the table, for the message.
+
+    Raises:
+        CommitConflict: the store refused every attempt, and there is no table.
+    """
+    for _ in commit_tries(what, "create it"):
+        try:
+            return create()
+        except OSError as error:
+            if _EXISTS not in str(error):
+                raise
+        if exists():
+            return None
+    raise AssertionError("commit_tries raises after its last try")
 
 
 def max_retries() -> int:

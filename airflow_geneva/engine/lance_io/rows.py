@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import repeat
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from airflow_geneva.engine.lance_io.arrays import (
     convert_exactly,
     copy_sliced_columns,
 )
+from airflow_geneva.engine.lance_io.conflicts import create_new
 from airflow_geneva.engine.lance_io.engine_errors import is_panic
 from airflow_geneva.engine.lance_io.sound_arrays import sound, unsound_rows
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
@@ -147,6 +149,35 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, *
             raise
         why = _RUST.sub("", str(error))
         raise InvalidInput(f"The rows do not fit table {location.name!r}: {why}") from error
+
+
+def create_with_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, new: bool, **options: Any) -> bool:
+    """Create a table as `write_rows` does, again if the store refused it for a moment.
+
+    Args:
+        new: whether the table must not exist; else one that another writer created meanwhile is overwritten.
+
+    Returns:
+        False if another writer created it meanwhile.
+
+    Raises:
+        CommitConflict: the store refused every attempt.
+        StorageError: the store refused the first attempt, which read the stream of rows.
+    """
+    attempts = iter([rows]) if isinstance(rows, pa.RecordBatchReader) else repeat(rows)
+
+    def create() -> bool:
+        unread = next(attempts, None)
+        if unread is None:
+            raise StorageError(
+                f"Table {location.name!r} was not created: {location.uri} refused it, because another write to it was "
+                "in progress, after the stream of rows had been read. Give the stream again, or an Arrow table."
+            )
+        write_rows(unread, location, **options)
+        return True
+
+    exists = location.exists if new else lambda: False
+    return create_new(f"table {location.name!r}", create, exists) is not None
 
 
 def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.conflicts import create_new
 from airflow_geneva.engine.lance_io.sql_text import read_sql
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
@@ -216,16 +217,22 @@ def create_view(
     if location.exists():
         raise _taken(location)
     whole = pa.schema([*PLACEHOLDER_FIELDS, *schema], metadata=schema.metadata)
-    made = lance.LanceDataset.commit(
-        location.uri,
-        lance.Transaction(
-            read_version=0,
-            operation=lance.LanceOperation.Overwrite(whole, fragments),
-            transaction_properties={CREATED_FROM: str(source_version)},
-        ),
-        **location.access,
-        enable_stable_row_ids=True,
-    )
+
+    def commit() -> lance.LanceDataset:
+        return lance.LanceDataset.commit(
+            location.uri,
+            lance.Transaction(
+                read_version=0,
+                operation=lance.LanceOperation.Overwrite(whole, fragments),
+                transaction_properties={CREATED_FROM: str(source_version)},
+            ),
+            **location.access,
+            enable_stable_row_ids=True,
+        )
+
+    made = create_new(f"view {location.name!r}", commit, location.exists)
+    if made is None:
+        raise _taken(location)
     if made.version != 1:
         # Another process created the table a moment ago; Lance has overwritten it instead of failing.
         location.open(made.version - 1).restore()  # type: ignore[no-untyped-call]

@@ -7,16 +7,20 @@ works on every store that pylance supports, and needs no server and no package o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
-from airflow_geneva.engine.lance_io.conflicts import is_undecided
+from airflow_geneva.engine.lance_io.conflicts import create_new, is_undecided
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import StorageError
 from airflow_geneva.services.limits.budget import LATENESS, Budget, own_seconds
+
+if TYPE_CHECKING:
+    import lance
 
 _KEY = "geneva::budget"
 _KEPT_VERSIONS = 500
@@ -49,7 +53,12 @@ class BudgetTable:
         return self.storage.path(f"{self.key}.lance")
 
     def read(self) -> Found:
-        """Read the newest budget; create the table if it is missing. `StorageError` if the store does not answer."""
+        """Read the newest budget; create the table if it is missing.
+
+        Raises:
+            StorageError: the store does not answer.
+            CommitConflict: the store refused every attempt to create the table.
+        """
         import lance
 
         began, access = own_seconds(), pylance_access(self.storage.options)
@@ -57,16 +66,21 @@ class BudgetTable:
             try:
                 dataset = lance.LanceDataset(self.uri, **access)
             except (OSError, ValueError):
-                try:
-                    nothing = pa.table({"nothing": pa.array([], pa.int8())})
-                    dataset = lance.write_dataset(
-                        nothing, self.uri, mode="create", storage_options=access["storage_options"]
-                    )
-                except OSError:
-                    # Another process made it first.
-                    dataset = lance.LanceDataset(self.uri, **access)
+                made = create_new(f"the table of limit {self.key!r}", self._create, self._exists)
+                # Another process may have made it first.
+                dataset = lance.LanceDataset(self.uri, **access) if made is None else made
             text = dataset.config().get(_KEY)
         return Found(Budget() if text is None else Budget.from_json(text), dataset.version, began)
+
+    def _create(self) -> lance.LanceDataset:
+        import lance
+
+        nothing = pa.table({"nothing": pa.array([], pa.int8())})
+        options = pylance_access(self.storage.options)["storage_options"]
+        return lance.write_dataset(nothing, self.uri, mode="create", storage_options=options)
+
+    def _exists(self) -> bool:
+        return bool(self.storage.list_folder(f"{self.key}.lance/_versions")[1])
 
     def write(self, budget: Budget, found: Found) -> bool:
         """Replace the budget that was read; return False if it changed meanwhile and must be read again."""
