@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from lance.file import LanceFileWriter
+from lance.file import LanceFileSession, LanceFileWriter
 
 from airflow_geneva.engine.job.error_records import _SCHEMA, ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.engine.job.folder import JobFolder
@@ -32,6 +32,7 @@ from airflow_geneva.engine.storage.arrow_documents import from_bytes, read_schem
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, MOST_VALUES, expand, parse
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import InvalidInput
+from tests.support.object_store import Bucket
 
 MOST_KB, MOST_SECONDS = 200 * 1024, 10.0
 
@@ -285,6 +286,35 @@ def test_many_error_records_of_a_range_are_files_that_can_be_read(tmp_path: Path
     assert len(folder.storage.list_files("errors")) > 1
     assert count_errors(folder.storage) == len(records)
     assert sorted(read_errors(Storage.at(str(tmp_path))), key=lambda one: one.row_id) == records
+
+
+@pytest.mark.slow
+def test_no_more_of_a_file_is_read_from_a_store_than_it_may_have(
+    bucket: Bucket, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, download, finished = Storage.at(f"{bucket.uri}/db", options), LanceFileSession.download_file, list[str]()
+    bucket.put("db/large.json", b" " * 10_000_000)
+    bucket.put("db/empty.json", b"")
+
+    def downloaded(session: LanceFileSession, name: str, path: Path | str) -> None:
+        download(session, name, path)
+        finished.append(name)
+
+    monkeypatch.setattr(LanceFileSession, "download_file", downloaded)
+    with pytest.raises(ValueError, match=r"large\.json has more than 1,000 bytes"):
+        storage.read_bytes("large.json", 1_000)
+    with (
+        pytest.raises(ValueError, match=r"large\.json has more than 1,000 bytes"),
+        storage.open_whole("large.json", 1_000),
+    ):
+        pass
+    assert not finished
+    with pytest.raises(ValueError, match=r"large\.json has more than 9,999,999 bytes"):
+        storage.read_bytes("large.json", 9_999_999)
+    assert len(storage.read_bytes("large.json", 10_000_000)) == 10_000_000
+    assert storage.read_bytes("empty.json") == b""
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes("missing.json")
 
 
 def test_a_document_is_a_file_of_bounded_size(tmp_path: Path) -> None:

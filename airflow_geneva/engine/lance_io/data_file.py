@@ -200,7 +200,7 @@ class LanceFile:
 
         with engine_errors(convert):
             if columns is None and rows is None:
-                with self.folder.open_whole(self.name) as whole:
+                with self.folder.open_whole(self.name, _MOST_BYTES) as whole:
                     return _all_rows(whole, _described(whole), None)
             reader = self.folder.open_reader(self.name, None if columns is None else list(columns))
             described = _described(reader)

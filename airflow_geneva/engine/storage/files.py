@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import json
 import os
 import re
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
+_Target = TypeVar("_Target", bound=BinaryIO)
+_PIPE_BYTES = 1 << 16
 _TRIES = 5
 _COUNTS_AT = 16
 """Where the numbers of buffers and of columns lie in a Lance file, from its end."""
@@ -171,8 +174,11 @@ class Storage:
         return self.session.open_reader(name, columns)
 
     @contextlib.contextmanager
-    def open_whole(self, name: str) -> Iterator[LanceFileReader]:
-        """Open a Lance file to read all of it with one request; `open_reader` needs a second one for the size."""
+    def open_whole(self, name: str, most_bytes: int) -> Iterator[LanceFileReader]:
+        """Open a Lance file to read all of it with one request; `open_reader` needs a second one for the size.
+
+        ValueError: a file on an object store has more than `most_bytes` bytes.
+        """
         if self.local:
             yield self.open_reader(name)
             return
@@ -180,7 +186,8 @@ class Storage:
 
         with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
             local = Path(scratch) / "file.lance"
-            self.session.download_file(name, local)
+            with open(local, "wb") as file:
+                _download(self.session, name, file, most_bytes)
             _check_footer(local)
             yield LanceFileReader(str(local))
 
@@ -222,10 +229,7 @@ class Storage:
         with self._reading(name) as source:
             if self.local:
                 return _read_at_most(source, most_bytes)
-            with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
-                local = Path(scratch) / "document"
-                self._ask(lambda session: session.download_file(name, local))
-                return _read_at_most(local, most_bytes)
+            return self._ask(lambda session: _download(session, name, io.BytesIO(), most_bytes).getvalue())
 
     def read_part(self, name: str, start: int, length: int) -> bytes:
         """Read ``length`` bytes from ``start``; the file must be long enough. See `_reading` for the errors."""
@@ -401,6 +405,38 @@ def _check_footer(path: str | Path) -> None:
         counts = struct.unpack("<2I", file.read(8).ljust(8, b"\0"))
     if 16 * sum(counts) > size:
         raise OSError(errno.EIO, f"{path} is damaged: its footer names {counts[1]:,} columns")
+
+
+def _download(session: LanceFileSession, name: str, target: _Target, most_bytes: int) -> _Target:
+    """Write a file of an object store to `target`; ValueError if it has more than `most_bytes` bytes.
+
+    pylance downloads a file of any size, so it writes to a pipe, which is closed at the limit.
+    """
+    source, sink = os.pipe()
+    failure: Exception | None = None
+    with ThreadPoolExecutor(1) as pool:
+        copied = pool.submit(_copy, source, target, most_bytes)
+        try:
+            session.download_file(name, f"/dev/fd/{sink}")
+        except _STORE_ERRORS as error:
+            failure = error
+        finally:
+            os.close(sink)
+        if copied.result() > most_bytes:
+            raise ValueError(f"{name} has more than {most_bytes:,} bytes")
+    if failure is not None:
+        raise failure
+    return target
+
+
+def _copy(source: int, target: BinaryIO, most_bytes: int) -> int:
+    """Copy a pipe until it ends or exceeds the limit; return the number of bytes."""
+    size = 0
+    with open(source, "rb", buffering=0) as pipe:
+        while size <= most_bytes and (data := pipe.read(_PIPE_BYTES)):
+            target.write(data)
+            size += len(data)
+    return size
 
 
 def _read_at_most(path: str | Path, most_bytes: int) -> bytes:
