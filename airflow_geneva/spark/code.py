@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import airflow_geneva
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.connect import is_connect
 
@@ -64,19 +63,14 @@ def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
     Raises:
         InvalidInput: the UDFs' code was removed, or is not the planned code.
     """
-    from airflow_geneva.engine.udf.code_archive import MAX_BYTES, archive_name
-
     archives = package_archive()
     for code in work.codes:
-        try:
-            archives[code.zip] = job.read_bytes(code.zip, 2 * MAX_BYTES)
-        except (FileNotFoundError, ValueError):
-            archives[code.zip] = b""
-        if sha256(archives[code.zip]) != code.sha256 or archive_name("code", archives[code.zip]) != code.zip:
+        if (found := code.read(job)) is None:
             raise InvalidInput(
                 f"The code {job.path(code.zip)} was removed, or is not the planned code (its SHA-256 differs). Clear "
                 "the plan task with its downstream tasks."
             )
+        archives[code.zip] = found
     return archives
 
 

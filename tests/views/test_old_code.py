@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
-from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.job.folder import JobFolder, new_job_id
+from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.plan.model import CodeArchive
 from airflow_geneva.engine.plan.request import RefreshRequest
+from airflow_geneva.engine.run.old_code import _stored_code
 from airflow_geneva.engine.run.pipeline import PlannedJob, Stopwatch, run
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.run.view import plan
+from airflow_geneva.engine.storage.documents import LARGEST_BYTES
+from airflow_geneva.engine.storage.uri import sha256
+from airflow_geneva.engine.udf.code_archive import archive_name
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.view import View
 from tests.support.tables import MakeTable
@@ -129,3 +135,29 @@ def test_stored_code_is_found_after_a_promotion(
         assert (result.state, result.rows_computed) == ("DONE", 1)
         assert values(view) == [*range(10, 11 + x)]
         assert f"column 'n' with version {grow.code_version}, not {new}. Decide with" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    "archive", [b"x" * (LARGEST_BYTES + 1), None, b"another archive"], ids=["larger than a document", "gone", "changed"]
+)
+def test_stored_code_of_any_size_is_what_was_planned(
+    make_table: MakeTable, deploy: Callable[[int], Any], archive: bytes | None
+) -> None:
+    """A document beside a table is smaller than an archive of code may be."""
+    table, grow = make_table(3), deploy(10)
+    view = table.query().select(["id"]).add_columns({"n": (grow, ["x"])}).create_materialized_view(name="grown")
+    refresh_as_airflow_does(view)
+    checkpoints, versions = view.location.checkpoints, (("n", grow.code_version),)
+    (job,), ((work, stored),) = job_ids(checkpoints), _stored_code(checkpoints, versions)
+    (name,) = stored
+    folder = JobFolder.of(checkpoints, job).storage
+    large = b"x" * (LARGEST_BYTES + 1)
+    folder.write_bytes(archive_name("code", large), large)
+    planned = CodeArchive(archive_name("code", large), sha256(large))
+    assert planned.read(folder) == large
+    if archive is None:
+        folder.delete(name)
+    else:
+        folder.write_bytes(name, archive)
+    assert list(_stored_code(checkpoints, versions)) == []
+    assert work.codes[0].read(folder) is None

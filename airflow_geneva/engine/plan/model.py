@@ -20,7 +20,9 @@ from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
-from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.uri import md5, sha256
+from airflow_geneva.engine.udf.code_archive import MOST_ARCHIVE_BYTES, archive_name
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import InvalidInput
@@ -44,6 +46,14 @@ class CodeArchive:
     zip: str
     sha256: str
     root: str = ""
+
+    def read(self, job: Storage) -> bytes | None:
+        """Return the archive from the folder of its job; None if it was removed, or is not what was planned."""
+        try:
+            found = job.read_bytes(self.zip, MOST_ARCHIVE_BYTES)
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if sha256(found) == self.sha256 and archive_name("code", found) == self.zip else None
 
 
 @dataclass(frozen=True, kw_only=True)

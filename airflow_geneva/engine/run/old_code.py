@@ -12,7 +12,6 @@ from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.engine.udf.of_process import kept_udf
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import Code, ViewDefinition
@@ -94,11 +93,12 @@ def _stored_code(checkpoints: Storage, versions: Code) -> Iterator[tuple[Refresh
             continue
         try:
             work = load_plan(folder.storage, plan).work
-            archives = {code.zip: folder.storage.read_bytes(code.zip) for code in work.codes}
-        except (InvalidInput, FileNotFoundError):
+        except InvalidInput:
             continue
-        whole = all(sha256(archives[code.zip]) == code.sha256 for code in work.codes)
-        if not archives or not whole or not isinstance(work, RefreshSpec):
+        if not isinstance(work, RefreshSpec):
             continue
-        if work.definition.by_first_name(tuple((name, udf.version) for name, udf in work.udfs.items())) == versions:
-            yield work, archives
+        if work.definition.by_first_name(tuple((name, udf.version) for name, udf in work.udfs.items())) != versions:
+            continue
+        found = {code.zip: archive for code in work.codes if (archive := code.read(folder.storage)) is not None}
+        if found and len(found) == len({code.zip for code in work.codes}):
+            yield work, found

@@ -39,6 +39,8 @@ MAX_FILE_BYTES = 50_000_000
 """Maximum size of a file in an archive; put models and data where the workers can read them."""
 MAX_BYTES = 250_000_000
 """Maximum size of all files in an archive."""
+MOST_ARCHIVE_BYTES = 2 * MAX_BYTES
+"""Maximum size of an archive, which also has the names of the files."""
 
 _PACKAGE = __package__.partition(".")[0]
 _COMMENT = b"code of airflow_geneva"
@@ -289,7 +291,7 @@ def _unpack_into(place: Path, path: str, name: str) -> Path:
 def _read_archive(path: str) -> Iterator[tuple[str, bytes]]:
     """Yield the files of an archive, checked as whatever comes from elsewhere: names, kinds, sizes, and the hash."""
     name, size = os.path.basename(path), os.stat(path).st_size
-    if size > 2 * MAX_BYTES:
+    if size > MOST_ARCHIVE_BYTES:
         raise DamagedArchive(f"{path} has {size:,} bytes")
     data = Path(path).read_bytes()
     hashed = _NAME.search(name)
