@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import lance
 import pytest
 
 from airflow_geneva import connect
@@ -92,3 +94,16 @@ def test_who_leaves_does_not_wait_for_a_store_that_is_away(bucket: Bucket, endpo
     finally:
         proxy.up()
         proxy.close()
+
+
+def test_a_table_that_lies_elsewhere_or_names_another_folder_is_not_used(table: BudgetTable, tmp_path: Path) -> None:
+    other = connect(tmp_path / "other").create_table("people", {"id": [1]})
+    table.read()
+    named = lance.DatasetBasePath(other.uri, is_dataset_root=True)
+    lance.dataset(table.uri).add_bases([named])
+    linked = replace(table, key="linked")
+    os.symlink(other.uri, linked.uri)
+    for one in (table, linked):
+        with pytest.raises(StorageError, match=rf"The limit '{one.key}' at .* leads to another folder.*Remove it"):
+            one.read()
+    assert not other.lance.config()

@@ -16,7 +16,8 @@ from airflow_geneva.engine.lance_io.conflicts import create_new, is_undecided
 from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.errors import StorageError
+from airflow_geneva.engine.storage.places import check_manifest
+from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.services.limits.budget import LATENESS, Budget, own_seconds
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ class BudgetTable:
         """Read the newest budget; create the table if it is missing.
 
         Raises:
-            StorageError: the store does not answer.
+            StorageError: the store does not answer, or the table is a link or names another folder.
             CommitConflict: the store refused every attempt to create the table.
         """
         import lance
 
+        if self.storage.is_linked(self.uri):
+            raise self._leads_elsewhere()
         began, access = own_seconds(), pylance_access(self.storage.options)
         with engine_errors(lambda error: StorageError(f"Cannot read the limit {self.key!r} at {self.uri}: {error}.")):
             try:
@@ -69,7 +72,10 @@ class BudgetTable:
                 made = create_new(f"the table of limit {self.key!r}", self._create, self._exists)
                 # Another process may have made it first.
                 dataset = lance.LanceDataset(self.uri, **access) if made is None else made
-            text = dataset.config().get(_KEY)
+            try:
+                text = check_manifest(dataset).config().get(_KEY)
+            except InvalidInput as error:
+                raise self._leads_elsewhere() from error
         return Found(Budget() if text is None else Budget.from_json(text), dataset.version, began)
 
     def _create(self) -> lance.LanceDataset:
@@ -81,6 +87,12 @@ class BudgetTable:
 
     def _exists(self) -> bool:
         return bool(self.storage.list_folder(f"{self.key}.lance/_versions")[1])
+
+    def _leads_elsewhere(self) -> StorageError:
+        return StorageError(
+            f"The limit {self.key!r} at {self.uri} leads to another folder, by a symbolic link or its manifest. Remove "
+            "it, and the next call makes it again."
+        )
 
     def write(self, budget: Budget, found: Found) -> bool:
         """Replace the budget that was read; return False if it changed meanwhile and must be read again."""
