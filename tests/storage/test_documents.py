@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileSession, LanceFileWriter
 
+from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.job.error_records import _SCHEMA, ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.data_file import LanceFile
@@ -286,6 +287,20 @@ def test_many_error_records_of_a_range_are_files_that_can_be_read(tmp_path: Path
     assert len(folder.storage.list_files("errors")) > 1
     assert count_errors(folder.storage) == len(records)
     assert sorted(read_errors(Storage.at(str(tmp_path))), key=lambda one: one.row_id) == records
+
+
+def stored_batch(folder: Storage, keys: pa.Array) -> Submissions:
+    """Write what a submission to a batch API records, as anyone can who may write the table's folder."""
+    found = Submissions(folder, "job", "embed", "1", "v", only_own=False)
+    about = {"job": "job", "begun": "1.0", "process": "host:1"}
+    found.store[f"{1:013}-{0:032x}-0-ff"] = pa.record_batch([keys], names=["row"]).replace_schema_metadata(about)
+    return found
+
+
+@pytest.mark.parametrize("keys", [[b"k" * 15], [b"k" * 17], [b"k" * 16, None], ["k" * 16]])
+def test_keys_of_another_kind_are_no_rows_of_a_batch(tmp_path: Path, keys: list[bytes | str | None]) -> None:
+    found = stored_batch(Storage.at(str(tmp_path)), pa.array(keys))
+    assert found.find([b"k" * 16], pa.array([0])) == [[]]
 
 
 @pytest.mark.slow

@@ -255,9 +255,7 @@ class Submissions:
             batch = self.store[name]
             metadata = batch.schema.metadata
             job_id, begun, process = (metadata[part].decode() for part in (b"job", b"begun", b"process"))
-            if batch.column(_ROW).type != pa.binary():
-                raise ValueError(f"its rows are {batch.column(_ROW).type}")
-            keys = np.array(batch.column(_ROW).to_pylist(), _KEY)
+            keys = _read_keys(batch.column(_ROW))
             one = self._known.get(name) or Submission(name, len(keys), job_id, float(begun), process)
         except (KeyError, TypeError, ValueError) as error:
             place = self.storage.path(f"{name}.lance")
@@ -281,6 +279,13 @@ class Submissions:
         self._open[rows.submission.name] = rows
         while len(self._open) > 1 and sum(one.submission.rows for one in self._open.values()) > _MOST_OPEN_ROWS:
             self._open.popitem(last=False)
+
+
+def _read_keys(column: pa.Array) -> np.ndarray:
+    """Return the keys of rows without making an object of each; ValueError if they are no keys."""
+    if column.type != pa.binary() or column.null_count:
+        raise ValueError(f"its rows are {column.type}, {column.null_count:,} of them NULL")
+    return np.frombuffer(column.cast(pa.binary(_KEY.itemsize)).buffers()[1], _KEY)
 
 
 def _id_range(name: str) -> tuple[int, int]:
