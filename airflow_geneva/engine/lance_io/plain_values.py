@@ -6,6 +6,7 @@ items of a pandas Series by label. Here, a value is stored as it is, by position
 
 from __future__ import annotations
 
+import collections
 import datetime
 import functools
 import operator
@@ -14,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from decimal import Decimal
+from decimal import Clamped, Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow, Rounded
 from itertools import chain
 from numbers import Rational
 from typing import Any
@@ -205,7 +206,12 @@ def _leaf(data_type: pa.DataType) -> _Leaf:
         return _Leaf(data_type, frozenset({datetime.timedelta, int, type(None)}), _to_duration, fits)
     if pt.is_date(data_type):
         return _Leaf(data_type, frozenset({datetime.date, type(None)}), _to_date)
-    return _Leaf(data_type, None, _to_number if pt.is_decimal(data_type) or pt.is_boolean(data_type) else _as_it_is)
+    if pt.is_decimal(data_type):
+        if data_type.scale < 0:
+            return _Leaf(data_type, frozenset({int, type(None)}), _to_decimal)
+        fits = functools.partial(_are_short, _short_decimals(data_type))
+        return _Leaf(data_type, frozenset({Decimal, int, type(None)}), _to_decimal, fits)
+    return _Leaf(data_type, None, _to_number if pt.is_boolean(data_type) else _as_it_is)
 
 
 def _refusal(value: Any, data_type: pa.DataType, why: str = "") -> DoesNotFit:
@@ -234,16 +240,47 @@ def _to_number(value: Any, data_type: pa.DataType) -> Any:
     return _to_integer(value, data_type) if _is_integer(value) else value
 
 
+def _short_decimals(data_type: pa.DataType) -> Context:
+    """Return a context that refuses decimals of which pyarrow makes another number, or on which it ends the process."""
+    digits = 76 if data_type.bit_width == 256 else 38
+    return Context(prec=digits, Emin=-1, Emax=digits - data_type.scale, traps=[Clamped, Overflow, Rounded])
+
+
+def _are_short(context: Context, values: Sequence[Any], kinds: set[type]) -> bool:
+    decimals = values if kinds == {Decimal} else [value for value in values if type(value) is Decimal]
+    try:
+        collections.deque(map(context.plus, decimals), maxlen=0)
+    except DecimalException:
+        return False
+    return True
+
+
+def _to_decimal(value: Any, data_type: pa.DataType) -> Any:
+    """Return a decimal with as many digits after the point as the type has; pyarrow reads other forms wrongly."""
+    if not isinstance(value, Decimal):
+        return _to_number(value, data_type)
+    context = Context(prec=data_type.precision, traps=[Inexact, InvalidOperation])
+    try:
+        return value.quantize(Decimal((0, (1,), -data_type.scale)), context=context)
+    except DecimalException:
+        raise _refusal(value, data_type, "it has more digits") from None
+
+
 def _is_integer(value: Any) -> bool:
     if isinstance(value, (bool, np.bool_, np.timedelta64)):
         return False
     return isinstance(value, (int, np.integer)) or hasattr(value, "__index__")
 
 
+_DIGITS_OF_INTEGERS = 20
+
+
 def _to_integer(value: Any, data_type: pa.DataType) -> Any:
     if _is_integer(value):
         return operator.index(value)
     if isinstance(value, (Decimal, Rational)) and not isinstance(value, (bool, np.generic)):
+        if isinstance(value, Decimal) and value.adjusted() > _DIGITS_OF_INTEGERS:
+            raise _refusal(value, data_type, "it is too large")
         if value == (whole := int(value)):  # type: ignore[arg-type]
             return whole
         raise _refusal(value, data_type, "it has a fraction")
