@@ -286,6 +286,9 @@ PLACES: dict[str, tuple[Callable[[Any], pa.DataType], Callable[[Any], Any], Call
     "in a NamedTuple": (struct, Record, lambda found: found.field(0)),
     "in a dataclass": (struct, Held, lambda found: found.field(0)),
     "in a model": (struct, lambda value: Model.model_construct(x=value), lambda found: found.field(0)),
+    "in a tuple of fields": (
+        lambda kind: pa.struct({"x": kind, "y": pa.int64()}), lambda value: (value, 1), lambda found: found.field(0)
+    ),
     "in pairs": (struct, lambda value: [("x", value)], lambda found: found.field(0)),
     "in a map": (lambda kind: pa.map_(pa.string(), kind), lambda value: {"x": value}, lambda found: found.items),
     "in the pairs of a map": (
@@ -377,6 +380,34 @@ def test_a_list_holds_the_items_of_every_container_by_position(name: str, kind: 
 
 
 @pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (pd.Series([3, None], dtype="Int64"), pa.list_(pa.int64())),
+        (pd.Series([3, None], dtype="float64[pyarrow]"), pa.list_(pa.float32())),
+        (pd.Series(["a", None], dtype="str"), pa.list_(pa.string())),
+        (pd.Series(["a", None], dtype="category"), pa.list_(pa.string())),
+        (pd.array([True, None], dtype="boolean"), pa.list_(pa.bool_())),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")),
+)
+def test_a_missing_value_of_pandas_in_a_list_is_null(value: Any, kind: pa.DataType) -> None:
+    assert array_from_values([value], kind).to_pylist() == [[value[0], None]]
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (pa.scalar([("a", 1), ("a", 2)], pa.map_(pa.string(), pa.int64())), [("a", 1), ("a", 2)]),
+        (pa.scalar({"a": 1}), {"a": 1}),
+        (pa.scalar([1, None]), [1, None]),
+    ],
+    ids=str,
+)
+def test_an_arrow_scalar_of_a_nested_type_is_stored(value: pa.Scalar, plain: Any) -> None:
+    assert array_from_values([value, None], value.type).to_pylist() == [plain, None]
+
+
+@pytest.mark.parametrize(
     "value",
     [
         *("abc", {1: 2}, 7, np.array(7), np.ones((2, 2)), pd.DataFrame({"a": [1]})),
@@ -386,6 +417,14 @@ def test_a_list_holds_the_items_of_every_container_by_position(name: str, kind: 
 )
 def test_what_has_no_items_in_an_order_of_its_own_is_no_list(value: Any) -> None:
     for kind in (pa.list_(pa.int64()), pa.list_(pa.string())):
+        with pytest.raises(OutputMismatch):
+            array_from_values([value], kind)
+
+
+def test_a_tuple_is_a_struct_only_with_an_item_for_each_field() -> None:
+    kind = pa.struct({"x": pa.int64(), "y": pa.int64()})
+    assert array_from_values([(1, 2), {"x": 3}], kind).to_pylist() == [{"x": 1, "y": 2}, {"x": 3, "y": None}]
+    for value in ((1,), (1, 2, 3), [1, 2], (("x", 1), ("y", 2))):
         with pytest.raises(OutputMismatch):
             array_from_values([value], kind)
 

@@ -480,6 +480,8 @@ def _items(value: Any, data_type: pa.DataType) -> Iterable[Any]:
         for error in unreadable.values():
             raise error
         return found
+    if is_pandas and hasattr(value, "isna") and not isinstance(value.dtype, np.dtype):
+        return [None if missing else item for item, missing in zip(value, value.isna(), strict=True)]
     if hasattr(value, "__array__") and (not is_pandas or int(getattr(value, "ndim", 1)) != 1):
         return _items(np.asarray(value), data_type)
     if isinstance(value, Iterator):
@@ -495,7 +497,9 @@ def in_native_order(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _as_dict(value: Any, data_type: pa.DataType) -> Mapping[str, Any]:
-    """Return the fields of a struct: of a mapping, a dataclass, a NamedTuple, a pydantic model, or pairs."""
+    """Return the fields of a struct: of a mapping, a dataclass, a pydantic model, a tuple, or a list of pairs."""
+    if isinstance(value, pa.Scalar):
+        return _as_dict(python_value(value), data_type)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, type):
@@ -506,9 +510,9 @@ def _as_dict(value: Any, data_type: pa.DataType) -> Mapping[str, Any]:
         return dict(value._asdict())
     if isinstance(names := getattr(type(value), "model_fields", None), Mapping):
         return {name: getattr(value, name) for name in names}
-    if isinstance(value, pa.Scalar):
-        return _as_dict(python_value(value), data_type)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, tuple) and len(value) == data_type.num_fields:
+        return {field.name: item for field, item in zip(data_type, value, strict=True)}
+    if isinstance(value, list):
         pairs = _pairs(value, data_type)
         if len(row := dict(pairs)) == len(pairs):
             return row
@@ -516,6 +520,8 @@ def _as_dict(value: Any, data_type: pa.DataType) -> Mapping[str, Any]:
 
 
 def _pairs(value: Any, data_type: pa.DataType) -> list[tuple[Any, Any]]:
+    if isinstance(value, pa.Scalar):
+        value = python_value(value)
     if isinstance(value, Mapping):
         return list(value.items())
     pairs = list(_items(value, data_type))

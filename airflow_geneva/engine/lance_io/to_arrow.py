@@ -63,8 +63,8 @@ def _time_zones() -> Iterator[None]:
 def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """Convert one Python or NumPy value per row, or raise `OutputMismatch` at the first row whose value does not fit.
 
-    None becomes NULL, and so does a struct field that a dict lacks. A struct is a dict, a NamedTuple, a dataclass or a
-    model of pydantic. A list is any container, by position.
+    None becomes NULL, and so does a struct field that a dict lacks. A struct is a dict, a dataclass, a model of
+    pydantic, or a tuple with an item for each field. A list is any container, by position.
     """
     with _time_zones():
         if isinstance(values, np.ndarray):
