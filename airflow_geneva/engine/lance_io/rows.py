@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from decimal import Decimal
 from itertools import repeat
 from typing import Any, Protocol, TypeAlias
 
@@ -17,6 +18,7 @@ from airflow_geneva.engine.lance_io.arrays import (
     convert_array,
     convert_exactly,
     copy_sliced_columns,
+    is_string,
 )
 from airflow_geneva.engine.lance_io.conflicts import create_new
 from airflow_geneva.engine.lance_io.engine_errors import is_panic
@@ -27,6 +29,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput, StorageError
 
 _ROWS_PER_FILE = 1 << 20
+_DIGITS = 76
 _ABOUT_ROWS = ("LanceError(Schema)", "LanceError(Arrow)", "Append with different schema")
 _RUST = re.compile(r",?( location:)? [\w./-]*/rust/\S+$")
 
@@ -57,7 +60,9 @@ def as_rows(
         )
     try:
         rows = _rows_of(data, schema)
-    except (pa.ArrowException, TypeError) as error:
+    except InvalidInput:
+        raise
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
             f"The rows cannot be converted to Arrow: {error}. Give a schema, or correct them."
         ) from error
@@ -84,7 +89,7 @@ def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.T
             found = field.name in batch.schema.names
             values = batch.column(field.name) if found else pa.nulls(batch.num_rows, field.type)
             try:
-                columns.append(convert_array(values, field.type))
+                columns.append(_as_type(values, field.type))
             except (pa.ArrowException, TypeError) as error:
                 raise InvalidInput(
                     f"Column {field.name!r} of type {values.type} does not fit {field.type} of the schema: {error}"
@@ -227,20 +232,26 @@ def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array | pa.Chu
         return _converted(name, values, None if field is None else field.type)
     if field is None or values.type == field.type:
         return values
-    return _sound_column(name, values).cast(field.type)
+    found = _sound_column(name, values)
+    if isinstance(found, pa.Array):
+        return _as_type(found, field.type)
+    return pa.chunked_array([_as_type(chunk, field.type) for chunk in found.chunks], field.type)
 
 
 def _converted(name: str, values: Any, kind: pa.DataType | None) -> pa.Array:
     """Convert values to a type, or to the one that pyarrow finds for them; refuse what a conversion would change."""
     found: pa.Array | None = None
+    if isinstance(values, Iterable) and not _is_array(values) and not isinstance(values, (list, str, bytes, Mapping)):
+        values = list(values)
     if kind is None:
+        _check_decimals(values)
         found = pa.array(values)
         if not found.type.num_fields and not pt.is_temporal(found.type):
             return found
         kind = found.type
-    if not isinstance(values, (list, tuple)):
+    if not isinstance(values, list):
         if getattr(getattr(values, "dtype", None), "kind", "") != "O":
-            return _of_array(values, kind)
+            return _as_type(pa.array(values), kind)
         # pandas marks missing objects by NaN.
         values = [None if isinstance(value, float) and value != value else value for value in values]
     if pt.is_integer(kind):
@@ -255,9 +266,29 @@ def _converted(name: str, values: Any, kind: pa.DataType | None) -> pa.Array:
         raise pa.ArrowInvalid(f"column {name!r}{where}: {mismatch}") from mismatch
 
 
-def _of_array(values: Any, kind: pa.DataType) -> pa.Array:
-    found = pa.array(values)
-    return convert_exactly(found, kind) if castable(found.type, kind) else pa.array(values, kind)
+def _is_array(values: Any) -> bool:
+    return any(hasattr(values, name) for name in ("dtype", "__arrow_c_array__", "__arrow_c_stream__"))
+
+
+def _check_decimals(values: Any) -> None:
+    """Refuse decimals on which pyarrow would end the process when it looks for their type."""
+    decimals = [value for value in values if isinstance(value, Decimal)] if isinstance(values, list) else []
+    if any(abs(value.adjusted()) > _DIGITS for value in decimals):
+        raise pa.ArrowInvalid(f"a decimal has more than {_DIGITS} digits")
+
+
+def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert an array to a type; pyarrow's error if values would change."""
+    found = values.type
+    if castable(found, kind):
+        return convert_exactly(values, kind)
+    zones = pt.is_timestamp(found) and pt.is_timestamp(kind)
+    if zones or (is_string(found) and pt.is_decimal(kind)):  # of text, pyarrow makes other decimals
+        raise pa.ArrowInvalid(f"values of {found} are not {kind}{', which differs by its time zone' if zones else ''}")
+    made = convert_array(values, kind)
+    if not is_string(found) and not convert_array(made, found).equals(values):
+        raise pa.ArrowInvalid(f"values of {found} would change as {kind}")
+    return made
 
 
 def _check_names(schema: pa.Schema) -> None:
