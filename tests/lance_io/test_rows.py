@@ -62,7 +62,7 @@ CHANGED: list[tuple[Any, pa.DataType]] = [
 def test_an_array_is_not_changed_by_the_schema(values: Any, kind: pa.DataType) -> None:
     with pytest.raises(InvalidInput):
         read({"x": values}, kind)
-    with pytest.raises(InvalidInput, match="Column 'x' of type .* does not fit"):
+    with pytest.raises(InvalidInput, match=r"Column 'x' of type .* does not fit"):
         fit_schema(pa.table({"x": values}), pa.schema({"x": kind}))
 
 

@@ -84,6 +84,8 @@ CSV_VALUES: list[tuple[str, list[str], pa.DataType | None, pa.DataType, list[Any
     ("the largest integer", ["18446744073709551615"], pa.uint64(), pa.uint64(), [2**64 - 1]),
     ("decimals", ["12345678901234567.89", "1e2", "NA"], pa.decimal128(20, 2), pa.decimal128(20, 2),
      [Decimal("12345678901234567.89"), Decimal(100), None]),
+    ("decimals with an exponent", ["12e-1", "0e-999999999", f"1.{5_000 * '0'}"], pa.decimal128(20, 2),
+     pa.decimal128(20, 2), [Decimal("1.2"), Decimal(0), Decimal(1)]),
     ("bools of a table", ["1", "0", "true"], pa.bool_(), pa.bool_(), [True, False, True]),
     ("small floating numbers", ["0.5", "NaN"], pa.float32(), FLOAT, [0.5, pytest.approx(float("nan"), nan_ok=True)]),
     ("a day is its first moment", ["2024-01-01"], SECONDS, SECONDS, [datetime(2024, 1, 1)]),
@@ -114,7 +116,8 @@ CSV_REFUSED: list[tuple[str, pa.DataType]] = [
     ("2024-01-01T00:00:00Z", SECONDS), ("2024-01-01T00:00:00", ZONED),
     ("2024-01-01 00:00:00.1234567", pa.timestamp("us")),
     ("9" * 39, pa.decimal128(38, 0)), ("1e-39", pa.decimal128(38, 0)), ("9" * 77, pa.decimal256(76, 0)),
-    ("9" * 500, INT),
+    ("9" * 500, INT), ("1e-999999999", INT), ("1e999999999", INT), ("1e-999999999", pa.decimal128(38, 2)),
+    ("123e-41", pa.decimal128(38, 2)), (f"1.{5_000 * '0'}1", pa.decimal128(38, 0)), ("1_0e2", pa.decimal128(10, 2)),
     ("25:00", pa.time32("s")), ("12", pa.time32("s")), ("12:30:01.5", pa.time32("s")), ("12:30Z", pa.time32("s")),
 ]  # fmt: skip
 
@@ -137,6 +140,10 @@ JSON_VALUES: list[tuple[str, str, pa.DataType | None, pa.DataType, list[Any]]] =
     ("text and numbers in a column of text", '{"a":"x"}\n{"a":1}', TEXT, TEXT, ["x", "1"]),
     ("decimals", '{"a":123456789012345678901}\n{"a":"1.50"}', pa.decimal128(30, 2), pa.decimal128(30, 2),
      [Decimal("123456789012345678901"), Decimal("1.50")]),
+    ("decimals with an exponent", '{"a":12e-1}\n{"a":0e-999999999}\n{"a":"\\u0031e1"}', pa.decimal128(20, 2),
+     pa.decimal128(20, 2), [Decimal("1.2"), Decimal(0), Decimal(10)]),
+    ("a row that is null", 'null\n{"a":1}\nnull', INT, INT, [None, 1, None]),
+    ("a row that is null in a new column", 'null\n{"a":1}', None, INT, [None, 1]),
     ("integers that are written otherwise", '{"a":5.0}\n{"a":1e3}\n{"a":"7"}', INT, INT, [5, 1000, 7]),
     ("the largest integer", '{"a":18446744073709551615}', pa.uint64(), pa.uint64(), [2**64 - 1]),
     ("integers", '{"a":1}\n{"a":-9223372036854775808}', None, INT, [1, -(2**63)]),
@@ -180,6 +187,10 @@ JSON_REFUSED: list[tuple[str, pa.DataType | None, str]] = [
     ('{"a":1.5}', INT, "has '1.5' in row 1"),
     ('{"a":true}', INT, "has 'true' in row 1"),
     ('{"a":1.239}', pa.decimal128(10, 2), "has '1.239' in row 1"),
+    ('{"a":1e-39}', pa.decimal128(38, 0), "has '1e-39' in row 1"),
+    ('{"a":1e-999999999}', pa.decimal128(38, 2), "has '1e-999999999' in row 1"),
+    ('{"a":["1\\u0065-999999999"]}', pa.list_(pa.decimal128(38, 2)), "has '1e-999999999'"),
+    ('null\ntrue', INT, "Row 2 of 'values.json' is no valid JSON: it is no object"),
     ('{"a":19000}', DATE, "has '19000' in row 1"),
     ('{"a":"NA"}', DATE, "has 'NA' in row 1"),
     ('{"a":"2024-01-01T00:00:00Z"}', SECONDS, "expected no zone offset"),
@@ -318,6 +329,13 @@ def test_a_column_of_text_has_what_another_reader_of_csv_finds(seed: int) -> Non
         [("id", "a"), *enumerate(texts)]
     )
     assert read(file.getvalue(), "csv", TEXT) == (TEXT, texts)
+
+
+def test_quotes_are_followed_in_linear_time_where_some_are_text() -> None:
+    quotes, began = CsvQuotes("x.csv"), time.process_time()
+    quotes.feed(b'5" pipe\n' + b'"a\nb"\n' * 150_000)
+    quotes.end()
+    assert time.process_time() - began < 3
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -256,14 +256,24 @@ def _are_short(context: Context, values: Sequence[Any], kinds: set[type]) -> boo
 
 
 def _to_decimal(value: Any, data_type: pa.DataType) -> Any:
-    """Return a decimal with as many digits after the point as the type has; pyarrow reads other forms wrongly."""
-    if not isinstance(value, Decimal):
-        return _to_number(value, data_type)
-    context = Context(prec=data_type.precision, traps=[Inexact, InvalidOperation])
+    return exact_decimal(value, data_type) if isinstance(value, Decimal) else _to_number(value, data_type)
+
+
+def exact_decimal(value: Decimal, data_type: pa.DataType) -> Decimal:
+    """Return a decimal with as many digits after the point as the type has, because pyarrow misreads other forms.
+
+    Raises:
+        DoesNotFit: it has more digits.
+    """
     try:
-        return value.quantize(Decimal((0, (1,), -data_type.scale)), context=context)
+        return value.quantize(Decimal((0, (1,), -data_type.scale)), context=_exactly(data_type.precision))
     except DecimalException:
         raise _refusal(value, data_type, "it has more digits") from None
+
+
+@functools.cache
+def _exactly(digits: int) -> Context:
+    return Context(prec=digits, traps=[Inexact, InvalidOperation])
 
 
 def _is_integer(value: Any) -> bool:

@@ -20,7 +20,8 @@ import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.types as pt
 
-from airflow_geneva.engine.lance_io.arrays import is_list, is_string, map_leaves, storage_type
+from airflow_geneva.engine.lance_io.arrays import is_list, is_string, map_leaves, nested_types, storage_type
+from airflow_geneva.engine.lance_io.plain_values import DoesNotFit, exact_decimal
 from airflow_geneva.engine.load.texts import TEXT_BLOCK, CheckedText, row_too_large
 from airflow_geneva.errors import InvalidInput
 
@@ -35,6 +36,7 @@ _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _CODE = r"^([+]|-?0[0-9]|-?[0-9]{16,}$)"
 """Texts of which a number would not keep all digits: 01234, +49123, and more digits than a double has."""
 _SHORT = r"^[+-]?[0-9]{0,19}[.]?[0-9]{0,19}$"
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
 _TIME = r"^[0-9]{2}:[0-9]{2}"
 _WORD = r"^(?i:true|false)$"
 _GUESSES: tuple[pa.DataType, ...] = (
@@ -140,14 +142,22 @@ def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    made = texts.cast(kind)
-    # Arrow reads 39 digits as another number, and 1e-39 as 0.
-    long = pc.invert(pc.match_substring_regex(texts, _SHORT))
+    # Arrow makes another number of 39 digits, 0 of 1e-39, and ends the process on 1e-999999999.
+    long = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _SHORT)), False)
     if _any(long):
-        for text, value in zip(texts.filter(long).to_pylist(), made.filter(long).to_pylist(), strict=True):
-            if text is not None and Decimal(text) != value:
-                raise pa.ArrowInvalid("it has too many digits")
-    return made
+        written = [_written_out(text, kind) for text in texts.filter(long).to_pylist()]
+        texts = pc.replace_with_mask(texts, long, pa.array(written, texts.type))
+    return texts.cast(kind)
+
+
+def _written_out(text: str, kind: pa.DataType) -> str:
+    """Write a decimal without an exponent, with as many digits after the point as its type has."""
+    if not _DECIMAL.fullmatch(text):
+        raise pa.ArrowInvalid("it is no decimal number")
+    try:
+        return f"{exact_decimal(Decimal(text), kind):f}"
+    except DoesNotFit:
+        raise pa.ArrowInvalid("it has too many digits") from None
 
 
 def _doubles(texts: pa.Array) -> pa.Array:
@@ -298,6 +308,9 @@ def incomplete(path: str, column: str) -> InvalidInput:
 
 # --- JSON
 
+_LONG = re.compile(rb"[0-9.][eE][+-]?[0-9]|[0-9.]{39}|\\u00")
+"""Numbers of which Arrow may make another decimal, and escapes, which may hide one."""
+_NULL_FIRST = re.compile(rb"[ \t\r\n]*null")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
@@ -364,6 +377,8 @@ def read_json(text: CheckedText, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_by_arrow(block: bytes, schema: pa.Schema, path: str) -> list[pa.Array] | None:
+    if any(map(pt.is_decimal, itertools.chain(*map(nested_types, schema.types)))) and _LONG.search(block):
+        return None
     carried = pa.schema([(field.name, map_leaves(field.type, _as_json)) for field in schema])
     # Arrow drops the fields of a struct that it does not know, unless it infers them.
     unknown = "infer" if any(_has_struct(kind) for kind in carried.types) else "ignore"
@@ -380,6 +395,8 @@ def _columns_by_arrow(block: bytes, schema: pa.Schema, path: str) -> list[pa.Arr
 
 
 def _read_block(block: bytes, parse: pjson.ParseOptions) -> pa.Table:
+    if _NULL_FIRST.match(block):
+        raise pa.ArrowInvalid("Arrow ends the process if the first row is null")
     return pjson.read_json(
         pa.BufferReader(block), pjson.ReadOptions(use_threads=False, block_size=len(block) + 1), parse
     )

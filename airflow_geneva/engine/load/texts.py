@@ -202,13 +202,13 @@ class CsvQuotes:
 
     def _walk(self, text: bytes, at: list[int], begins: list[bool], ends: list[bool]) -> None:
         """Go from quote to quote where some are text of unquoted fields."""
-        skipped = False
+        skipped, opened = False, None
         for number, place in enumerate(at):
             if skipped:
                 skipped = False
             elif not self._inside:
                 if begins[number]:
-                    self._inside, self._opened = True, self._line(text, place)
+                    self._inside, opened = True, place
             elif at[number + 1 : number + 2] == [place + 1]:
                 skipped = True
             elif ends[number]:
@@ -218,6 +218,8 @@ class CsvQuotes:
                     f'{self._path!r} has text after the quote (") that closes a field, in line '
                     f"{self._line(text, place)}. Within a quoted field, write a quote twice."
                 )
+        if opened is not None:
+            self._opened = self._line(text, opened)
 
     def _line(self, text: bytes, place: int) -> int:
         return self._lines + text.count(b"\n", 0, place)
