@@ -76,6 +76,20 @@ def test_a_second_delivery_writes_only_the_fragments_whose_values_differ(table: 
     assert (result.rows_loaded, rows(table, "caption")[25]["caption"]) == (1, "other")
 
 
+@pytest.mark.parametrize("columns", [("x", "c"), ("c", "x"), ("d", "c"), ("c", "d"), None])
+def test_columns_are_loaded_in_any_order(table: Table, columns: tuple[str, ...] | None) -> None:
+    table.lance.add_columns(pa.schema([pa.field("c", pa.int64()), pa.field("d", pa.int64())]))
+    given = source([3], d=[30], c=[20], x=[10])
+    result = table.load_columns(given, on="id", columns=columns, runner="inline")
+    assert (result.state, result.rows_loaded) == ("DONE", 1)
+    expected = (
+        {"x": 10, "c": 20, "d": 30}
+        if columns is None
+        else {name: {"x": 10, "c": 20, "d": 30}[name] for name in columns}
+    )
+    assert rows(table, *expected)[3] == {"id": 3, **expected}
+
+
 @pytest.mark.parametrize("format", ["parquet", "csv", "jsonl", "lance", "folder", "glob"])
 def test_files_and_tables_are_sources(table: Table, tmp_path: Path, format: str) -> None:
     data = source([3, 1, 2], caption=["x3", "x1", "x2"])

@@ -222,7 +222,7 @@ def _check_there(names: Sequence[str], where: str, there: Sequence[str], what: s
 def _check_columns(
     location: TableLocation, dataset: lance.LanceDataset, named: Sequence[str], adopt: bool
 ) -> tuple[str, ...]:
-    """Return the columns to load, those of a function in its order; refuse columns that cannot be loaded."""
+    """Return the columns to load, in the table's order and then new ones; refuse columns that cannot be loaded."""
     for name in named:
         if name not in dataset.schema.names:
             check_column_name(name)
@@ -247,7 +247,9 @@ def _check_columns(
                 f"Column {name!r} of table {location.name!r} holds blobs, which cannot be loaded by key."
             )
     if not adopt:
-        return tuple(named)
+        # A commit compares their fields with those of the table, in its order.
+        there = dataset.schema.names
+        return tuple(sorted(named, key=lambda name: there.index(name) if name in there else len(there)))
     output = Output.of(dataset, named[0])
     if set(output.columns) != set(named):
         raise InvalidInput(
