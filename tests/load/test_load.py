@@ -90,6 +90,97 @@ def test_columns_are_loaded_in_any_order(table: Table, columns: tuple[str, ...] 
     assert rows(table, *expected)[3] == {"id": 3, **expected}
 
 
+def wide(table: Table) -> Table:
+    """Return a table whose data files hold several columns: `id`, `a`, `b` and the row's number in `s.n`."""
+    count = table.count_rows()
+    data = {"id": range(count), "a": ["old"] * count, "b": [2.5] * count, "s": [{"n": one} for one in range(count)]}
+    return connect(table.location.database_uri).create_table("wide", pa.table(data), max_rows_per_file=10)
+
+
+@pytest.mark.parametrize("columns", [("a", "c"), ("c", "a"), ("c", "s", "d"), ("a", "b", "s", "c")])
+def test_a_column_beside_others_in_its_file_is_loaded_together_with_a_new_one(
+    table: Table, columns: tuple[str, ...]
+) -> None:
+    """Lance replaces columns of which a fragment has none, or all, but not a mixture."""
+    table, ids = wide(table), list(range(5, 40))
+    new = {
+        "a": [f"a{one}" for one in ids],
+        "b": [float(one) for one in ids],
+        "c": [{"x": one} for one in ids],
+        "d": ids,
+        "s": [{"n": -one} for one in ids],
+    }
+    before = rows(table, "a", "b", "s")
+    table.lance.create_scalar_index("a", "BTREE")
+    given = source(ids, **{name: new[name] for name in columns})
+    result = table.load_columns(given, on="id", columns=columns, runner="inline")
+    assert (result.state, result.rows_loaded, result.rows_missing, len(result.commits)) == ("DONE", 35, 5, 1)
+    expected = [
+        {
+            **dict.fromkeys(columns),
+            **old,
+            **({} if one < 5 else {name: new[name][one - 5] for name in columns}),
+        }
+        for one, old in enumerate(before)
+    ]
+    assert rows(table, *expected[0].keys() - {"id"}) == expected
+    for value in ("old", "a7"):
+        found = table.lance.to_table(columns=["id"], filter=f"a = '{value}'")["id"].to_pylist()
+        assert sorted(found) == [row["id"] for row in expected if row["a"] == value]
+    table.lance.validate()
+    changed = table.lance.to_table(columns=["_row_last_updated_at_version"], filter="id = 17")
+    assert changed.column(0).to_pylist() == [result.commits[0]]
+    again = table.load_columns(given, on="id", columns=columns, runner="inline")
+    assert (again.rows_loaded, again.rows_skipped, again.commits) == (0, 35, ())
+
+
+@pytest.mark.parametrize("change", ["append", "delete", "update", "other column"])
+def test_what_others_write_while_such_columns_are_loaded_stays(
+    table: Table, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = wide(table)
+    table.lance.add_columns(pa.field("e", pa.int64()))
+    changes = {
+        "append": lambda: table.add(pa.table({"id": [40], "a": ["new"]})),
+        "delete": lambda: table.lance.delete("id in (7, 8)"),
+        "update": lambda: table.lance.update({"b": "7.5"}, where="id = 7"),
+        "other column": lambda: table.load_columns(source([7], e=[70]), on="id", runner="inline"),
+    }
+
+    def meanwhile(at: str) -> None:
+        if at == "commit.before" and changes:
+            act = changes.pop(change)
+            changes.clear()
+            act()
+
+    monkeypatch.setattr("airflow_geneva.engine.lance_io.table_versions.fault_point", meanwhile)
+    given = source(list(range(40)), a=[f"a{one}" for one in range(40)], c=list(range(40)))
+    result = table.load_columns(given, on="id", runner="inline")
+    assert (result.state, result.rows_left) == ("DONE", 0)
+    found = {row["id"]: row for row in rows(table, "a", "b", "c", "e")}
+    plain = {one: {"id": one, "a": f"a{one}", "b": 2.5, "c": one, "e": None} for one in range(40)}
+    if change == "append":
+        plain[40] = {"id": 40, "a": "new", "b": None, "c": None, "e": None}
+    elif change == "delete":
+        del plain[7], plain[8]
+    elif change == "update":
+        plain[7]["b"] = 7.5
+    else:
+        plain[7]["e"] = 70
+    assert found == plain
+    table.lance.validate()
+
+
+def test_a_loaded_column_that_rows_added_since_lack_is_loaded_again_with_another(table: Table) -> None:
+    table = wide(table)
+    table.load_columns(source([1, 2], c=[1, 2]), on="id", runner="inline")
+    table.add(pa.table({"id": [40], "a": ["new"]}))
+    result = table.load_columns(source([1, 40], a=["x", "y"], c=[10, 400]), on="id", runner="inline")
+    assert (result.state, result.rows_loaded) == ("DONE", 2)
+    found = rows(table, "a", "c")
+    assert (found[1], found[40]) == ({"id": 1, "a": "x", "c": 10}, {"id": 40, "a": "y", "c": 400})
+
+
 @pytest.mark.parametrize("format", ["parquet", "csv", "jsonl", "lance", "folder", "glob"])
 def test_files_and_tables_are_sources(table: Table, tmp_path: Path, format: str) -> None:
     data = source([3, 1, 2], caption=["x3", "x1", "x2"])

@@ -27,6 +27,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     fields_present,
     live_offsets,
     read_fragments,
+    replace_columns,
 )
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
@@ -432,16 +433,16 @@ class ShardCommitter:
         """Try to commit at the verified version; return False if it has to be verified again."""
         import lance
 
-        operation, dataset = lance.LanceOperation, verdict.dataset
+        dataset = verdict.dataset
         names = [candidate.staged.file for candidate in verdict.fitting]
 
         def transaction() -> lance.Transaction:
             named = zip(verdict.fitting, self.data.data_files(self.planned, names), strict=True)
-            groups = [operation.DataReplacementGroup(candidate.work.id, file) for candidate, file in named]
+            files = {candidate.work.id: file for candidate, file in named}
             rows = sum(len(candidate.rows) - len(candidate.failed) for candidate in verdict.fitting)
             return lance.Transaction(
                 read_version=dataset.version,
-                operation=operation.DataReplacement(groups),
+                operation=replace_columns(dataset, files),
                 transaction_properties={JOB_PROPERTY: self.work.job_id, ROWS_PROPERTY: str(rows)},
             )
 
