@@ -278,6 +278,17 @@ def test_error_records_that_expand_without_end_are_left_out(
     assert count_errors(folder.storage) == 1
 
 
+@pytest.mark.parametrize("name", _SCHEMA.names)
+def test_error_records_without_a_value_are_left_out(tmp_path: Path, name: str) -> None:
+    folder = JobFolder.of(Storage.at(str(tmp_path)), "job")
+    good = ErrorRecord("job", "n", "f", "1", 0, 0, "builtins.ValueError", "no", "", 1, 1, 1.0)
+    write_errors(folder.storage, "good", [good])
+    rows = pa.RecordBatch.from_pylist([{**good.to_json(), name: None}], schema=_SCHEMA)
+    folder.storage.write_bytes("errors/bad.arrow", to_bytes(rows))
+    assert read_errors(Storage.at(str(tmp_path))) == [good]
+    assert count_errors(folder.storage) == 1
+
+
 def test_many_error_records_of_a_range_are_files_that_can_be_read(tmp_path: Path) -> None:
     folder = JobFolder.of(Storage.at(str(tmp_path)), "20260101T000000000000-0123456789")
     record = ErrorRecord("j", "c", "f", "1", 0, 0, "E", "m" * 100, "t" * 2_000, 1, 1, 1.0)

@@ -200,9 +200,10 @@ def _batches(
     for name in names:
         try:
             batch = from_bytes(folder.read_bytes(name), columns, _MOST_BYTES)
-            wrong = [part.name for part in batch.schema if part.type != _SCHEMA.field(part.name).type]
+            parts = zip(batch.schema, batch.columns, strict=True)
+            wrong = [one.name for one, values in parts if one.type != _SCHEMA.field(one.name).type or values.null_count]
             if wrong or batch.num_rows > _MOST_ROWS:
-                raise ValueError(f"it has {batch.num_rows:,} rows, and the columns {wrong} are of other types")
+                raise ValueError(f"it has {batch.num_rows:,} rows, and other types or NULL in the columns {wrong}")
             yield batch
         except FileNotFoundError:
             continue
