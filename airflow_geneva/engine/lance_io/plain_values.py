@@ -115,23 +115,26 @@ class _List(Rule):
         return self.items.are_exact(list(chain.from_iterable(filter(None, values))))
 
     def plain(self, value: Any) -> Any:
-        items = self._of_numpy(value)
-        items = list(map(self.items.of, _items(value, self.data_type))) if items is None else items
+        items = value if self.are_exact([value]) else self._of_numpy(value)
+        if items is None:
+            items = list(map(self.items.of, _items(value, self.data_type)))
         size = getattr(self.data_type, "list_size", len(items))
         if len(items) != size:
             kind = "an array" if isinstance(value, np.ndarray) else "a list"
             raise DoesNotFit(f"expected a list of {size} values, got {kind} of {len(items)}")
         return items
 
-    def _of_numpy(self, value: Any) -> list[Any] | None:
+    def _of_numpy(self, value: Any) -> Any:
         """Convert an array of numbers as a whole, like the arrays of many rows; None for anything else."""
         if type(value) is not np.ndarray or value.ndim != 1 or value.dtype.kind not in "iufb":
             return None
         made = pa.array(in_native_order(value))
         if not castable(made.type, self.data_type.value_type) or not isinstance(self.items, _Leaf):
             return None
-        found: list[Any] = convert_exactly(made, self.data_type.value_type).to_pylist()
-        return found
+        found = convert_exactly(made, self.data_type.value_type)
+        if self.items.exact is _INTEGERS or self.items.exact is _FLOATS:
+            return found.to_numpy()  # of exactly the type, as which pyarrow takes it fast
+        return found.to_pylist()
 
 
 class _Struct(Rule):
@@ -140,12 +143,22 @@ class _Struct(Rule):
         self.fields = {field.name: rule_of(field.type) for field in data_type}
 
     def are_exact(self, values: Sequence[Any]) -> bool:
-        if not _DICTS.issuperset(set(map(type, values))):
-            return False
+        kinds = set(map(type, values))
         rows = [value for value in values if value is not None]
+        if tuple in kinds:
+            return _TUPLES.issuperset(kinds) and self._are_exact_tuples(rows)
+        if not _DICTS.issuperset(kinds):
+            return False
         if not all(row.keys() <= self.fields.keys() for row in rows):
             return False
         return all(rule.are_exact([row.get(name) for row in rows]) for name, rule in self.fields.items())
+
+    def _are_exact_tuples(self, rows: Sequence[tuple[Any, ...]]) -> bool:
+        """Whether pyarrow stores tuples as they are, which have an item for each field."""
+        if set(map(len, rows)) != {len(self.fields)}:
+            return False
+        columns = map(list, zip(*rows, strict=True))
+        return all(rule.are_exact(column) for rule, column in zip(self.fields.values(), columns, strict=True))
 
     def plain(self, value: Any) -> Any:
         row = _as_dict(value, self.data_type)
@@ -161,7 +174,13 @@ class _Map(Rule):
         self.keys, self.values = rule_of(data_type.key_type), rule_of(data_type.item_type)
 
     def are_exact(self, values: Sequence[Any]) -> bool:
-        if not _MAPS.issuperset(set(map(type, values))):
+        kinds = set(map(type, values))
+        if _DICTS.issuperset(kinds):
+            rows = list(filter(None, values))
+            return self.keys.are_exact(list(chain.from_iterable(rows))) and self.values.are_exact(
+                list(chain.from_iterable(map(dict.values, rows)))
+            )
+        if not _MAPS.issuperset(kinds):
             return False
         pairs = list(chain.from_iterable(one.items() if type(one) is dict else one for one in values if one))
         if not all(type(pair) is tuple and len(pair) == 2 for pair in pairs):
@@ -175,6 +194,7 @@ class _Map(Rule):
 
 _LISTS = frozenset({list, tuple, type(None)})
 _DICTS = frozenset({dict, type(None)})
+_TUPLES = frozenset({tuple, type(None)})
 _MAPS = _LISTS | _DICTS
 _INTEGERS = frozenset({int, type(None), *(np.dtype(f"{sign}{size}").type for sign in "iu" for size in (1, 2, 4, 8))})
 # pyarrow reads unsigned integers of 64 bits as signed ones where floats are wanted.
