@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -82,6 +83,20 @@ def test_an_input_that_python_cannot_hold_ends_no_worker() -> None:
     mapped = run(function, pa.array([1, 10**7, 2, 10**7, 3], pa.date32()))
     assert list(failed(mapped)) == [1, 3]
     assert len(set(mapped.values.drop_null().to_pylist())) == 1
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()], ids=str)
+def test_a_large_integer_beside_null_is_not_rounded_in_an_array_of_numpy(kind: pa.DataType) -> None:
+    @udf(data_type=pa.float64(), on_error="skip")
+    def first(x: np.ndarray) -> float:
+        return float(x[0])
+
+    large = 2**53 + 1
+    column = pa.array([[1, None], [large, None], [2, 1], [large - 1, None]], pa.list_(kind))
+    mapped = run(first, column)
+    assert failed(mapped) == {1: "UdfError"}
+    assert "NumPy has only floating numbers beside NULL" in mapped.failures[0].message
+    assert mapped.values.to_pylist() == [1, None, 2, large - 1]
 
 
 def test_whole_columns_have_what_python_cannot_hold() -> None:

@@ -13,6 +13,7 @@ from airflow_geneva.engine.lance_io.arrays import is_list, nested_types, storage
 
 _NANOSECONDS, _DAY = 1_000, 86_400_000
 _SHOWN = 100
+_EXACT = 2**53
 
 
 class NotInPython(ValueError):
@@ -61,6 +62,13 @@ def _to_python(values: Any) -> Sequence[Any]:
 
 
 def _to_numpy(lists: pa.Array) -> Sequence[Any]:
+    numbers = lists.flatten()
+    while is_list(numbers.type):
+        numbers = numbers.flatten()
+    if numbers.null_count and numbers.type in (pa.int64(), pa.uint64()):
+        bounds = [bound for bound in pc.min_max(numbers).as_py().values() if bound is not None]
+        if any(abs(bound) > _EXACT for bound in bounds):
+            raise NotInPython("NumPy has only floating numbers beside NULL, which would round it")
     items = (scalar.values for scalar in lists)
     return [None if item is None else item.to_numpy(zero_copy_only=False) for item in items]
 
