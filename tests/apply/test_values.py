@@ -177,6 +177,34 @@ table.backfill("y", runner="inline")
     assert "It called sys.exit(0), which would end the process. Raise an exception instead." in done.stderr
 
 
+REQUIRED = pa.field("a", pa.int64(), nullable=False)
+# A line for each: a type with a field that is not nullable, a value, and one without the field.
+REQUIRING: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.struct([REQUIRED]), {"a": 1}, {"a": None}),
+    (pa.struct([REQUIRED]), {"a": 1}, {}),
+    (pa.list_(REQUIRED), [1], [1, None]),
+    (pa.list_(pa.struct([REQUIRED])), [{"a": 1}], [{"a": None}]),
+    (pa.map_(pa.string(), REQUIRED), [("x", 1)], [("x", None)]),
+]
+
+
+@pytest.mark.parametrize("form", ["scalar", "array"])
+@pytest.mark.parametrize(("kind", "good", "bad"), REQUIRING, ids=lambda value: str(value)[:40])
+def test_null_in_a_field_that_is_not_nullable_fails_its_row(form: str, kind: pa.DataType, good: Any, bad: Any) -> None:
+    @udf(data_type=kind, on_error="skip")
+    def one(x: int) -> Any:
+        return {0: None, 2: bad}.get(x, good)
+
+    @udf(data_type=kind, on_error="skip")
+    def many(x: pa.Array) -> pa.Array:
+        return pa.array([{0: None, 2: bad}.get(value, good) for value in x.to_pylist()], kind)
+
+    mapped = run(one if form == "scalar" else many, [0, 1, 2, 3])
+    assert failed(mapped) == {2: "UdfError"}
+    assert "is NULL, and the type says that it is not nullable" in mapped.failures[0].message
+    assert mapped.values.to_pylist() == [None, good, None, good]
+
+
 @pytest.mark.parametrize(
     ("form", "kind"), [*(("array", kind) for kind in odd.SPOILED), ("record_batch", "text"), ("record_batch", "list")]
 )

@@ -47,6 +47,32 @@ def unsound_rows(values: pa.Array) -> npt.NDArray[np.int64]:
     return np.flatnonzero(_unsound(values))
 
 
+def missing_field(values: pa.Array) -> str | None:
+    """Return the name of a nested field that is NULL where its type says that it is not; None if there is none."""
+    kind = values.type
+    if isinstance(kind, pa.BaseExtensionType) or not kind.num_fields or not _has_required(kind):
+        return None
+    if pt.is_struct(kind):
+        given = values.filter(values.is_valid()) if values.null_count else values
+        parts = [(field, given.field(at)) for at, field in enumerate(kind)]
+    elif pt.is_map(kind):
+        pairs = values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
+        parts = [(kind.key_field, pairs.field(0)), (kind.item_field, pairs.field(1))]
+    else:
+        parts = [(kind.value_field, values.flatten())]
+    for field, part in parts:
+        if not field.nullable and part.null_count:
+            return str(field.name)
+        if found := missing_field(part):
+            return found
+    return None
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    fields = [kind.field(at) for at in range(kind.num_fields)]
+    return any(not field.nullable or _has_required(field.type) for field in fields)
+
+
 def _is_wide(data_type: pa.DataType) -> bool:
     return bool(pt.is_decimal(data_type) or pt.is_string_view(data_type) or pt.is_binary_view(data_type))
 

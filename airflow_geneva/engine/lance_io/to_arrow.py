@@ -18,7 +18,7 @@ from airflow_geneva.engine.lance_io.arrays import castable, convert_array, conve
 from airflow_geneva.engine.lance_io.blobs import as_blobs, is_blob_type
 from airflow_geneva.engine.lance_io.engine_errors import as_failure
 from airflow_geneva.engine.lance_io.plain_values import Rule, in_native_order, rule_of
-from airflow_geneva.engine.lance_io.sound_arrays import sound
+from airflow_geneva.engine.lance_io.sound_arrays import missing_field, sound
 
 
 class OutputMismatch(TypeError):
@@ -98,15 +98,18 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise OutputMismatch(f"the array is not valid: {error}", 0) from error
     if result.type == data_type:
+        _check_fields(result)
         return result
     if is_blob_type(data_type):
         return array_from_values(result.to_pylist(), data_type)
     if not castable(result.type, data_type):
         raise OutputMismatch(f"expected {data_type}")
     try:
-        return convert_exactly(result, data_type)
+        made = convert_exactly(result, data_type)
     except pa.ArrowException as error:
         raise OutputMismatch(str(error)) from error
+    _check_fields(made)
+    return made
 
 
 @functools.lru_cache(maxsize=64)
@@ -141,7 +144,14 @@ def _made(values: Sequence[Any], stored: pa.DataType, data_type: pa.DataType) ->
     made = pa.array(values, stored)
     if isinstance(made, pa.ChunkedArray):
         raise OutputMismatch(_TOO_LARGE)
+    _check_fields(made)
     return made if made.type == data_type else convert_array(made, data_type)
+
+
+def _check_fields(values: pa.Array) -> None:
+    """Refuse NULL in a nested field that is not nullable, which pylance refuses for all rows of a file."""
+    if (name := missing_field(values)) is not None:
+        raise OutputMismatch(f"the field {name!r} is NULL, and the type says that it is not nullable", 0)
 
 
 def _one_by_one(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
