@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -240,8 +241,9 @@ class LoadSource:
                     with (
                         files.open_input_file(names_of(path)) as stream,
                         pq.ParquetFile(stream, pre_buffer=False, buffer_size=_PAGES) as file,
+                        _int96_as_micros(files, names_of(path), file, schema) as micros,
                     ):
-                        yield from _read_parquet(file, path, schema)
+                        yield from _read_parquet(file, micros, path, schema)
                 else:
                     with self._text(part, options) as text:
                         yield from (read_csv if self.format == "csv" else read_json)(text, schema)
@@ -282,17 +284,59 @@ def _read_table(table: lance.LanceDataset, part: int, parts: int, names: Sequenc
             yield rows.columns if rows.selected is None else rows.columns.filter(pa.array(rows.selected))
 
 
-def _read_parquet(file: pq.ParquetFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read a file page by page, in batches that fit into the budget; datasets of Arrow hold whole row groups."""
+def _read_parquet(
+    file: pq.ParquetFile, micros: pq.ParquetFile | None, path: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Read a file page by page, in batches that fit into the budget; datasets of Arrow hold whole row groups.
+
+    Args:
+        micros: the file with its times of type INT96 in microseconds, if it has any.
+    """
     _check_complete(path, file.schema_arrow.names, schema.names)
+    old = [] if micros is None else _int96_names(file, schema)
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         fitting = RowsPerBudget(batch_bytes(task_memory_bytes()), joint_width(schema.types))
         fitting.record(group.num_rows, group.total_byte_size)
         rows = min(fitting.careful_rows, _BATCH_ROWS)
-        for batch in file.iter_batches(rows, [number], schema.names, use_threads=False):
+        right = micros.iter_batches(rows, [number], old, use_threads=False) if micros is not None else repeat(None)
+        for batch, times in zip(
+            file.iter_batches(rows, [number], schema.names, use_threads=False), right, strict=False
+        ):
+            for name in old:
+                _check_times(path, name, batch.column(name), times.column(name))
             columns = [batch.column(field.name).cast(field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@contextmanager
+def _int96_as_micros(
+    files: pfs.FileSystem, name: str, file: pq.ParquetFile, schema: pa.Schema
+) -> Iterator[pq.ParquetFile | None]:
+    """Open a file again that has times of type INT96, which Arrow reads in nanoseconds and wraps around unseen."""
+    if not _int96_names(file, schema):
+        yield None
+        return
+    with (
+        files.open_input_file(name) as stream,
+        pq.ParquetFile(stream, pre_buffer=False, buffer_size=_PAGES, coerce_int96_timestamp_unit="us") as micros,
+    ):
+        yield micros
+
+
+def _int96_names(file: pq.ParquetFile, schema: pa.Schema) -> list[str]:
+    stored = [file.schema.column(at) for at in range(len(file.schema))]
+    paths = [one.path for one in stored if one.physical_type == "INT96"]
+    return [name for name in schema.names if any(path == name or path.startswith(f"{name}.") for path in paths)]
+
+
+def _check_times(path: str, name: str, nanos: pa.Array, micros: pa.Array) -> None:
+    if not nanos.cast(micros.type, safe=False).equals(micros):
+        raise InvalidInput(
+            f"Column {name!r} of {path} has times of Parquet's type INT96 before 1677-09-21 or after 2262-04-11, which "
+            "do not fit into nanoseconds. Write the column as TIMESTAMP_MICROS (Spark: "
+            "spark.sql.parquet.outputTimestampType)."
+        )
 
 
 def _check_complete(path: str, there: Sequence[str], names: Sequence[str]) -> None:
