@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import resource
+import signal
 import socket
 import struct
 import sys
@@ -27,7 +28,7 @@ from airflow_geneva.pages.visible import Viewer
 MOST_DATA_BYTES = 2_000_000_000
 """Memory that a reader may allocate after its start: `RLIMIT_DATA`."""
 MOST_CPU_SECONDS = 60
-"""CPU time that a reader may use after its newest request began: `RLIMIT_CPU`."""
+"""CPU time, for each of the machine's cores, that a reader may use after its newest request began: `RLIMIT_CPU`."""
 MOST_FRAME_BYTES = 64_000_000
 
 READY, DO, ASK, TOLD, DONE, FAILED = range(6)
@@ -113,19 +114,23 @@ class _Requests:
             except (EOFError, OSError):
                 os._exit(0)
             if kind == TOLD:
-                self._told[number].put(unpack(body))
+                told = self._told.get(number)
+                if told is not None:  # a thread may ask that its request has left behind
+                    told.put(unpack(body))
                 continue
             allow_cpu_time()
             self._told[number] = SimpleQueue()
             threading.Thread(target=self._answer, args=(number, body), name="geneva-read", daemon=True).start()
 
     def _answer(self, number: int, body: bytes) -> None:
-        asking = threading.Lock()
+        asking, answers = threading.Lock(), self._told[number]
 
         def ask(name: str, about: tuple[str, ...]) -> bool:
             with asking:
-                self._send(number, ASK, (name, about))
-                told = self._told[number].get()
+                told = None
+                if number in self._told:
+                    self._send(number, ASK, (name, about))
+                    told = answers.get()
             if told is None:
                 raise StorageError("Airflow cannot say what the user of this request may see.")
             return told
@@ -146,6 +151,7 @@ class _Requests:
             self._send_bytes(number, FAILED, _pack_error(error))
         finally:
             del self._told[number]
+            answers.put(None)
 
     def _send(self, number: int, kind: int, value: Any) -> None:
         self._send_bytes(number, kind, pack(value))
@@ -159,8 +165,10 @@ class _Requests:
 
 
 def _pack_error(error: BaseException) -> bytes:
-    """Pickle an error with the text of its traceback; one that cannot be pickled becomes a `GenevaError`."""
+    """Pickle an error with the text of its traceback; an exit or what cannot be pickled becomes a `GenevaError`."""
     text = mask_secrets("".join(traceback.format_exception(error)))
+    if not isinstance(error, Exception):
+        return pack((GenevaError(f"{type(error).__name__}: {error}"), text))
     try:
         packed = pack((error, text))
         unpack(packed)
@@ -174,14 +182,14 @@ def exit_reason(code: int) -> str:
     if code == _OUT_OF_MEMORY:
         return f"it needed more than {MOST_DATA_BYTES:,} bytes of memory"
     if code == -24:  # SIGXCPU
-        return f"it used {MOST_CPU_SECONDS} seconds of CPU time"
+        return f"it used {MOST_CPU_SECONDS} seconds of CPU time for each core"
     return f"signal {-code} ended it" if code < 0 else f"it exited with code {code}"
 
 
 def allow_cpu_time() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    wanted = int(used.ru_utime + used.ru_stime) + MOST_CPU_SECONDS
+    wanted = int(used.ru_utime + used.ru_stime) + MOST_CPU_SECONDS * (os.cpu_count() or 1)
     soft = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, most))
 
@@ -197,6 +205,9 @@ def allow_memory() -> None:
 
 def main(channel: int) -> None:
     """Serve requests from a socket, which the API server gives by its file descriptor."""
+    # Ctrl-C and systemd signal every process of the server, which answers open requests before it closes the channel.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # Imported now, so that no request waits for it.
     import lance  # noqa: F401
 

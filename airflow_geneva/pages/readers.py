@@ -58,11 +58,18 @@ class ReaderLost(StorageError):
 
 
 class _Died(Exception):
-    """A reader ended while it answered a request; `alone` if that was its only one."""
+    """A reader ended while it answered a request; `alone` if it never had another."""
 
     def __init__(self, reason: str, alone: bool) -> None:
         super().__init__(reason)
         self.alone = alone
+
+
+class _TooLate(Exception):
+    """A reader did not answer in time."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it took longer than {ANSWER_SECONDS:g} seconds")
 
 
 class Reader:
@@ -74,7 +81,7 @@ class Reader:
         self._sending = threading.Lock()
         self._answers: dict[int, SimpleQueue[tuple[int, bytes] | None]] = {}
         self._number = 0
-        self._reason, self._crowded = "", False
+        self._reason = ""
         self._started = threading.Event()
         self._channel, other = socket.socketpair()
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_SECONDS), 0))
@@ -102,7 +109,7 @@ class Reader:
 
         Raises:
             _Died: the process ended.
-            TimeoutError: it did not answer within `ANSWER_SECONDS`, after its start.
+            _TooLate: it did not answer within `ANSWER_SECONDS`, after its start.
         """
         self._started.wait(START_SECONDS)
         until = time.monotonic() + ANSWER_SECONDS
@@ -120,9 +127,9 @@ class Reader:
                     answer = answers.get(timeout=max(until - time.monotonic(), 0.0))
                 except Empty:
                     self.retire()
-                    raise TimeoutError from None
+                    raise _TooLate from None
                 if answer is None:
-                    raise _Died(self._reason, alone=not self._crowded and not self.retired)
+                    raise _Died(self._reason, alone=self._number == 1)
                 kind, found = answer
                 value = unpack(found)
                 if kind == DONE:
@@ -153,6 +160,10 @@ class Reader:
     def stop(self) -> None:
         self.process.kill()
 
+    def leave(self) -> None:
+        """Close the channel in a process that was forked: the reader is of the process that started it."""
+        self._channel.close()
+
     def _send(self, number: int, kind: int, body: bytes) -> None:
         try:
             with self._sending:
@@ -175,7 +186,6 @@ class Reader:
         self.process.kill()
         with self._lock:
             self._reason = exit_reason(self.process.wait())
-            self._crowded = len(self._answers) > 1
             for answers in self._answers.values():
                 answers.put(None)
         self._started.set()
@@ -190,19 +200,27 @@ class Readers:
     """The readers of this process, which start when they are first needed."""
 
     def __init__(self, most: int = READERS) -> None:
-        self._lock = threading.Lock()
         self._readers: list[Reader | None] = [None] * most
-        self._alone = threading.Lock()
         self._spare: Reader | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock, self._alone = threading.Lock(), threading.Lock()
         self._left = 0
-        self._owner = os.getpid()
+
+    def forget(self) -> None:
+        """Begin anew in a process that was forked, in which another thread's locks stay locked."""
+        for reader in (*self._readers, self._spare):
+            if reader is not None:
+                reader.leave()
+        self._readers, self._spare = [None] * len(self._readers), None
+        self._begin()
 
     def read(self, viewer: Viewer, key: Hashable, call: Callable[..., _T], *arguments: Any) -> _T:
         """Return the result of a call in a reader, or raise its error.
 
-        Calls with one key are made by one reader, which keeps what it has counted. A call that was one of several when
-        its reader died is made once more, by a reader that answers one at a time: only a call that ends this one is
-        given up.
+        Calls with one key are made by one reader, which keeps what it has counted. A call whose reader died is made
+        again, by a reader that answers one at a time: only a call that ends a reader that had no other is given up.
 
         Args:
             viewer: whose rights the reader may ask about.
@@ -219,39 +237,41 @@ class Readers:
             except _Died as died:
                 if died.alone:
                     raise
-            with self._reader_alone() as reader:
-                return reader.ask(viewer, body)  # type: ignore[no-any-return]
-        except (_Died, TimeoutError) as lost:
-            reason = str(lost) or f"it took longer than {ANSWER_SECONDS:g} seconds"
+            with self._turn():
+                return self._ask_alone(viewer, body)  # type: ignore[no-any-return]
+        except (_Died, _TooLate) as lost:
             told = token_hex(4)
-            logger.error("A reader process was lost in %s (id %s): %s", call.__name__, told, reason)
+            logger.error("A reader process was lost in %s (id %s): %s", call.__name__, told, lost)
             raise ReaderLost(
-                f"The process that reads tables for Airflow's API server did not answer: {reason}. Another one has "
+                f"The process that reads tables for Airflow's API server did not answer: {lost}. Another one has "
                 f"taken its place, so other pages are not affected. The log of the API server says more at id {told}."
             ) from None
 
     def _of(self, key: Hashable) -> Reader:
         first = crc32(repr(key).encode()) % len(self._readers)
         with self._lock:
-            if self._owner != os.getpid():  # a server that forks its workers
-                self._readers, self._owner = [None] * len(self._readers), os.getpid()
             found = self._readers[first]
             if found is None or not found.usable:
                 found = self._readers[first] = Reader()
         return found
 
+    def _ask_alone(self, viewer: Viewer, body: bytes) -> Any:
+        if self._spare is not None and self._spare.usable:
+            with suppress(_Died):  # a count that an earlier request left behind may have ended it
+                return self._spare.ask(viewer, body)
+        self._spare = Reader()
+        return self._spare.ask(viewer, body)
+
     @contextmanager
-    def _reader_alone(self) -> Iterator[Reader]:
-        """Yield a reader that answers one request at a time; it ends when no other is left for it."""
+    def _turn(self) -> Iterator[None]:
+        """Wait for the reader that answers one request at a time; it ends when no other request is left for it."""
         with self._lock:
             self._left += 1
         try:
             if not self._alone.acquire(timeout=START_SECONDS):
-                raise TimeoutError
+                raise _TooLate
             try:
-                if self._spare is None or not self._spare.usable:
-                    self._spare = Reader()
-                yield self._spare
+                yield
             finally:
                 self._alone.release()
         finally:
@@ -271,6 +291,7 @@ class Readers:
 
 
 READING = Readers()
+os.register_at_fork(after_in_child=READING.forget)
 
 
 def read(viewer: Viewer, key: Hashable, call: Callable[..., _T], *arguments: Any) -> _T:

@@ -6,6 +6,8 @@ import ast
 import logging
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -98,6 +100,84 @@ def test_errors_are_those_of_the_call(shared: Readers) -> None:
         shared.read(ask, 0, within_reader.panic)
     with pytest.raises(GenevaError, match=r"takes 100,000,\d+ bytes"):
         shared.read(ask, 0, within_reader.much)
+
+
+def test_a_timeout_of_the_call_itself_is_its_error_and_loses_no_reader(few: Readers) -> None:
+    ask = Everybody()
+    before = few.read(ask, 0, within_reader.own_process)
+    with pytest.raises(TimeoutError, match="the store is away"):
+        few.read(ask, 0, within_reader.time_out)
+    assert few.read(ask, 0, within_reader.own_process) == before
+
+
+def test_a_call_that_exits_ends_neither_its_reader_nor_a_thread_of_the_server(few: Readers) -> None:
+    ask = Everybody()
+    before = few.read(ask, 0, within_reader.own_process)
+    with pytest.raises(GenevaError, match="SystemExit: 3"):
+        few.read(ask, 0, sys.exit, 3)
+    assert few.read(ask, 0, within_reader.own_process) == before
+
+
+def test_a_question_that_outlives_its_request_ends_no_reader(few: Readers) -> None:
+    class Slow(Everybody):
+        def may_see_table(self, conn_id: str, table: str) -> bool:
+            time.sleep(0.3)
+            return True
+
+    user = Slow()
+    before = few.read(user, 0, within_reader.own_process)
+    few.read(user, 0, within_reader.ask_in_background, user)
+    time.sleep(0.5)
+    assert few.read(user, 0, within_reader.own_process) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_the_server_leaves_the_answer_to_the_server(few: Readers, number: int) -> None:
+    """Of Ctrl-C in a terminal, or of systemd: the server answers what it has begun, then it ends, and its readers."""
+    ask = Everybody()
+    before = few.read(ask, 0, within_reader.own_process)
+    os.kill(before, number)
+    assert few.read(ask, 0, within_reader.loaded, "lance") == ["lance"]
+    assert few.read(ask, 0, within_reader.own_process) == before
+
+
+def test_an_innocent_request_is_made_again_when_its_reader_ends(few: Readers, tmp_path: Path) -> None:
+    """Alone in its reader, which something else ends: the system, or a count that an earlier request left behind."""
+    ask = Everybody()
+    pid = few.read(ask, 0, within_reader.own_process)
+    with ThreadPoolExecutor(1) as pool:
+        good = pool.submit(few.read, ask, 0, within_reader.wait_and_say, str(tmp_path), "good")
+        until = time.monotonic() + 60
+        while not (tmp_path / "good.waits").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        assert good.result() == "good"
+
+
+_FORKING = """
+import os, sys, threading
+from airflow_geneva.pages import readers
+from tests.support.within_reader import Everybody, own_process
+ask = Everybody()
+first = readers.read(ask, 0, own_process)
+with readers.READING._lock:  # as another thread may, at the moment of the fork
+    pid = os.fork()
+    if not pid:
+        threading.Timer(20, os._exit, (9,)).start()
+        second = readers.read(ask, 0, own_process)
+        os._exit(0 if second != first else 8)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_server_that_forks_after_it_has_read_gives_each_process_its_own_readers() -> None:
+    assert subprocess.run([sys.executable, "-c", _FORKING], timeout=120, check=False).returncode == 0
+
+
+def test_a_count_that_uses_all_cores_has_time(few: Readers) -> None:
+    assert few.read(Everybody(), 0, resource.getrlimit, resource.RLIMIT_CPU)[0] >= 60 * (os.cpu_count() or 1)
 
 
 ENDS: dict[str, tuple[Any, tuple[Any, ...], str]] = {

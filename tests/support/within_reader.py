@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,16 @@ def panic() -> None:
 
 def fail() -> None:
     raise LookupError("not here")
+
+
+def time_out() -> None:
+    raise TimeoutError("the store is away")
+
+
+def ask_in_background(viewer: Viewer) -> None:
+    """Return before a thread has been told what it asked."""
+    threading.Thread(target=viewer.may_see_table, args=("c", "docs"), daemon=True).start()
+    time.sleep(0.1)
 
 
 def fail_oddly() -> None:
