@@ -94,7 +94,7 @@ def read_cards(
     cards = []
     for name in names:
         own = newest.get(name, {})
-        key = (name, *((job.id, job.state) for job in own.values()))
+        key = (opened.database, name, *((job.id, job.state) for job in own.values()))
         try:
             found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name, own), until)
             if found is not None and (sources := opened.sources_of(found.elsewhere)):

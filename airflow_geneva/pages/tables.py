@@ -52,7 +52,8 @@ _SAMPLED = 200
 class CountCache:
     """Runs counts in a few threads per store, so that a store that hangs blocks no other.
 
-    Results are cached for a few seconds, so that a page that polls for several counts gets each of them.
+    Results are cached for a few seconds, so that a page that polls for several counts gets each of them. The names of
+    counts hold the options of their store: what the credentials of one connection read is not shown for another one.
     """
 
     def __init__(self, at_once: int = _AT_ONCE, kept_seconds: float = _KEPT_SECONDS) -> None:
@@ -360,8 +361,7 @@ def _counted(
 
 def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, until: float) -> list[ColumnRow] | None:
     """Return the views of a table; None until the search of the database has finished."""
-    search = (location.name, "views")
-    found = _COUNTS.get(location.database_uri, search, lambda: _find_views(location), until)
+    found = _COUNTS.get(location.database_uri, (location, "views"), lambda: _find_views(location), until)
     if found is None:
         return None
     visible = [name for name in opened.tables() if name in found]
@@ -393,7 +393,8 @@ def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds
     def count() -> str:
         return table.compare(first, second, sample=_SAMPLED).without_values()
 
-    return _COUNTS.get(opened.database.uri, (name, table.version, first, second, "compare"), count, until)
+    asked = (opened.database, name, table.version, first, second, "compare")
+    return _COUNTS.get(opened.database.uri, asked, count, until)
 
 
 @dataclass(frozen=True)

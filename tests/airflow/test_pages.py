@@ -37,17 +37,22 @@ from airflow_geneva.engine.lance_io.table_versions import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.operators import _airflow_internals as internals
+from airflow_geneva.pages import databases, tables
 from airflow_geneva.pages.app import app
+from airflow_geneva.pages.databases import TableCard
 from airflow_geneva.pages.graph import Key, Node, lay_out
 from airflow_geneva.pages.namespace import NamespaceRoute
 from airflow_geneva.pages.tables import CountCache
+from airflow_geneva.pages.visible import VisibleDatabase
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
+from tests.support import within_reader
 from tests.support.browsing import SECRET, Get, assert_harmless, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.support.counting import double, triple
 from tests.support.driving import Driver
 from tests.support.hostile import DEEP, edit_definition, write_definition
 from tests.support.rights import Rights
+from tests.support.within_reader import Everybody
 
 pytestmark = pytest.mark.airflow
 
@@ -801,3 +806,33 @@ def test_two_columns_are_compared_without_what_rows_hold(database: Database, rea
     assert "farthest apart" not in shown
     for wrong in ("first=y&second=none", "first=y&second=y", "first=y&second=tests.support.counting:triple"):
         assert "There is nothing here" in reader(f"{path}/compare?{wrong}", status=404)
+
+
+@pytest.mark.parametrize("what", ["cards", "views", "comparisons"])
+def test_what_one_connection_reads_is_not_shown_for_another_one_of_the_same_folder(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within_reader.forget()
+    read: list[object] = []
+
+    class Nothing:
+        def without_values(self) -> str:
+            return ""
+
+    monkeypatch.setattr(databases, "_read", lambda database, *more: read.append(database) or TableCard("docs"))
+    monkeypatch.setattr(tables, "_find_views", lambda location: read.append(location) or {})
+    monkeypatch.setattr(Table, "compare", lambda table, *more, **named: read.append(table.location) or Nothing())
+    table = make_table(connect(tmp_path))
+    shown = [
+        VisibleDatabase(name, Everybody(), Database(table.location.database_uri, (("account_key", name),)))
+        for name in ("first", "second", "first")
+    ]
+    for opened in shown:
+        until = time.monotonic() + 30
+        if what == "cards":
+            databases.read_cards(opened, [table.name], (), 30.0)
+        elif what == "views":
+            assert tables._views_of(opened, opened.locate(table.name), 1, until) == []
+        else:
+            assert tables.compare(opened, table.name, "x", "y", 30.0) == ""
+    assert [dict(one.options)["account_key"] for one in read] == ["first", "second"]  # type: ignore[attr-defined]
