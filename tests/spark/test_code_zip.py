@@ -149,12 +149,12 @@ def test_a_large_file_is_refused_by_name(project: Path) -> None:
 
 def test_many_files_and_large_packages_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_archive, "MAX_FILES", 4)
-    with pytest.raises(InvalidInput, match="more than 4 files"):
+    with pytest.raises(InvalidInput, match=r"more than 4 files.*outside the package"):
         zip_code("zipped_package.udfs:f")
     monkeypatch.setattr(code_archive, "MAX_FILES", 5)
     assert zip_code("zipped_package.udfs:f") is not None
     monkeypatch.setattr(code_archive, "MAX_BYTES", 10)
-    with pytest.raises(InvalidInput, match="bytes together, and 10 are allowed"):
+    with pytest.raises(InvalidInput, match=r"bytes together, and 10 are allowed.*outside the package"):
         zip_code("zipped_package.udfs:f")
 
 
@@ -199,6 +199,7 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a socket": (_socket, "/thing' is neither a file nor a folder"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "/thing' is neither a file nor a folder"),
     "a name that is not UTF-8": (_bytes_name, r"thing\\xff.py' is not UTF-8"),
+    "a backslash": (lambda path: path.with_name("a\\b.txt").touch(), r"a\\b.txt' leads out of a folder on some"),
 }  # fmt: skip
 
 
@@ -416,6 +417,15 @@ def _zip(*entries: tuple[str, int], kind: int = zipfile.ZIP_STORED) -> bytes:
             info.external_attr, info.compress_type = mode << 16, kind
             archive.writestr(info, b"x" * 1_000 if stat.S_ISREG(mode) else b"")
     return buffer.getvalue()
+
+
+def test_names_of_files_with_colons_are_unpacked(project: Path, tmp_path: Path) -> None:
+    (project / "zipped_package" / "00:15:00.json").write_text("{}")
+    archive = zip_code("zipped_package.udfs:f")
+    assert archive is not None
+    place = tmp_path / archive_name("code", archive)
+    place.write_bytes(archive)
+    assert (code_archive.unpacked(str(place)) / "zipped_package" / "00:15:00.json").read_text() == "{}"
 
 
 # What `zip_code` never writes.

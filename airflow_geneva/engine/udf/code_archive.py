@@ -46,6 +46,7 @@ _PACKAGE = __package__.partition(".")[0]
 _COMMENT = b"code of airflow_geneva"
 _NAME = re.compile(r"-([0-9a-f]{16})\.zip")
 _UNPACKED = "unpacked-code"
+_ADVICE = "Put data and models outside the package, where workers can read them, or the UDF into a package of its own"
 _READS = 3
 _KEPT_SECONDS = 7 * 86_400.0
 # A module that only one version of Python on one platform can import: `fast.cpython-311-x86_64-linux-gnu.so`.
@@ -148,7 +149,7 @@ class _Packing:
             before = dict(self._list(start))
             size = sum(state.st_size for _, state in before.values())
             if size > MAX_BYTES:
-                raise self._refused(f"its files have {size:,} bytes together, and {MAX_BYTES:,} are allowed")
+                raise self._refused(f"its files have {size:,} bytes together, and {MAX_BYTES:,} are allowed. {_ADVICE}")
             found = {name: self._read(path) for name, (path, _) in before.items()}
             if _signature(before) == _signature(dict(self._list(start))):
                 return found
@@ -157,12 +158,16 @@ class _Packing:
     def _list(self, start: Path) -> Iterator[tuple[str, tuple[Path, os.stat_result]]]:
         for count, path in enumerate([start] if start.is_file() else self._files(start, ())):
             if count == MAX_FILES:
-                raise self._refused(f"it has more than {MAX_FILES:,} files")
+                raise self._refused(f"{_shown(start)} has more than {MAX_FILES:,} files. {_ADVICE}")
             name = path.relative_to(self.root).as_posix()
             try:
                 name.encode()
             except UnicodeEncodeError:
                 raise self._refused(f"the name of {_shown(path)} is not UTF-8") from None
+            if _leads_out(name):
+                raise self._refused(
+                    f"the name of {_shown(path)} leads out of a folder on some systems. Rename the file"
+                )
             state = self._stat(path)
             if state.st_size > MAX_FILE_BYTES:
                 raise self._refused(
@@ -323,10 +328,15 @@ def read_entries(data: bytes) -> Iterator[tuple[str, bytes]]:
         raise DamagedArchive(f"the archive is damaged: {error}") from error
 
 
+def _leads_out(name: str) -> bool:
+    """Whether a name may lead out of the folder in which an archive is unpacked, on any system."""
+    parts = name.split("/")
+    return ":" in parts[0] or any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts)
+
+
 def _check_entry(info: zipfile.ZipInfo) -> None:
     name, kind = info.filename, stat.S_IFMT(info.external_attr >> 16)
-    parts = name.removesuffix("/").split("/")
-    if any(part in ("", ".", "..") or "\\" in part or ":" in part or "\0" in part for part in parts):
+    if _leads_out(name.removesuffix("/")):
         raise DamagedArchive(f"the archive has an entry {name!r:.200}, which may lead out of its folder")
     if kind != (stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
         raise DamagedArchive(f"entry {name!r:.200} of the archive is neither a file nor a folder")
