@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from airflow_geneva.engine.storage.documents import Expansion
+
 MAX_BYTES = 8 << 20
 """Maximum size of an answer, and of a line of a batch's answers."""
 MAX_ERROR_BYTES = 1 << 20
@@ -73,12 +75,12 @@ def at_most(size: int) -> Iterator[None]:
 
 
 def limited(openai: Any) -> dict[str, Any]:
-    """Return the arguments of OpenAI's client that limit all answers; compressed ones are refused."""
+    """Return the arguments of OpenAI's client that limit all answers, compressed ones after they are expanded."""
     return {"http_client": openai.DefaultHttpxClient(event_hooks={"response": [_limit]}), **_PLAIN}
 
 
 def limited_async(openai: Any) -> dict[str, Any]:
-    """Return the arguments of OpenAI's client of coroutines that limit all answers; compressed ones are refused."""
+    """Return the arguments of OpenAI's client of coroutines that limit all answers, as `limited` does."""
     return {"http_client": openai.DefaultAsyncHttpxClient(event_hooks={"response": [_limit_async]}), **_PLAIN}
 
 
@@ -87,41 +89,74 @@ _PLAIN = {"default_headers": {"Accept-Encoding": "identity"}}
 
 def _limit(response: Any) -> None:
     """Let the body of a response raise beyond the limit of the current block."""
-    most, parts = _limit_of(response), response.iter_raw
+    body, parts = _Body(response), response.iter_raw
 
     def read(*given: Any, **named: Any) -> Iterator[bytes]:
-        size = 0
-        for part in parts(*given, **named):
-            size += len(part)
-            if size > most:
-                response.close()
-                raise _too_large(response, most)
-            yield part
+        try:
+            for part in parts(*given, **named):
+                yield from body.pieces(part)
+        except (ForeignAnswer, CutAnswer, TooLarge):
+            response.close()
+            raise
+        body.end()
 
     response.iter_raw = read
 
 
 async def _limit_async(response: Any) -> None:
     """Let the body of a response raise beyond the limit of the current block."""
-    most, parts = _limit_of(response), response.aiter_raw
+    body, parts = _Body(response), response.aiter_raw
 
     async def read(*given: Any, **named: Any) -> AsyncIterator[bytes]:
-        size = 0
-        async for part in parts(*given, **named):
-            size += len(part)
-            if size > most:
-                await response.aclose()
-                raise _too_large(response, most)
-            yield part
+        try:
+            async for part in parts(*given, **named):
+                for piece in body.pieces(part):
+                    yield piece
+        except (ForeignAnswer, CutAnswer, TooLarge):
+            await response.aclose()
+            raise
+        body.end()
 
     response.aiter_raw = read
 
 
-def _limit_of(response: Any) -> int:
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise ForeignAnswer(f"it is compressed ({encoding!r:.50}), which was not asked for")
-    return _most.get() if response.status_code == _OK else MAX_ERROR_BYTES
+class _Body:
+    """Expands the body of a response, and counts its bytes before and after.
+
+    No request asks for compression, but a proxy between may compress nevertheless.
+    """
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self._most = _most.get() if response.status_code == _OK else MAX_ERROR_BYTES
+        self._read = self._expanded = 0
+        encoding = response.headers.pop("content-encoding", "").strip().lower()
+        self._expansion = Expansion() if encoding in ("gzip", "x-gzip", "deflate") else None
+        if self._expansion is None and encoding not in ("", "identity"):
+            raise ForeignAnswer(f"it is compressed ({encoding!r:.50}), which was not asked for")
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        self._read = self._add(self._read, part)
+        if self._expansion is None:
+            yield part
+            return
+        try:
+            for piece in self._expansion.pieces(part):
+                self._expanded = self._add(self._expanded, piece)
+                yield piece
+        except ValueError as error:
+            if isinstance(error, TooLarge):
+                raise
+            raise ForeignAnswer(f"it says to be compressed, and {error}") from None
+
+    def end(self) -> None:
+        if self._expansion is not None and self._read and not self._expansion.ended:
+            raise CutAnswer("its compressed bytes end too early")
+
+    def _add(self, size: int, part: bytes) -> int:
+        if size + len(part) > self._most:
+            raise _too_large(self._response, self._most)
+        return size + len(part)
 
 
 def _too_large(response: Any, most: int) -> Exception:
@@ -197,6 +232,8 @@ def read_vectors(body: bytearray, texts: int, dimensions: int) -> Vectors:
             tokens = _tokens(answer.get("usage"), "prompt_tokens")
         case _:
             raise ForeignAnswer(f"{bytes(body[:100])!r} has no data")
+    if all(isinstance(item, dict) and item.get("index") is None for item in items):
+        items = [{**item, "index": at} for at, item in enumerate(items)]  # they are in the order of the texts
     numbered = {index: item for item in items if (index := _index_of(item)) is not None}
     if len(items) != texts or numbered.keys() != set(range(texts)):
         same = ", or not numbered as the texts are" if len(items) == texts else ""
@@ -255,7 +292,7 @@ def read_vector(answer: Any, dimensions: int) -> np.ndarray:
             pass
         case _:
             raise ForeignAnswer("it has no data")
-    if len(items) != 1 or _index_of(items[0]) != 0:
+    if len(items) != 1 or not isinstance(items[0], dict) or items[0].get("index") not in (0, None):
         raise RefusedAnswer(f"returned {len(items):,} vectors for one text, or not numbered as the text is")
     vector = vector_of(items[0].get("embedding"))
     if vector is None:

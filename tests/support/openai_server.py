@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -36,7 +37,7 @@ WRONG: Mapping[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]]
     "unnumbered": lambda data, at: [{**one, "index": 0} for one in data],
     "from one": lambda data, at: [{**one, "index": one["index"] + 1} for one in data],
     "negative": lambda data, at: [{**one, "index": one["index"] - len(data)} for one in data],
-    "nameless": lambda data, at: [{"embedding": one["embedding"]} for one in data],
+    "nameless": lambda data, at: [*data[:at], {"embedding": data[at]["embedding"]}, *data[at + 1 :]],
     "quoted": lambda data, at: [{**one, "index": str(one["index"])} for one in data],
 }
 """Ways of an answer that is complete, but whose vectors cannot be assigned: they get the vectors and the position of
@@ -67,6 +68,7 @@ class Settings:
         batch_answers: how the lines of a batch's answers are wrong: "fewer", "twice", "unknown", or "renumbered".
         raw_answer: body of every answer to a model request, and how often it is repeated.
         raw_headers, raw_status: headers and status of such an answer.
+        gzip: whether all answers are compressed, as some proxies do, whatever a request accepts.
         api_keys: accepted keys; none: any.
     """
 
@@ -89,6 +91,7 @@ class Settings:
     raw_answer: tuple[str, int] | None = None
     raw_headers: Mapping[str, str] = field(default_factory=dict)
     raw_status: int = 200
+    gzip: bool = False
     api_keys: tuple[str, ...] = ()
 
 
@@ -271,7 +274,7 @@ class _Server:
                     answer = found if isinstance(found, _Answer) else _Answer(200, found)
                 except _Answer as early:
                     answer = early
-                if not self.write(writer, answer):
+                if not self.write(writer, answer, self.settings.gzip and target.startswith("/v1/")):
                     return
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -279,11 +282,13 @@ class _Server:
         finally:
             writer.close()
 
-    def write(self, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    def write(self, writer: asyncio.StreamWriter, answer: _Answer, compressed: bool) -> bool:
         """Write an answer; return whether the connection goes on."""
         raw = isinstance(answer.document, bytes)
         body = answer.document if raw else json.dumps(answer.document).encode()
         headers = {"content-type": "application/octet-stream" if raw else "application/json"}
+        if compressed:
+            body, headers = gzip.compress(body), {**headers, "content-encoding": "gzip"}
         headers |= {"content-length": str(len(body)), **answer.headers}
         head = f"HTTP/1.1 {answer.status} -\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         writer.write(head.encode() + b"\r\n" + (body[: len(body) // 2] if answer.cut else body))

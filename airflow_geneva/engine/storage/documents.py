@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import EllipsisType, NoneType, UnionType
@@ -26,6 +26,7 @@ MOST_VALUES = 1 << 20
 MOST_PLAN_VALUES = 32 << 20
 
 _DEEPEST = 64
+_PIECE = 64 << 10
 _LARGEST_INT = 1 << 64
 _LARGEST_FLOAT = 1e18
 _LATEST_TIME = 253_402_300_799
@@ -73,6 +74,30 @@ def expand(packed: bytes, most_bytes: int) -> bytes:
     if not reader.eof or reader.unused_data:
         raise ValueError("it is damaged: its compressed bytes end too early or too late")
     return found
+
+
+class Expansion:
+    """Decompresses gzip or zlib data that comes in parts, a small piece at a time."""
+
+    def __init__(self) -> None:
+        self._reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    @property
+    def ended(self) -> bool:
+        return self._reader.eof
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        """Yield what a part expands to, in pieces of at most 64 KB; `ValueError` if it is damaged."""
+        while True:
+            try:
+                found = self._reader.decompress(part, _PIECE)
+            except zlib.error as error:
+                raise ValueError(f"it is damaged: {error}") from None
+            if found:
+                yield found
+            part = self._reader.unconsumed_tail
+            if self._reader.eof or (not part and len(found) < _PIECE):
+                return
 
 
 def _refuse(constant: str) -> Any:
