@@ -319,7 +319,7 @@ def vector_of(value: Any) -> np.ndarray | None:
 
 
 def _tokens(usage: Any, name: str) -> float:
-    """Return a number of tokens; 0 if the answer has none that can be one."""
+    """Return a number of tokens; 0 if the answer has no valid number."""
     found = usage.get(name) if isinstance(usage, dict) else None
     return found if isinstance(found, (int, float)) and 0 <= found <= _MAX_TOKENS else 0
 

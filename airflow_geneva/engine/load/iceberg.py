@@ -88,7 +88,7 @@ def open_iceberg(location: str, properties: Options, places: Places) -> IcebergT
     """Open a table by its metadata file, or by a folder with a ``version-hint.text``.
 
     Args:
-        properties: of the file system; the table's own are not used, since whoever writes the table chooses them.
+        properties: of the file system; the table's own are not used, because its writer chooses them.
         places: where the files may lie that the metadata names.
 
     Raises:
