@@ -59,7 +59,7 @@ def secret_values(options: Mapping[str, str]) -> list[str]:
 @functools.lru_cache(maxsize=256)
 def remember_options(options: tuple[tuple[str, str], ...]) -> None:
     """Mask the secret values of storage options in all texts of this process from now on."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # opening them raises the error that says what is wrong
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # opening them raises the error
         # Of a URL only the password: the rest says which store it is.
         remember_secrets(
             value for value in secret_values(dict(options)) if "?" in value or not urlsplit(value).password
