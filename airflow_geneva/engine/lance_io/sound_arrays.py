@@ -56,8 +56,10 @@ def missing_field(values: pa.Array) -> str | None:
         given = values.filter(values.is_valid()) if values.null_count else values
         parts = [(field, given.field(at)) for at, field in enumerate(kind)]
     elif pt.is_map(kind):
-        pairs = values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
-        parts = [(kind.key_field, pairs.field(0)), (kind.item_field, pairs.field(1))]
+        # A cast to a list of structs does not know extension types.
+        first, last = (values.offsets[at].as_py() for at in (0, -1))
+        pairs = (kind.key_field, values.keys), (kind.item_field, values.items)
+        parts = [(field, part.slice(first, last - first)) for field, part in pairs]
     else:
         parts = [(kind.value_field, values.flatten())]
     for field, part in parts:
