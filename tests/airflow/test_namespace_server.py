@@ -411,13 +411,15 @@ def test_the_login_is_asked_for_first_then_the_rights_and_then_the_body(client: 
     manager = create_auth_manager()
     Rights.give("reader", connections=["lance_default"])
     Rights.give("starter", connections=["lance_default"], triggers=DAGS.values())
-    bodies = {"no JSON": b"{", "no object": b"[]", "too deep": b"[" * 100_000, "large": b" " * (MOST_BYTES + 1)}
+    bodies = {"no JSON": b"{", "no object": b"[]", "too deep": b"[" * 100_000, "large": b" "}
     of_starter = {"no JSON": 400, "no object": 400, "too deep": 400, "large": 413}
     for path in ("table/none/backfill_column", "materialized_view/none/refresh", "materialized_view/none/create"):
         for kind, body in bodies.items():
             for user, expected in ((None, 401), ("stranger", 403), ("reader", 403), ("starter", of_starter[kind])):
                 headers = {} if user is None else {"Authorization": f"Bearer {Rights.token(user, manager)}"}
                 headers["Content-Type"] = "application/json"
+                if kind == "large":  # Only its length: what is still being sent when the answer comes breaks the connection.
+                    headers["Content-Length"] = str(MOST_BYTES + 1)
                 address = f"{client.uri}/v1/{path}"  # type: ignore[attr-defined]
                 with pytest.raises(urllib.error.HTTPError) as refused:
                     urllib.request.urlopen(urllib.request.Request(address, body, headers))

@@ -49,7 +49,8 @@ def test_lines_of_the_start_are_logged_and_later_ones_printed(
     os.write(writing, b"later\n")
     os.close(writing)
     said.thread.join()
-    assert [record.message for record in caplog.records] == ["WARN: one", "WARN: two"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "airflow_geneva.spark"]
+    assert logged == ["WARN: one", "WARN: two"]
     assert capsys.readouterr().err == "later\n"
 
 
