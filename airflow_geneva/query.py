@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_geneva.database import Database
 from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
-from airflow_geneva.engine.lance_io.arrays import check_storable, single_batch
+from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
@@ -30,7 +30,7 @@ from airflow_geneva.engine.views.definition import (
     visible_columns,
 )
 from airflow_geneva.engine.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
-from airflow_geneva.engine.views.rows import DATA_STORAGE_VERSION, create_view, select_row_ids
+from airflow_geneva.engine.views.rows import create_view, select_row_ids
 from airflow_geneva.engine.views.sources import keep_source
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.services.limits.calls import calling

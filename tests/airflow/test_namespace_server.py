@@ -418,7 +418,8 @@ def test_the_login_is_asked_for_first_then_the_rights_and_then_the_body(client: 
             for user, expected in ((None, 401), ("stranger", 403), ("reader", 403), ("starter", of_starter[kind])):
                 headers = {} if user is None else {"Authorization": f"Bearer {Rights.token(user, manager)}"}
                 headers["Content-Type"] = "application/json"
-                if kind == "large":  # Only its length: what is still being sent when the answer comes breaks the connection.
+                # Only the length of a large body: if the answer comes while it is being sent, the connection breaks.
+                if kind == "large":
                     headers["Content-Length"] = str(MOST_BYTES + 1)
                 address = f"{client.uri}/v1/{path}"  # type: ignore[attr-defined]
                 with pytest.raises(urllib.error.HTTPError) as refused:

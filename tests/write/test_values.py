@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 from lance.arrow import bfloat16_array
 
-from airflow_geneva import udf
+from airflow_geneva import connect, udf
 from airflow_geneva.engine.lance_io.arrays import check_storable, rows_at, rows_where
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
@@ -115,6 +118,34 @@ def test_what_pylance_cannot_store_is_refused_by_name(make_table: MakeTable, rea
     assert reason in str(refused.value)
     with pytest.raises(InvalidInput, match=r"Column 'y' of a view of table 'docs' cannot be .*pylance cannot store"):
         table.query().add_columns({"y": odd}).definition()
+
+
+@pytest.mark.parametrize(
+    ("version", "data_type", "reason"),
+    [
+        ("2.1", lance.blob_field("p").type, "blobs need storage version 2.2 or later, and the table has 2.1"),
+        ("2.0", lance.blob_field("p").type, "blobs need storage version 2.2 or later, and the table has 2.0"),
+        ("2.0", pa.struct({"a": pa.int32()}), "does not encode struct validity"),
+        ("legacy", pa.string(), "cannot add empty columns to tables of the legacy storage version 0.1"),
+    ],
+)
+def test_a_column_that_needs_a_newer_storage_version_is_refused_with_the_copy_that_takes_it(
+    tmp_path: Path, version: str, data_type: pa.DataType, reason: str
+) -> None:
+    @udf(data_type=data_type, version="1")
+    def newer(x: int) -> Any:
+        return None
+
+    db = connect(tmp_path / "db")
+    table = db.create_table("docs", pa.table({"x": [1, 2]}), data_storage_version=version)
+    with pytest.raises(InvalidInput, match=r"Column 'y' of table 'docs' cannot be .*pylance cannot store") as refused:
+        table.add_columns({"y": newer})
+    assert reason in str(refused.value)
+    copy = re.search(r"copy the table, (db\.create_table\(.*\))\.$", str(refused.value))
+    assert copy is not None
+    eval(copy[1], {"db": db, "NAME": "newer", "table": table}).add_columns({"y": newer})
+    view = table.query().add_columns({"y": newer}).create_materialized_view(db, "view")
+    assert view.refresh(runner="inline").rows_run == 2
 
 
 ITEMS = pa.list_(pa.field("item", pa.float64(), nullable=False), 1)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.blobs import is_blob, is_blob_type
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.errors import InvalidInput
 
+DATA_STORAGE_VERSION: Final = "2.2"
+"""The newest stable storage version, in which views are stored."""
+_LEGACY_STORAGE = "0.1"
+_WITHOUT_BLOBS = ("2.0", "2.1")
 _NOWHERE = -1
 _LEVELS_OF_TWO_ITEMS = 6
 """Lists that are nested deeper get one item in a sample, whose size would double with each level."""
@@ -276,16 +280,36 @@ class _Retyped:
 
 
 def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
-    """Refuse columns whose types pylance cannot write and read back, with NULL on every level."""
+    """Refuse columns whose types pylance cannot write and read back, with NULL on every level.
+
+    Args:
+        version: the storage version of the table.
+    """
     for field in fields:
-        # Lance's extension types are not hashable, so the cache key is the serialized schema.
-        schema = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
-        reason = None if is_blob(field) else _reason_against_type(schema, version)
-        if reason:
-            raise InvalidInput(
-                f"Column {field.name!r} of {what} cannot be {field.type}: pylance cannot store it ({reason}). Choose "
-                "another type."
+        if not (reason := _reason_against(field, version)):
+            continue
+        advice = "Choose another type."
+        if version != DATA_STORAGE_VERSION and not _reason_against(field, DATA_STORAGE_VERSION):
+            advice = (
+                f"Storage version {DATA_STORAGE_VERSION} can: copy the table, db.create_table(NAME, "
+                f'table.lance.scanner().to_reader(), data_storage_version="{DATA_STORAGE_VERSION}").'
             )
+        raise InvalidInput(
+            f"Column {field.name!r} of {what} cannot be {field.type}: pylance cannot store it ({reason}). {advice}"
+        )
+
+
+def _reason_against(field: pa.Field, version: str) -> str | None:
+    """Return why a new column of this type cannot be added to a table of a storage version; None if it can."""
+    if version == _LEGACY_STORAGE:
+        return f"Lance cannot add empty columns to tables of the legacy storage version {version}"
+    if is_blob(field):
+        if is_blob_type(field.type) and version in _WITHOUT_BLOBS:
+            return f"blobs need storage version {DATA_STORAGE_VERSION} or later, and the table has {version}"
+        return None
+    # Lance's extension types are not hashable, so the cache key is the serialized schema.
+    schema = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
+    return _reason_against_type(schema, version)
 
 
 @functools.lru_cache(maxsize=256)
@@ -301,7 +325,7 @@ def _reason_against_type(schema: bytes, version: str) -> str | None:
 def why_not_storable(values: pa.Array) -> str | None:
     """Return pylance's reason for refusing to store values; None if it can store them."""
     try:
-        _stored(values, "2.2")
+        _stored(values, DATA_STORAGE_VERSION)
     except EngineError as error:
         return _pylance_reason(error)
     return None

@@ -17,6 +17,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import (
+    DATA_STORAGE_VERSION,
     copy_sliced_columns,
     nested_types,
     rows_at,
@@ -315,7 +316,9 @@ def _decoded(reader: LanceFileReader, table: pa.Table) -> pa.RecordBatch:
 
     schema = pa.schema([written.field(name) for name in found])
     encoded = pa.record_batch([batch.column(name) for name in found], schema=schema)
-    decoded = single_batch(lance.write_dataset(encoded, "memory://", data_storage_version="2.2").to_table())
+    decoded = single_batch(
+        lance.write_dataset(encoded, "memory://", data_storage_version=DATA_STORAGE_VERSION).to_table()
+    )
     for name in found:
         at = batch.schema.get_field_index(name)
         batch = batch.set_column(at, decoded.schema.field(name), decoded.column(name))

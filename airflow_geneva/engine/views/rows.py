@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION
 from airflow_geneva.engine.lance_io.conflicts import create_new
 from airflow_geneva.engine.lance_io.sql_text import read_sql
 from airflow_geneva.engine.storage.catalogs import pylance_access
@@ -28,8 +29,6 @@ PLACEHOLDER_FIELDS = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS
 
 CREATED_FROM = "geneva.view.created_from"
 """Transaction property of a view's first version: the source version of the placeholders."""
-
-DATA_STORAGE_VERSION = "2.2"
 
 RowIdArray: TypeAlias = npt.NDArray[np.int64]
 HashArray: TypeAlias = npt.NDArray[np.uint64]
