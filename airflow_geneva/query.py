@@ -16,6 +16,7 @@ from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_st
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
+from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
 from airflow_geneva.engine.storage.catalogs import with_sources
 from airflow_geneva.engine.storage.uri import check_name, without_credentials
 from airflow_geneva.engine.udf import UDF, load_udf
@@ -245,6 +246,7 @@ class Query:
         database = chosen or Database(self.table.location.database_uri, self.table.location.options)
         check_name(called, "table")
         dataset = self.table.lance
+        check_no_mem_wal(self.table.location.name, dataset)
         outputs = self._outputs(dataset)
         definition = self._definition(dataset, outputs)
         if not definition.stable_row_ids:

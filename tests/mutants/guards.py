@@ -74,6 +74,12 @@ GUARDS = [
         "if False:",
         ("lance_io/test_sql_text.py::test_sql_that_would_end_the_process_is_refused_by_its_size",),
     ),
+    Guard(
+        "Rows that LSM writes keep outside of all fragments would be left out, and the job would be DONE.",
+        "        if dataset.mem_wal_index_details() is None:\n",
+        "        if True:\n",
+        ("plan/test_mem_wal.py",),
+    ),
     # Places: what a table names is opened only where the user allowed it.
     Guard(
         "A table whose manifest names a folder of another database would be read with the job's credentials.",

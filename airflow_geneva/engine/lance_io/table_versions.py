@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import lance
 
 _CLEANED_UP = "cleaned up"
+_MEM_WAL = "__lance_mem_wal"
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
 """Lance names a manifest by this number minus its version, so that the newest sorts first; older tables by version."""
@@ -148,6 +149,19 @@ def written_at(dataset: lance.LanceDataset) -> int:
     return cast(int, dataset._ds.current_version()["timestamp"])
 
 
+def check_no_mem_wal(table: str, dataset: lance.LanceDataset) -> None:
+    """Raise `InvalidInput` if a table has a MemWAL, whose rows no version shows before they are merged; no request."""
+    with engine_errors():
+        if dataset.mem_wal_index_details() is None:
+            return
+    raise InvalidInput(
+        f"Table {table!r} has a MemWAL (its index {_MEM_WAL}): rows of LSM writes lie in _mem_wal/, outside of all "
+        "fragments, and would be left out. Flush them (in LanceDB table.close_lsm_writers(), in pylance "
+        "writer.close()), merge each flushed generation into the table (dataset.merge_insert(KEY) with "
+        f'mark_sstables_as_compacted), and end the MemWAL: dataset.drop_index("{_MEM_WAL}"), in LanceDB table.unset_lsm_write_spec().'
+    )
+
+
 def read_transaction(dataset: lance.LanceDataset, version: int) -> lance.Transaction | None:
     """Read the transaction of a version; also works for a compaction of a table with an index."""
     import lance
@@ -198,6 +212,8 @@ class PlannedTable:
 
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
+        """Describe an opened table; `InvalidInput` if it has a MemWAL, with rows outside of its versions."""
+        check_no_mem_wal(location.name, dataset)
         catalog = catalog_uri(location.options) or ""
         version, written, places = int(dataset.version), written_at(dataset), allowed_places(location.options)
         return PlannedTable(location.uri, location.name, version, written, catalog=catalog, places=places)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.database import Database
 from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.lance_io.table_versions import VersionStamp, newest_stamp, reporting_cleaned_up, stamp_of
+from airflow_geneva.engine.lance_io.table_versions import (
+    VersionStamp,
+    check_no_mem_wal,
+    newest_stamp,
+    reporting_cleaned_up,
+    stamp_of,
+)
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.refusals import is_access_refused
@@ -109,6 +115,7 @@ def observe(
         return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
     location = database.location(wanted.table)
     dataset = location.open()
+    check_no_mem_wal(location.name, dataset)
     with reporting_cleaned_up(location, dataset):
         return _Check(database, location, dataset, wanted, seen, newest).observe(now)
 
