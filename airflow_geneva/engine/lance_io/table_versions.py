@@ -158,7 +158,8 @@ def check_no_mem_wal(table: str, dataset: lance.LanceDataset) -> None:
         f"Table {table!r} has a MemWAL (its index {_MEM_WAL}): rows of LSM writes lie in _mem_wal/, outside of all "
         "fragments, and would be left out. Flush them (in LanceDB table.close_lsm_writers(), in pylance "
         "writer.close()), merge each flushed generation into the table (dataset.merge_insert(KEY) with "
-        f'mark_sstables_as_compacted), and end the MemWAL: dataset.drop_index("{_MEM_WAL}"), in LanceDB table.unset_lsm_write_spec().'
+        f'mark_sstables_as_compacted), and end the MemWAL: dataset.drop_index("{_MEM_WAL}"), in LanceDB '
+        "table.unset_lsm_write_spec()."
     )
 
 
