@@ -139,6 +139,7 @@ class View(Table):
         max_rows_per_fragment: int | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool = False,
+        errors_only: bool = False,
         **sizing: Unpack[SizingOptions],
     ) -> Plan:
         """Plan a refresh: which rows it would compute, and why; writes nothing.
@@ -149,6 +150,9 @@ class View(Table):
             on_code_change: ``error``, ``recompute``, ``new_rows`` or ``old_code`` when the view holds another UDF
                 version's values; the last continues with that version, as long as it is stored.
             ignore_checkpoints: do not use what earlier jobs computed.
+            errors_only: run only rows on which a UDF failed, however often; the view stays at the source version that
+                it shows. If a UDF was repaired, all other rows keep their values, and later refreshes go on with the
+                new code.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
@@ -160,7 +164,13 @@ class View(Table):
         from airflow_geneva.engine.run.view import load_udfs, plan
 
         request = RefreshRequest(
-            new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
+            new_job_id(),
+            src_version,
+            max_rows_per_fragment,
+            on_code_change,
+            ignore_checkpoints,
+            check_sizing(sizing),
+            errors_only=errors_only,
         )
         definition = self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)
@@ -177,6 +187,7 @@ class View(Table):
         runner: str = "auto",
         max_failed: int | float | None = None,
         indexes: str | None = None,
+        errors_only: bool = False,
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Update the view to its source in one commit; the cost depends on what changed.
@@ -206,6 +217,7 @@ class View(Table):
             check_sizing(sizing),
             max_failed,
             indexes,
+            errors_only,
         )
         with progress_bar(self.name):
             plan, udfs, watch = self._plan_refresh_to_run(request, runner)

@@ -125,16 +125,17 @@ def plan(
         return
     _find_modules_here()
     options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
-    options |= {"errors_only": errors_only, "recompute_mixed": recompute_mixed}
+    options |= {"recompute_mixed": recompute_mixed}
     if view is not None:
         if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
             raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
         db, _ = open_database_argument(arguments, conn_id, allowed_place)
-        planned = _open_view(db, view, source).plan_refresh(read_version, None, on_code_change, ignore_checkpoints)
+        found = _open_view(db, view, source)
+        planned = found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints, errors_only)
         typer.echo(without_controls(planned))
         return
     db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
-    options |= {"read_version": read_version, "on_code_change": on_code_change}
+    options |= {"read_version": read_version, "on_code_change": on_code_change, "errors_only": errors_only}
     options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
     typer.echo(without_controls(db.open_table(table).plan_backfill(column, **options)))
 
@@ -221,6 +222,7 @@ def refresh(
     ] = None,
     read_version: _ReadVersion = None,
     on_code_change: _OnCodeChange = "error",
+    errors_only: _ErrorsOnly = False,
     ignore_checkpoints: _IgnoreCheckpoints = False,
     runner: _Runner = "auto",
     max_failed: _MaxFailed = None,
@@ -235,7 +237,7 @@ def refresh(
     db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "VIEW")
     view = _open_view(db, name, source)
     failed = _number(max_failed)
-    result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes)
+    result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes, errors_only)
     _print_result(result, as_json)
 
 

@@ -10,7 +10,7 @@ from airflow.sdk import Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.operators._lance_task import optional_int, parse_json, required_text
+from airflow_geneva.operators._lance_task import optional_int, parse_bool, parse_json, required_text
 from airflow_geneva.operators.plan import PlanOperator
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class PlanRefreshOperator(PlanOperator):
         view: the view's name.
         src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         max_rows_per_fragment: rows of each new fragment of the view.
+        errors_only: run only rows on which a UDF failed, no matter how often; the view stays at the source version that
+            it shows. If a UDF was repaired, all other rows keep their values.
         sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
             the view's source is neither in the view's database nor in that of the connection.
 
@@ -45,7 +47,7 @@ class PlanRefreshOperator(PlanOperator):
 
     template_fields: Sequence[str] = (
         *PlanOperator.template_fields,
-        *("view", "src_version", "max_rows_per_fragment", "sources"),
+        *("view", "src_version", "max_rows_per_fragment", "errors_only", "sources"),
     )
 
     def __init__(
@@ -54,6 +56,7 @@ class PlanRefreshOperator(PlanOperator):
         view: str,
         src_version: int | str | None = None,
         max_rows_per_fragment: int | str | None = None,
+        errors_only: bool | str = False,
         sources: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -61,6 +64,7 @@ class PlanRefreshOperator(PlanOperator):
         self.view = view
         self.src_version = src_version
         self.max_rows_per_fragment = max_rows_per_fragment
+        self.errors_only = errors_only
         self.sources = sources
 
     def _target(self) -> str:
@@ -97,6 +101,7 @@ class PlanRefreshOperator(PlanOperator):
         request = RefreshRequest(
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
+            errors_only=parse_bool("errors_only", self.errors_only),
             **{**asked, "sizing": check_sizing(asked["sizing"])},
         )
         source = locate_source(view.location, definition, view.sources)

@@ -363,6 +363,8 @@ class RefreshTaskGroup(_ShardGroup):
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
             continues with the code that the view was computed with, until one of these is given.
+        errors_only: run only rows on which a UDF failed, no matter how often; the view stays at the source version that
+            it shows. If a UDF was repaired, all other rows keep their values, and later runs use the new code.
         ignore_checkpoints: do not use values that earlier runs computed.
         max_failed: `finish` fails, and leaves the view unchanged, if more than this number of rows fail, or, with a
             decimal point, more than this fraction of the due rows. By default any number may fail.
@@ -386,6 +388,7 @@ class RefreshTaskGroup(_ShardGroup):
         sources: Sequence[str] | None = None,
         max_rows_per_fragment: int | str | None = None,
         on_code_change: str = "error",
+        errors_only: bool | str = False,
         ignore_checkpoints: bool | str = False,
         max_failed: float | str | None = None,
         indexes: str | None = None,
@@ -397,6 +400,7 @@ class RefreshTaskGroup(_ShardGroup):
             "sources": sources,
             "max_rows_per_fragment": max_rows_per_fragment,
             "on_code_change": on_code_change,
+            "errors_only": errors_only,
             "ignore_checkpoints": ignore_checkpoints,
             "max_failed": max_failed,
             "indexes": indexes,

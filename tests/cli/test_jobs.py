@@ -225,8 +225,8 @@ def test_plan_explains_the_refresh_of_a_view(table: Table, db: str) -> None:
 def test_plan_says_what_cannot_be_asked_of_a_view(table: Table, db: str) -> None:
     assert "'docs' is a table and not a view" in run("plan", db, "--view", "docs", code=1)
     make_view(table, udfs.picky)
-    said = run("plan", db, "--view", "picked", "--where", "x = 1", "--errors-only", code=1)
-    assert "--where and --errors-only apply to columns" in said
+    said = run("plan", db, "--view", "picked", "--where", "x = 1", "--recompute-mixed", code=1)
+    assert "--where and --recompute-mixed apply to columns" in said
 
 
 def test_plan_prints_what_a_job_carries_out(table: Table, db: str) -> None:
@@ -280,6 +280,11 @@ def test_errors_of_a_view_name_its_column_and_the_rows_of_its_source(table: Tabl
     assert text.count("column e, UDF picky (version 1), attempt 1") == len(rows) == 7
     assert "No errors." in run("errors", db, "--table", "docs")
     assert {record["source"] for record in read("errors", db)} == {"docs"}
+    table.add([{"x": 100}])
+    assert "101 rows: 8 pending" in run("plan", db, "--view", "picked")
+    assert "100 rows: 7 pending" in run("plan", db, "--view", "picked", "--errors-only")
+    again = read("refresh", db, "picked", "--errors-only", "--runner", "inline")
+    assert (again["rows_failed"], again["rows_computed"], again["rows_run"]) == (7, 0, 7)
 
 
 def test_a_failed_refresh_says_which_row_of_the_source_which_column_failed_on(table: Table, db: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -15,6 +16,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
     MOST_RUNS,
     PriorFailures,
     Provenance,
+    failed_rows,
     prior_failures_of,
     rows_that,
 )
@@ -37,7 +39,12 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
+from airflow_geneva.engine.lance_io.table_versions import (
+    PlannedTable,
+    open_version,
+    open_version_or_none,
+    reporting_cleaned_up,
+)
 from airflow_geneva.engine.plan.backfill import FAILED
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_rows import check_view_code_change, renamed_code
@@ -69,12 +76,16 @@ CHANGED, REFLECTED, FILTERED = (
 
 @dataclass(frozen=True, eq=False)
 class ChangedFragment:
-    """A source fragment with rows that the view does not reflect yet, or on which a UDF failed and runs again."""
+    """A source fragment with rows that the view does not reflect yet, or on which a UDF failed and runs again.
+
+    `failed` are the rows on which the last run failed; `tried` are those among them that failed with the current code.
+    """
 
     files: FragmentFiles
     live: Ranges
     ids: Ranges
     rows: Ranges
+    failed: Ranges
     tried: PriorFailures
     look_up: RowIdLookup
 
@@ -115,15 +126,18 @@ def plan_refresh(
 ) -> Plan:
     """Compare the source with the view's snapshot; write nothing. `newest` is the source, if it is already open."""
     request.check()
-    dataset = newest or source.open()
-    if request.src_version is not None:
+    dataset = newest = newest or source.open()
+    if request.errors_only:
+        dataset = _version_shown(dataset, definition, view_state, view.name)
+    elif request.src_version is not None:
         dataset = open_version(dataset, request.src_version)
     with reporting_cleaned_up(source, dataset):
         _check_version(definition, dataset, view.name)
         definition.check_source(dataset)
         names = tuple(column.name for column in definition.reads)
         code = tuple(sorted((name, udf.version) for name, udf in udfs.items()))
-        rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
+        on_code_change = "new_rows" if request.errors_only else request.on_code_change
+        rows_by_other_version = check_view_code_change(view_state, code, on_code_change, view.name)
         base = view_state.snapshot
         # Rows that stay in the view may hold values of these code versions.
         older = () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
@@ -131,7 +145,7 @@ def plan_refresh(
             base, older = None, ()
         with garbage_collector_off():
             repaired = base is not None and bool(rows_by_other_version)
-            changes = compare_source(dataset, names, base, repaired)
+            changes = compare_source(dataset, names, base, repaired, request.errors_only)
             if base is None:
                 changes.gone = ALL_ROW_IDS
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
@@ -154,33 +168,19 @@ def plan_refresh(
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
             planned = Works(works)
-        if renumbered:
+        changes.notes.extend(_notes(changes, renumbered, base, bool(rows_by_other_version), view_state, code))
+        if request.errors_only and dataset.version < newest.version:
             changes.notes.append(
-                f"{counted(len(renumbered), 'row')} of the source came back under another row id with the same values: "
-                "the view keeps what it has of them."
+                f"the view stays at version {dataset.version} of its source; the next refresh brings it to the newest."
             )
-        if view_state.renamed:
-            changes.notes.append(renamed_code(view_state.renamed, tuple(sorted({version for _, version in code}))))
-        if base is None and view_state.snapshot is not None and not rows_by_other_version:
-            changes.notes.append(
-                "rows may hold values of other code, kept by earlier refreshes: all are computed again."
-            )
-        if changes.given_up:
-            changes.notes.append(
-                f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why. "
-                'After a repair of the function, refresh(on_code_change="new_rows") runs it on them again.'
-            )
-        if view_state.newest.changed:
-            changes.notes.append(
-                f"other writers changed the view's rows ({view_state.newest.changed}): all are written again."
-            )
-        changes.notes.extend(view_state.taken_back)
         total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
         rows = sum(item.rows for item in works)
         reason_counts = [*_count_reasons(works)]
         if (left := looked - rows - len(renumbered)) > 0:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
+        if request.errors_only and base is not None and not works:
+            code, older = base.code, base.older  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
             based_on=view_state.newest.identity,
             gone=gone,
@@ -214,6 +214,52 @@ def plan_refresh(
         )
 
 
+def _version_shown(
+    source: lance.LanceDataset, definition: ViewDefinition, view_state: CommittedViewState, view: str
+) -> lance.LanceDataset:
+    """Open the source version that a view shows, whose failed rows run again."""
+    shown = view_state.snapshot
+    if shown is None:
+        raise InvalidInput(
+            f"The failed rows of view {view!r} are not known: it was never refreshed, or other writers changed its "
+            "rows. Refresh it first, without errors_only."
+        )
+    found = open_version_or_none(source, shown.source_version)
+    if found is None:
+        raise InvalidInput(
+            f"View {view!r} shows version {shown.source_version} of {definition.source_table!r}, which was cleaned up, "
+            "so its failed rows cannot be read. Refresh it first, without errors_only."
+        )
+    return found
+
+
+def _notes(
+    changes: SourceChanges,
+    renumbered: RenumberedRows,
+    base: Snapshot | None,
+    is_decided: bool,
+    view_state: CommittedViewState,
+    code: tuple[tuple[str, str], ...],
+) -> Iterator[str]:
+    if renumbered:
+        yield (
+            f"{counted(len(renumbered), 'row')} of the source came back under another row id with the same values: "
+            "the view keeps what it has of them."
+        )
+    if view_state.renamed:
+        yield renamed_code(view_state.renamed, tuple(sorted({version for _, version in code})))
+    if base is None and view_state.snapshot is not None and not is_decided:
+        yield "rows may hold values of other code, kept by earlier refreshes: all are computed again."
+    if changes.given_up:
+        yield (
+            f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "
+            "errors_only=True tries again."
+        )
+    if view_state.newest.changed:
+        yield f"other writers changed the view's rows ({view_state.newest.changed}): all are written again."
+    yield from view_state.taken_back
+
+
 def _count_reasons(works: Sequence[FragmentWork]) -> Iterator[ReasonCount]:
     for reason in (CHANGED, FAILED):
         if found := [item.rows for item in works if item.reason == reason]:
@@ -231,13 +277,19 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
 
 
 def compare_source(
-    dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None, repaired: bool = False
+    dataset: lance.LanceDataset,
+    names: tuple[str, ...],
+    snapshot: Snapshot | None,
+    repaired: bool = False,
+    errors_only: bool = False,
 ) -> SourceChanges:
     """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
 
     Args:
         repaired: the code of a UDF changed since, so that failures of the earlier code do not count.
+        errors_only: run failed rows again, no matter how often they failed.
     """
+    most_runs = math.inf if repaired or errors_only else MOST_RUNS
     columns = columns_of(dataset, names, (), None)
     state = ColumnState() if snapshot is None else snapshot.state(columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
@@ -250,13 +302,13 @@ def compare_source(
         if files.live_rows == 0:
             continue
         then = before.get(files.signature)
-        again = then is not None and any((repaired or runs < MOST_RUNS) and rows for runs, rows in then.failed)
+        again = then is not None and any(runs < most_runs and rows for runs, rows in then.failed)
         if then is not None and then.deletion == files.deletion and not again:
             kept.add(files.signature)
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
             continue
-        fragment = _changed(files, computed_rows, before, seen, repaired)
+        fragment = _changed(files, computed_rows, before, seen, repaired, most_runs)
         here.append(fragment.ids)
         failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
         found.given_up += sum(len(rows) for _, rows in failed)
@@ -283,6 +335,7 @@ def _changed(
     before: Mapping[str, SourceFragment],
     seen: Callable[[], Ranges],
     repaired: bool,
+    most_runs: float,
 ) -> ChangedFragment:
     """Find the new and changed rows of a fragment; `seen` returns the row ids in the snapshot."""
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
@@ -297,9 +350,10 @@ def _changed(
         live = before[files.signature].live
     known = computed_rows.resolve(files, live) if ids & seen() else {}
     tried = () if repaired else tuple((runs, rows & live) for runs, rows in prior_failures_of(known))
-    given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
+    given_up = Ranges.union(rows for runs, rows in tried if runs >= most_runs)
     done = rows_that(known, lambda provenance: not provenance.failures)
-    return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(computed_rows.rows, files))
+    failed, look_up = failed_rows(known) & live, partial(computed_rows.rows, files)
+    return ChangedFragment(files, live, ids, live - done - given_up, failed, tried, look_up)
 
 
 def _ids_before_compaction(
@@ -348,10 +402,12 @@ def choose_rows(
     wanted = Ranges.from_offsets(np.sort(ordered))
     gone = changes.gone | (view_state.shown - wanted)
     missing = wanted - (view_state.shown - gone)
-    tried = {item.files.id: item.tried for item in chosen}
+    before = {item.files.id: item for item in chosen}
     names = tuple(column.name for column in definition.reads)
     found = [
-        replace(fragment, tried=tried.get(fragment.files.id, ()))
+        replace(fragment, failed=then.failed, tried=then.tried)
+        if (then := before.get(fragment.files.id)) is not None
+        else fragment
         for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
     ]
     return found, gone, matching
@@ -377,7 +433,8 @@ def _fragments_of_rows(
             rows = Ranges.from_offsets(offsets[wanted.mask(ids)])
             if rows:
                 every = Ranges.from_offsets(ids)
-                yield ChangedFragment(files, live, every, rows, (), lambda found=found: found)  # type: ignore[misc]
+                look_up = lambda found=found: found  # noqa: E731
+                yield ChangedFragment(files, live, every, rows, Ranges.empty(), (), look_up)
 
 
 def _work(
@@ -422,5 +479,5 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> Outp
 
 def _fragment_work(work: RefreshSpec, item: ChangedFragment) -> FragmentWork:
     kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
-    reason = CHANGED if item.rows - Ranges.union(rows for _, rows in item.tried) else FAILED
+    reason = CHANGED if item.rows - item.failed else FAILED
     return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept)

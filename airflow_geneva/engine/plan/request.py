@@ -117,6 +117,7 @@ class RefreshRequest:
     sizing: Sizing = field(default_factory=Sizing)
     max_failed: int | float | None = None
     indexes: str | None = None
+    errors_only: bool = False
 
     @staticmethod
     def of(job_id: str, options: Mapping[str, Any]) -> RefreshRequest:
@@ -127,8 +128,15 @@ class RefreshRequest:
 
     def check(self) -> None:
         _check_shared(self, (*ON_CODE_CHANGE, OLD_CODE))
-        if not isinstance(self.ignore_checkpoints, bool):
-            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
+        for name in ("ignore_checkpoints", "errors_only"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(f"{name}={getattr(self, name)!r} is not valid: give True or False.")
+        if self.errors_only and (self.src_version is not None or self.on_code_change == "recompute"):
+            other = 'on_code_change="recompute"' if self.src_version is None else f"src_version={self.src_version!r}"
+            raise InvalidInput(
+                f"errors_only runs failed rows only, at the source version that the view shows; {other} asks for other "
+                "rows. Give one of them."
+            )
         for name in ("src_version", "max_rows_per_fragment"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
