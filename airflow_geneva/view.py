@@ -147,8 +147,7 @@ class View(Table):
         Args:
             src_version: the source version to refresh to, which may be an earlier one; by default the newest.
             max_rows_per_fragment: rows of each new fragment of the view.
-            on_code_change: ``error``, ``recompute``, ``new_rows`` or ``old_code`` when the view holds another UDF
-                version's values; the last continues with that version, as long as it is stored.
+            on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds another UDF version's values.
             ignore_checkpoints: do not use what earlier jobs computed.
             errors_only: run only rows on which a UDF failed, however often; the view stays at the source version that
                 it shows. If a UDF was repaired, all other rows keep their values, and later refreshes go on with the
@@ -174,9 +173,7 @@ class View(Table):
         )
         definition = self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)
-        return replace(
-            planned, estimator=estimator(self.location, lambda: Udfs.of_refresh(planned, load_udfs(definition)))
-        )
+        return replace(planned, estimator=estimator(self.location, lambda: Udfs(load_udfs(definition))))
 
     def refresh(
         self,
@@ -240,7 +237,7 @@ class View(Table):
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.run.choice import check_old_code, check_runner
+        from airflow_geneva.engine.run.choice import check_runner
         from airflow_geneva.engine.run.prepare import Udfs
         from airflow_geneva.engine.run.view import load_udfs, plan
 
@@ -254,8 +251,7 @@ class View(Table):
         except InvalidInput:
             self._source(definition)  # which says more if it is the source that cannot be opened
             raise
-        check_old_code(planned, runner)
-        return planned, Udfs.of_refresh(planned, load_udfs(definition)), watch
+        return planned, Udfs(load_udfs(definition)), watch
 
     def compare(
         self,

@@ -8,7 +8,7 @@ from airflow.sdk import DAG, Param
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
-on_code_change = Param("error", type="string", enum=["error", "recompute", "new_rows", "old_code"])
+on_code_change = Param("error", type="string", enum=["error", "recompute", "new_rows"])
 
 with DAG(
     dag_id="hourly_refresh",

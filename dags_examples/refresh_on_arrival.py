@@ -13,7 +13,7 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 
 new_verses = watched_lance_asset("verses", since="view:long_verses", changed_rows=True, poll_interval=60)
 
-on_code_change = Param("error", type="string", enum=["error", "recompute", "new_rows", "old_code"])
+on_code_change = Param("error", type="string", enum=["error", "recompute", "new_rows"])
 
 with DAG(
     dag_id="refresh_on_arrival",

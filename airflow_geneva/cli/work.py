@@ -40,9 +40,7 @@ _ReadVersion = Annotated[
 ]
 _OnCodeChange = Annotated[
     str,
-    typer.Option(
-        metavar="CHOICE", help="Of values of other code: error, recompute, new_rows; in a view also old_code."
-    ),
+    typer.Option(metavar="CHOICE", help="Of values of other code: error, recompute, new_rows."),
 ]
 _ContinueFrom = Annotated[
     list[str] | None,

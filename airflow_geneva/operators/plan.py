@@ -68,8 +68,7 @@ class PlanOperator(LanceOperator, SkipMixin):
     """Base of the two plan operators: arguments for sizes, and what is done with a plan.
 
     Args:
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value; for a view also
-            `old_code`, which continues with the code that the view was computed with.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
         ignore_checkpoints: do not use values that earlier runs computed and did not commit.
         max_failed: fail the run if more than this number of rows fail, or, with a decimal point, more than this
             fraction of the due rows; by default any number may fail.

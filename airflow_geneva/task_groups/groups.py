@@ -361,8 +361,7 @@ class RefreshTaskGroup(_ShardGroup):
         sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
             the view's source is neither in the view's database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
-        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
-            continues with the code that the view was computed with, until one of these is given.
+        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
         errors_only: run only rows on which a UDF failed, no matter how often; the view stays at the source version that
             it shows. If a UDF was repaired, all other rows keep their values, and later runs use the new code.
         ignore_checkpoints: do not use values that earlier runs computed.

@@ -28,10 +28,13 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.model import CodeArchive
 from airflow_geneva.engine.storage import arrow_documents
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, read_schema, to_bytes
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, MOST_VALUES, expand, parse
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.uri import sha256
+from airflow_geneva.engine.udf.code_archive import archive_name
 from airflow_geneva.errors import InvalidInput
 from tests.support.object_store import Bucket
 
@@ -341,6 +344,17 @@ def test_no_more_of_a_file_is_read_from_a_store_than_it_may_have(
     assert storage.read_bytes("empty.json") == b""
     with pytest.raises(FileNotFoundError):
         storage.read_bytes("missing.json")
+
+
+def test_stored_code_of_any_size_is_what_was_planned(tmp_path: Path) -> None:
+    """A document beside a table is smaller than an archive of code may be."""
+    storage, data = Storage.at(str(tmp_path)), b"x" * (LARGEST_BYTES + 1)
+    planned = CodeArchive(archive_name("code", data), sha256(data))
+    assert planned.read(storage) is None
+    storage.write_bytes(planned.zip, data)
+    assert planned.read(storage) == data
+    storage.write_bytes(planned.zip, b"another archive")
+    assert planned.read(storage) is None
 
 
 def test_a_document_is_a_file_of_bounded_size(tmp_path: Path) -> None:

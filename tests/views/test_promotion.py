@@ -217,7 +217,7 @@ def started(view: View, table: Table) -> tuple[PlannedJob, Plan, Udfs]:
     table.add(pa.table({"id": [40], "x": [40]}))
     definition = view.view_definition
     made = plan(view.location, definition, table.location, RefreshRequest(new_job_id()))
-    udfs = Udfs.of_refresh(made, load_udfs(definition))
+    udfs = Udfs(load_udfs(definition))
     return start(made, view.location, udfs, "inline", Stopwatch()), made, udfs
 
 

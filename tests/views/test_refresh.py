@@ -331,6 +331,18 @@ def test_code_that_changed_behind_a_view_stops_the_refresh(
     assert_exact(trace, [])
 
 
+@pytest.mark.parametrize("decided", ["error", "recompute", "new_rows"])
+def test_code_that_gives_another_type_is_refused_before_it_is_called(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, decided: str
+) -> None:
+    view = Asked().make(make_table(3))
+    refresh(view)
+    other = udf(data_type=pa.float64(), version="2", name="plus")(lambda x: x + 0.5)
+    monkeypatch.setattr(run, "load_udfs", lambda definition: {"p": other})
+    with pytest.raises(InvalidInput, match=f"column 'p' of view '{view.name}': it is int64, .* gives double"):
+        view.plan_refresh(on_code_change=decided)
+
+
 def test_a_view_on_a_view(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(60)
     lower = Asked(NOT_THIRD).make(table)

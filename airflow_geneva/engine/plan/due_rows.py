@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.udf.settings import UdfDefinition
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
-OLD_CODE = "old_code"
-"""For a refresh only: continue with the code that computed the view."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,6 @@ def check_view_code_change(
             f"The code of UDFs changed behind view {view!r}: {changes}. Values of the old code: {counted(rows, 'row')} "
             'of the view. Recompute with on_code_change="recompute", or leave the old values and compute only new and '
             'changed rows with on_code_change="new_rows". '
-            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows. Until you decide, "
-            'on_code_change="old_code" goes on with the old code.'
+            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows."
         )
     return tuple((old, rows) for _, old, _ in changed)

@@ -457,7 +457,6 @@ class Plan(Described):
         notes: sentences for the user, for example why whole fragments are recomputed; the job's result repeats them.
         savings: sentences about the rows that `continue_from` would save; no longer true after the job has run.
         swap: refresh only: the swap at the end.
-        archives: refresh only: zip archives of the old code that it uses, by name.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
         ledgers: number of the column's ledgers that no fold covers.
         opened: the opened version to read and, for a refresh, the opened view, if this process also runs the plan.
@@ -475,7 +474,6 @@ class Plan(Described):
     notes: tuple[str, ...] = ()
     savings: tuple[str, ...] = ()
     swap: SwapPlan | None = None
-    archives: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     mismatches: Mismatches = field(default_factory=Mismatches)
     ledgers: int = 0
     opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)

@@ -18,7 +18,7 @@ from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.engine.plan.backfill import plan_backfill
-from airflow_geneva.engine.plan.due_rows import OLD_CODE, ON_CODE_CHANGE, DueRules
+from airflow_geneva.engine.plan.due_rows import ON_CODE_CHANGE, DueRules
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.engine.plan.sizing import Sizing
@@ -127,7 +127,7 @@ class RefreshRequest:
         return RefreshRequest(job_id, **{name: options[name] for name in own & set(options)}, sizing=sizing)
 
     def check(self) -> None:
-        _check_shared(self, (*ON_CODE_CHANGE, OLD_CODE))
+        _check_shared(self)
         for name in ("ignore_checkpoints", "errors_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not valid: give True or False.")
@@ -209,10 +209,10 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
 
-def _check_shared(request: BackfillRequest | RefreshRequest, on_code_change: tuple[str, ...]) -> None:
+def _check_shared(request: BackfillRequest | RefreshRequest) -> None:
     """Check the arguments that backfills and refreshes share."""
-    if request.on_code_change not in on_code_change:
-        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {on_code_change}.")
+    if request.on_code_change not in ON_CODE_CHANGE:
+        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
     failed = request.max_failed
     rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
     part = isinstance(failed, float) and 0 <= failed <= 1
@@ -226,7 +226,7 @@ def _check_shared(request: BackfillRequest | RefreshRequest, on_code_change: tup
 
 
 def _check_types(request: BackfillRequest) -> None:
-    _check_shared(request, ON_CODE_CHANGE)
+    _check_shared(request)
     versions = request.continue_from
     listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
     if versions is not None and not listed:

@@ -81,15 +81,6 @@ def check_runner(runner: str) -> None:
         raise InvalidInput(f'There is no runner {runner!r}. Use runner="auto", runner="spark" or runner="inline".')
 
 
-def check_old_code(plan: Plan, runner: str) -> None:
-    """Reject a refresh that would run in this process although its code is in archives."""
-    if plan.archives and runner == "inline":
-        raise InvalidInput(
-            f"The old code of {plan.work.target} is in an archive, which only Spark's tasks load, because this process "
-            'has other code of that name. Use runner="spark".'
-        )
-
-
 def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bool) -> RunnerChoice:
     """Choose by the seconds per row of the same UDF versions in earlier jobs.
 

@@ -137,7 +137,7 @@ def compare_view_column(
     except InvalidInput as gone:
         raise InvalidInput(
             f"View {view.name!r} shows version {snapshot.source_version} of {source.name!r}, which was cleaned up, so "
-            'its rows cannot be compared. Refresh it first, with on_code_change="old_code" or "new_rows".'
+            'its rows cannot be compared. Refresh it first, with on_code_change="new_rows".'
         ) from gone
     planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
     found = sample_plan(planned, view, Udfs(udfs), rows)

@@ -144,8 +144,7 @@ def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:
         if one.needs_function and function is None:
             raise ExpectationFailed(
                 f"Expectation {one} of column {column!r} was planned, and UDF {udf.name!r} does not have it here. Its "
-                "code was changed since: clear the plan task with its downstream tasks, or, if on_code_change is "
-                '"old_code", decide about the change.'
+                "code was changed since: clear the plan task with its downstream tasks."
             )
         yield replace(one, function=function)
 

@@ -116,7 +116,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
         if choice.runner == "spark":
-            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not has_session() and not plan.archives:
+            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not has_session():
                 instead = 'runner="inline" computes them in this process.'
                 logger.warning("%s %s", starting_spark(plan.rows_to_run), instead)
             _open_session(plan.work, watch, "plan")

@@ -22,7 +22,7 @@ from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
 from airflow_geneva.engine.commit.view_swap import promoted_meanwhile
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.task import TaskRunner
@@ -32,7 +32,6 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.error_policy import Policy, rules_of
-from airflow_geneva.engine.udf.of_process import kept_udf
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.services.limits.calls import calling
@@ -64,17 +63,6 @@ class Udfs:
             name: UdfReference(udf.import_path, udf.version, archives=archives) for name, udf in work.udfs.items()
         }
         return Udfs(references)
-
-    @staticmethod
-    def of_refresh(plan: Plan, now: Mapping[str, UDF]) -> Udfs:
-        """Return the UDFs of a refresh in their planned versions, some of which may be older than the current ones."""
-        if plan.archives:
-            return Udfs.planned(plan.work)
-        versions = {name: udf.version for name, udf in plan.work.udfs.items()}
-        kept = {
-            name: kept_udf(udf.name, versions[name]) for name, udf in now.items() if udf.code_version != versions[name]
-        }
-        return Udfs({name: kept.get(name) or udf for name, udf in now.items()})
 
     @property
     def references(self) -> tuple[UdfReference, ...]:

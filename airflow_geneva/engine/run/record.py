@@ -51,8 +51,8 @@ def record_plan(
         TableRemade: the table was dropped and created again.
     """
     folder = JobFolder.of(location.checkpoints, plan.work.job_id)
-    archives = dict(plan.archives) if plan.shards else {}
-    if store_code and plan.shards and not plan.archives:
+    archives: dict[str, bytes] = {}
+    if store_code and plan.shards:
         codes, archives = _zip_code(plan.work)
         plan = plan.with_work(codes=codes)
     plan = with_stamps(plan, location)

@@ -25,7 +25,6 @@ from airflow_geneva.engine.job.result import DONE, FAILED, PARTIAL, BackfillResu
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import reporting_cleaned_up
-from airflow_geneva.engine.plan.due_rows import OLD_CODE
 from airflow_geneva.engine.plan.model import Plan, RefreshSpec
 from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
@@ -34,7 +33,6 @@ from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.engine.run.housekeeping import has_many_snapshots
-from airflow_geneva.engine.run.old_code import PlannedCode, find_old_code
 from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, stopped_at_cap
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -343,7 +341,7 @@ def plan(
 ) -> Plan:
     """Plan a refresh; write nothing. Raises as :func:`airflow_geneva.engine.plan.refresh.plan_refresh` does."""
     udfs = load_udfs(definition)
-    code = PlannedCode(definitions_now(definition, udfs))
+    code = definitions_now(definition, udfs)
     dataset = newest or view.open()
 
     def shown() -> CommittedViewState:
@@ -353,12 +351,10 @@ def plan(
 
     state, read = view.checkpoints.side_by_side(shown, source.open)
     with reporting_cleaned_up(view, dataset):
-        named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.udfs.items())
+        named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.items())
         if same := {(name, before): udf.version for name, udf, before in named if before}:
             state.rename_code(same)
-        if request.on_code_change == OLD_CODE:
-            code = find_old_code(view, definition, state, code.udfs)
-        for name, udf in code.udfs.items():
+        for name, udf in code.items():
             column = definition.column(name)
             check_view_type(view.name, name, column.type, udf, column.udf if column.field else None)
-        return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request, read)))
+        return cap_rows(plan_refresh(view, definition, source, code, state, request, read))

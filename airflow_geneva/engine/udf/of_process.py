@@ -65,11 +65,6 @@ def _takes_place_of(udf: UDF, other: UDF) -> bool:
     return again is udf and name == getattr(other.func, "__qualname__", "")
 
 
-def kept_udf(name: str, version: str) -> UDF | None:
-    """Return the UDF of a notebook or script that this process used in this version."""
-    return _given.get((name, version))
-
-
 def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
     """Return the UDF of a definition, or the function that a notebook has since defined under its name.
 
