@@ -160,22 +160,23 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
     return tuple(field.id() for field in _fields_of(dataset, column))
 
 
-def output_ids(
-    dataset: lance.LanceDataset, output: Output | str, ids_now: Mapping[str, tuple[int, ...]] | None = None
-) -> tuple[int, ...]:
+def output_ids(dataset: lance.LanceDataset, output: Output | str, known: TableFields | None = None) -> tuple[int, ...]:
     """Return the ids of the columns of an output, or of a column and its siblings; first the number of a group.
 
     Args:
-        ids_now: `ids_by_name` of the dataset, if it is known.
+        known: the fields of the dataset, if they are known.
     """
     output = Output.of(dataset, output) if isinstance(output, str) else output
-    ids = [found for name in output.columns for found in (ids_now[name] if ids_now else field_ids(dataset, name))]
+    ids = [found for name in output.columns for found in (known.ids[name] if known else field_ids(dataset, name))]
     return tuple(ids if output.group is None else [output.group, *ids])
 
 
-def output_names(dataset: lance.LanceDataset, output: tuple[int, ...]) -> tuple[str, ...]:
+def output_names(
+    dataset: lance.LanceDataset, output: tuple[int, ...], known: TableFields | None = None
+) -> tuple[str, ...]:
     """Return the names that the columns of an output have in a version, in the order of the table."""
-    return tuple(field.name() for field in dataset.lance_schema.fields() if field.id() in output)
+    columns = (known or TableFields(dataset)).columns
+    return tuple(name for _, name in sorted(columns[field] for field in set(output) if field in columns))
 
 
 def field_ids_present(dataset: lance.LanceDataset) -> set[int]:
@@ -208,6 +209,35 @@ def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
     return {path: tuple(nested.id() for nested in _with_nested([field])) for path, field, _ in found}
 
 
+class TableFields:
+    """The fields of one table version, looked up once for many columns; a lookup reads the whole schema."""
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        self._dataset = dataset
+        self._texts = dict[str, str]()
+
+    @cached_property
+    def columns(self) -> dict[int, tuple[int, str]]:
+        """The position and the name of each column, by its field id."""
+        return {field.id(): (at, field.name()) for at, field in enumerate(self._dataset.lance_schema.fields())}
+
+    @cached_property
+    def ids(self) -> dict[str, tuple[int, ...]]:
+        """The result of `ids_by_name`."""
+        return ids_by_name(self._dataset)
+
+    @cached_property
+    def paths(self) -> dict[int, str]:
+        """The paths of columns and of fields of structs, by their field ids."""
+        return {found[0]: path for path, found in self.ids.items()}
+
+    def inputs_text(self, path: str) -> str:
+        """Return how facts name an input."""
+        if path not in self._texts:
+            self._texts[path] = columns_of(self._dataset, (path,), (), None).inputs_text
+        return self._texts[path]
+
+
 def columns_of(
     dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: Output | str | None
 ) -> Columns:  # fmt: skip
@@ -224,28 +254,27 @@ def columns_in(
     dataset: lance.LanceDataset,
     inputs: str,
     output: tuple[int, ...],
-    ids_now: Mapping[str, tuple[int, ...]] | None = None,
+    known: TableFields | None = None,
 ) -> tuple[Columns, tuple[str, ...]]:
     """Look up the inputs in a fact; they may have been dropped since.
 
     Args:
         inputs: field ids, as `Columns.inputs_text` returns them.
-        ids_now: `ids_by_name` of the dataset, if it is known.
+        known: the fields of the dataset, if they are known.
 
     Returns:
         The columns of the fact, and their names in this version; the name is "" if the version lacks the input, or
         has other nested fields in it.
     """
-    ids_now = ids_now or ids_by_name(dataset)
-    by_id = {found[0]: name for name, found in ids_now.items()}
+    known = known or TableFields(dataset)
     fields, hashes, names = list[tuple[int, ...]](), list[str](), list[str]()
     for text in inputs.split(","):
         *ids, named = text.split(".") if "." in text else (text, "")
         # Data files still name the fields of a dropped column.
-        then, name = tuple(map(int, ids)), by_id.get(int(ids[0]), "")
+        then, name = tuple(map(int, ids)), known.paths.get(int(ids[0]), "")
         if name and not named:
-            then = ids_now[name]
-        elif name and columns_of(dataset, (name,), (), None).inputs_text != text:
+            then = known.ids[name]
+        elif name and known.inputs_text(name) != text:
             name = ""
         fields.append(then)
         hashes.append(named)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -271,8 +272,6 @@ class Tracer:
         self._parents: dict[Key, Compaction] = {}
         self._written: set[str] = set()
         self._asked: set[Key] = set()
-        inputs = (field for fields in columns.inputs for field in fields)
-        self._inputs = field_ids_present(history.dataset).intersection(inputs)
         newest = int(history.dataset.version)
         self._oldest = max(newest - _MOST_VERSIONS, 0)
         self._next = newest
@@ -344,6 +343,11 @@ class Tracer:
         paths = {file._path for file in files_written(commit.operation)}
         self._written |= paths
         return paths
+
+    @cached_property
+    def _inputs(self) -> set[int]:
+        inputs = (field for fields in self.columns.inputs for field in fields)
+        return field_ids_present(self.history.dataset).intersection(inputs)
 
     def _inputs_in(self, fragments: Iterable[Any]) -> set[int]:
         """Return the field ids of existing inputs for which fragments hold values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, takewhile
@@ -20,9 +20,9 @@ from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_err
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
+    TableFields,
     columns_in,
     columns_of,
-    ids_by_name,
     live_offsets,
     output_names,
 )
@@ -129,12 +129,12 @@ class ComputedRows:
         output: tuple[int, ...],
         state: ColumnState,
         inputs: str,
-        ids_now: Mapping[str, tuple[int, ...]] | None = None,
+        known: TableFields | None = None,
     ) -> ComputedRows:
         """Search the rows of a column that were computed from `inputs`, as in facts; they may have been dropped."""
-        ids_now = ids_now or ids_by_name(dataset)
-        columns, names = columns_in(dataset, inputs, output, ids_now)
-        return ComputedRows(dataset, columns, (*names, *output_names(dataset, output)), state.about(inputs))
+        known = known or TableFields(dataset)
+        columns, names = columns_in(dataset, inputs, output, known)
+        return ComputedRows(dataset, columns, (*names, *output_names(dataset, output, known)), state.about(inputs))
 
     def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
         """Return the rows on which the UDF ran, by provenance; do not search the provenance of `settled` rows."""

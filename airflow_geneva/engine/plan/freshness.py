@@ -13,9 +13,9 @@ from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.engine.lance_io.fragments import (
     FragmentFiles,
+    TableFields,
     columns_of,
     garbage_collector_off,
-    ids_by_name,
     live_offsets,
     output_ids,
     row_ids,
@@ -161,15 +161,15 @@ def ids_of_rows(dataset: lance.LanceDataset, failed: FailedRows) -> set[int]:
 
 def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, columns: Sequence[str]) -> FailedRows:
     """Yield the rows of a table version for which the last UDF call of one of these columns failed."""
-    ids = ids_by_name(dataset)
-    outputs = [output_ids(dataset, output, ids) for output in Output.all_of(dataset, columns)]
+    fields = TableFields(dataset)
+    outputs = [output_ids(dataset, output, fields) for output in Output.all_of(dataset, columns)]
     known = fields_with_state(checkpoints) if len(outputs) > 1 else {output[0] for output in outputs}
     for output in outputs:
         if output[0] not in known:
             continue
         state = load_state(checkpoints, output[0])
         for inputs in sorted(state.other_inputs("")):
-            yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs, ids))
+            yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs, fields))
 
 
 def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:

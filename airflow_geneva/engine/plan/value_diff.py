@@ -20,9 +20,9 @@ from airflow_geneva.engine.lance_io.fragments import (
     OFFSET_BITS,
     Columns,
     FragmentFiles,
+    TableFields,
     columns_of,
     field_ids_present,
-    ids_by_name,
     output_names,
     row_ids,
 )
@@ -53,12 +53,12 @@ class ReferenceVersion:
             None if the version lacks one of the columns, a column holds blobs, or an input had other nested fields, so
             that facts are about other values.
         """
-        by_id = {ids[0]: path for path, ids in ids_by_name(dataset).items()}
+        known = TableFields(dataset)
         wanted = [fields[0] for fields in columns.inputs]
         fields = {field for field in columns.output if not is_group(field)}
-        if any(field not in by_id for field in wanted) or not fields <= field_ids_present(dataset):
+        if any(field not in known.paths for field in wanted) or not fields <= field_ids_present(dataset):
             return None
-        inputs, outputs = tuple(by_id[field] for field in wanted), output_names(dataset, columns.output)
+        inputs, outputs = tuple(known.paths[field] for field in wanted), output_names(dataset, columns.output, known)
         if any(is_blob(dataset.schema.field(name.partition(".")[0])) for name in (*inputs, *outputs)):
             return None
         if any(columns.names) and columns_of(dataset, inputs, (), None).inputs_text != columns.inputs_text:
