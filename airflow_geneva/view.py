@@ -173,7 +173,9 @@ class View(Table):
         )
         definition = self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)
-        return replace(planned, estimator=estimator(self.location, lambda: Udfs(load_udfs(definition))))
+        return replace(
+            planned, estimator=estimator(self.location, lambda: Udfs.of_refresh(planned, load_udfs(definition)))
+        )
 
     def refresh(
         self,
@@ -251,7 +253,7 @@ class View(Table):
         except InvalidInput:
             self._source(definition)  # which says more if it is the source that cannot be opened
             raise
-        return planned, Udfs(load_udfs(definition)), watch
+        return planned, Udfs.of_refresh(planned, load_udfs(definition)), watch
 
     def compare(
         self,

@@ -12,7 +12,7 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.checkpoint.reuse import Ancestor
-from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.engine.checkpoint.view_snapshot import Origin, Snapshot, SourceFragment
 from airflow_geneva.engine.job.folder import plan_name
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
@@ -103,11 +103,15 @@ def test_a_shard_that_was_changed_is_refused(job: Storage, tmp_path: Path) -> No
 
 
 def test_a_swap_is_read_back_as_it_was_written_and_refused_once_it_was_changed(job: Storage) -> None:
+    unusual = (
+        (Origin(failed=(("n", 2),)), Ranges.of(5, 6)),
+        (Origin(made=(("n", "0f"),), failed=(("m", 1),)), Ranges.of(3, 4)),
+    )
     fragments = (
-        SourceFragment("one", "gone", Ranges.of(0, 9), Ranges.of(20, 29), ((1, Ranges.of(3, 4)), (2, Ranges.of(5, 6)))),
+        SourceFragment("one", "gone", Ranges.of(0, 9), Ranges.of(20, 29), unusual),
         SourceFragment("two", "", Ranges.of(0, 5), Ranges.of(40, 45)),
     )
-    snapshot = Snapshot(3, (("n", "1a"),), fragments, Ranges.of(0, 7), (("n", "0f"),))
+    snapshot = Snapshot(3, (("n", "1a"),), fragments, Ranges.of(0, 7))
     swap = SwapPlan("before", Ranges.of(20, 22), snapshot, True, 5, 7)
     saved = save_plan(replace(plan_of(1), swap=swap), job)
     found = saved.load_swap(job)

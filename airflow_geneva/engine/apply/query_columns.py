@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,14 +17,15 @@ from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wait_for_first
 from airflow_geneva.engine.apply.dedup import KnownValues
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.engine.apply.stages import prepared_columns, with_prepared
+from airflow_geneva.engine.apply.stages import prepare_some, prepared_columns, with_prepared
 from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.engine.checkpoint.records import ROW_ID
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io import rows_by_id
-from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
-from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, scan_bytes
+from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, single_batch
+from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, is_blob_type, scan_bytes
+from airflow_geneva.engine.lance_io.row_ranges import Offsets
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
     import lance
 
 _BLOB_ROWS = 1_024
+RUNS, CARRIED = "__geneva_runs ", "__geneva_carried "
+"""Prefixes of columns of a batch: whether the UDF of a column runs on a row, and values of rows on which it does not.
+
+A batch without them is computed whole. `CarriedValues` adds them.
+"""
 
 
 class QueryComputer(BatchMapper):
@@ -44,6 +51,7 @@ class QueryComputer(BatchMapper):
     start as soon as their inputs are available, so that calls of several columns and batches are in flight.
 
     Args:
+        udfs: the UDFs by column; without those that run on no row of any batch.
         keeps_before: if a row fails the job, compute all columns of the rows before it, and attach them to the error.
     """
 
@@ -73,7 +81,12 @@ class QueryComputer(BatchMapper):
                 )
             )
             for column in self.columns
-            if column.udf is not None
+            if column.name in udfs
+        }
+        self._types = {
+            column.name: _type_of(column, udfs[filled])
+            for column in self.columns
+            if (filled := self.filled_by.get(column.name, "")) in udfs
         }
         rules = accumulate((len(rules_of(udfs[name].on_error)) for name in self.mappers), initial=0)
         self.first_rule = dict(zip(self.mappers, rules, strict=False))
@@ -85,11 +98,11 @@ class QueryComputer(BatchMapper):
     def _read_chains(self, scalar: set[str]) -> None:
         """Find the columns that need other columns' values, and the number of calls in flight along such chains."""
         in_flight = {name for name, mapper in self.mappers.items() if mapper.calls_at_a_time}
-        udf_columns = [column for column in self.columns if column.udf is not None]
+        udf_columns = [column for column in self.columns if column.name in self.mappers]
         above, below = ({name: set[str]() for name in self.mappers} for _ in range(2))
         along = dict.fromkeys(self.mappers, 0)
         for column in udf_columns:
-            needed = self.needed(column)
+            needed = [name for name in self.needed(column) if name in self.mappers]
             above[column.name] = set(needed).union(*(above[name] for name in needed))
             along[column.name] = max((along[name] for name in needed), default=0)
             along[column.name] += self.mappers[column.name].calls_at_a_time
@@ -121,12 +134,15 @@ class QueryComputer(BatchMapper):
         for column in self.columns:
             mapper, from_source = self.mappers.get(column.name), self.input_aliases.get(column.name, {})
             if mapper and mapper.prepares_at_a_time and set(column.columns) <= set(from_source):
-                made = mapper.prepare(self.inputs(column, batch, {}))
+                rows = np.flatnonzero(_runs(batch, column.name))
+                if not len(rows):
+                    continue
+                made = prepare_some(mapper, self.inputs(column, batch, {}), rows)
                 batch = with_prepared(batch, prepared_columns(made), column.name)
         return batch
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
-        begun = _BegunQuery(self, batch)
+        begun = self._begun(batch)
         try:
             if not self.needs_row_ids:
                 begun.go_on()
@@ -135,9 +151,33 @@ class QueryComputer(BatchMapper):
             raise
         return begun
 
+    def _begun(self, batch: pa.RecordBatch) -> _BegunQuery | _BegunGroups:
+        """Group rows on which the same UDFs run."""
+        marked = [name for name in self.mappers if RUNS + name in batch.schema.names]
+        if not marked:
+            return _BegunQuery(self, batch, self.mappers)
+        masks = np.stack([_runs(batch, name) for name in marked])
+        sets, of_row = np.unique(masks, axis=1, return_inverse=True)
+        groups = []
+        for number, chosen in enumerate(sets.T):
+            names = [name for name, runs in zip(marked, chosen.tolist(), strict=True) if runs]
+            rows = np.flatnonzero(of_row.ravel() == number)
+            part = batch if len(rows) == batch.num_rows else rows_at(batch, pa.array(rows))
+            groups.append((rows, _BegunQuery(self, part, names)))
+        return groups[0][1] if len(groups) == 1 else _BegunGroups(groups, batch.num_rows)
+
     def plain(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the columns that no UDF computes."""
         return {name: batch.column(alias) for name, alias in self._aliases.items()}
+
+    def carried(self, batch: pa.RecordBatch, running: Collection[str]) -> dict[str, pa.Array]:
+        """Return the values of the columns that no `running` UDF fills."""
+        found: dict[str, pa.Array] = {}
+        for name, filled in self.filled_by.items():
+            if filled not in running:
+                values = batch.column(CARRIED + name)
+                found[name] = convert_array(values, self._types[name]) if name in self._types else values
+        return found
 
     def spread(self, values: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Return the values of all columns that UDFs fill, from what the UDFs return, by the column with the UDF."""
@@ -148,12 +188,12 @@ class QueryComputer(BatchMapper):
                 found[column.name] = made if column.field is None else pc.struct_field(made, column.field)
         return found
 
-    def ask_batch_apis(self, batch: pa.RecordBatch) -> None:
+    def ask_batch_apis(self, batch: pa.RecordBatch, running: Collection[str]) -> None:
         """Raise StillWaiting if a batch API has not answered all rows, before any other UDF is called."""
         waiting: dict[str, int] = {}
         plain = self.plain(batch)
         for column in self.columns:
-            mapper = self.mappers.get(column.name)
+            mapper = self.mappers[column.name] if column.name in running else None
             if isinstance(mapper, BatchApiMapper):
                 try:
                     mapper.collect(self.inputs(column, batch, plain))
@@ -233,36 +273,44 @@ class _BegunColumn:
 
 
 class _BegunQuery(BegunBatch):
-    """A batch of a query. After a row fails the job, only the rows before it are computed."""
+    """A batch of a query, on whose rows the same UDFs run.
 
-    def __init__(self, computer: QueryComputer, batch: pa.RecordBatch) -> None:
+    After a row fails the job, only the rows before it are computed.
+    """
+
+    def __init__(self, computer: QueryComputer, batch: pa.RecordBatch, running: Collection[str]) -> None:
         self.computer = computer
         self.batch = batch
         self.held = computer.needs_row_ids  # until batch APIs have answered
-        self.plain = computer.plain(batch)
+        self.plain = computer.plain(batch) | computer.carried(batch, running)
         self.stop = batch.num_rows
         self.failure: UdfError | None = None
         self.columns = {
             name: _BegunColumn(column, computer.mappers[name], self.stop, name in computer.by_row)
             for column in computer.columns
-            if (name := column.name) in computer.mappers
+            if (name := column.name) in running
         }
+        self.ahead = computer.ahead & self.columns.keys()
 
     @property
     def unfinished(self) -> int:
         if self.held:
             return 0
-        return max((self.columns[name].unfinished(self.stop) for name in self.computer.ahead), default=0)
+        return max((self.columns[name].unfinished(self.stop) for name in self.ahead), default=0)
 
     def go_on(self) -> bool:
         if not self.held:
-            self._advance(self.computer.ahead)
-        return self.held or all(self.columns[name].has(self.stop) for name in self.computer.ahead)
+            self._advance(self.ahead)
+        return self.held or all(self.columns[name].has(self.stop) for name in self.ahead)
+
+    def ask(self) -> None:
+        """Raise StillWaiting if a batch API has not answered all rows."""
+        if self.held:
+            self.computer.ask_batch_apis(self.batch, self.columns)
+            self.held = False
 
     def result(self) -> MappedBatch:
-        if self.held:
-            self.computer.ask_batch_apis(self.batch)
-            self.held = False
+        self.ask()
         wait_for_first([self])
         self._advance(self.columns, whatever_waits=True)
         rows, failure = self.stop, self.failure
@@ -304,6 +352,8 @@ class _BegunQuery(BegunBatch):
         part.stop = min(part.stop, self.stop)
         computed = dict[str, pa.Array]()
         for name in self.computer.needed(column.column):
+            if name not in self.columns:
+                continue  # carried
             if (values := self.columns[name].values(part.start, part.stop)) is None:
                 return None
             computed[name] = values
@@ -339,6 +389,100 @@ class _BegunQuery(BegunBatch):
                 if failure.index not in seen:
                     seen.add(failure.index)
                     yield replace(failure, rule=failure.rule + self.computer.first_rule[name], column=name)
+
+
+class _BegunGroups(BegunBatch):
+    """A batch with rows on which different UDFs run: groups of rows, each with its positions in the batch."""
+
+    def __init__(self, groups: Sequence[tuple[Offsets, _BegunQuery]], rows: int) -> None:
+        self.groups = groups
+        self.rows = rows
+
+    @property
+    def unfinished(self) -> int:
+        return sum(begun.unfinished for _, begun in self.groups)
+
+    def go_on(self) -> bool:
+        ended = [begun.go_on() for _, begun in self.groups]
+        return all(ended)
+
+    def result(self) -> MappedBatch:
+        self._ask()
+        stop, error, found = self.rows, None, list[tuple[Offsets, MappedBatch]]()
+        for rows, begun in self.groups:
+            try:
+                mapped = begun.result()
+            except UdfError as failed:
+                if failed.row_index is None:
+                    raise
+                failed.row_index = int(rows[failed.row_index])
+                if failed.computed is None and failed.row_index != rows[0]:
+                    raise  # the values of the rows before it are not known
+                if error is None or failed.row_index < stop:
+                    stop, error = failed.row_index, failed
+                if failed.computed is None:
+                    continue
+                mapped = MappedBatch(failed.computed, failed.failures, 0)
+            found.append((rows, mapped))
+        parts = [(rows[: int(np.searchsorted(rows, stop))], mapped) for rows, mapped in found]
+        values = _in_order((rows, mapped.values[: len(rows)]) for rows, mapped in parts if len(rows))
+        failures = [
+            replace(failure, index=int(rows[failure.index]))
+            for rows, mapped in parts
+            for failure in mapped.failures
+            if failure.index < len(rows)
+        ]
+        ordered = tuple(sorted(failures, key=lambda failure: failure.index))
+        if error is not None:
+            error.computed, error.failures = values, ordered
+            raise error
+        assert values is not None
+        return MappedBatch(values, ordered, sum(mapped.rows_called for _, mapped in found))
+
+    def _ask(self) -> None:
+        waiting: dict[str, int] = {}
+        for _, begun in self.groups:
+            try:
+                begun.ask()
+            except StillWaiting as still:
+                waiting |= still.batches
+        if waiting:
+            raise StillWaiting(waiting)
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        found = [(rows[kept], values) for rows, begun in self.groups for kept, values in [begun.cancel()]]
+        parts = [(rows, values) for rows, values in found if values is not None]
+        return sorted(int(row) for rows, _ in parts for row in rows), _in_order(parts)
+
+
+def _in_order(parts: Iterable[tuple[Offsets, pa.Array]]) -> pa.Array | None:
+    """Join values in the order of their rows; None if there are none."""
+    found = list(parts)
+    if not found:
+        return None
+    order = np.argsort(np.concatenate([rows for rows, _ in found]), kind="stable")
+    return rows_at(pa.concat_arrays([values for _, values in found]), pa.array(order))
+
+
+def _runs(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.bool_]:
+    """Return for each row of a batch whether a column's UDF runs on it."""
+    if RUNS + name not in batch.schema.names:
+        return np.ones(batch.num_rows, np.bool_)
+    found: npt.NDArray[np.bool_] = batch.column(RUNS + name).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _type_of(column: OutputColumn, udf: UDF) -> pa.DataType:
+    """Return the type of a column's values as its UDF computes them."""
+    kind = udf.data_type if column.field is None else udf.data_type.field(column.field).type
+    return pa.large_binary() if is_blob_type(kind) else kind
+
+
+def read_for(columns: Sequence[OutputColumn], running: Collection[str]) -> dict[str, str]:
+    """Return the part of a projection that is read if only some UDFs run."""
+    projection, outputs, inputs = _projection(columns)
+    needed = {*outputs.values(), *(alias for name in running for alias in inputs[name].values())}
+    return {alias: text for alias, text in projection.items() if alias in needed}
 
 
 def _projection(

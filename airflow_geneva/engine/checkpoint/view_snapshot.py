@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -16,23 +16,105 @@ import pyarrow as pa
 from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts
 from airflow_geneva.engine.checkpoint.keys import path_to_key
 from airflow_geneva.engine.checkpoint.packs import Packs
-from airflow_geneva.engine.checkpoint.provenance import PriorFailures, Provenance
+from airflow_geneva.engine.checkpoint.provenance import PriorFailures, Provenance, add_rows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, from_lists, to_lists
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage
 
+Code = tuple[tuple[str, str], ...]
+"""UDF versions by column."""
+
+
+@dataclass(frozen=True, order=True)
+class Origin:
+    """How some rows of a view differ from its other rows; nothing for most of them.
+
+    Args:
+        made: the columns whose values have other code than the snapshot names, with the version of that code.
+        failed: the columns whose UDF failed on the rows, with the number of runs under the version of their value; the
+            column is "" if an older version of this package recorded the failure.
+    """
+
+    made: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.made or self.failed)
+
+    @property
+    def runs(self) -> int:
+        """The largest number of runs in which a UDF failed on the rows; 0 if none did."""
+        return max((runs for _, runs in self.failed), default=0)
+
+    def renamed(self, names: Mapping[str, str]) -> Origin:
+        """Return the origin with other names of the columns, without the columns that have none."""
+        names = {**names, "": ""}
+        made, failed = (
+            tuple(sorted((names[name], what) for name, what in part if name in names))
+            for part in (self.made, self.failed)
+        )
+        return Origin(made, failed)  # type: ignore[arg-type]
+
+    @property
+    def provenance(self) -> Provenance:
+        """The provenance of the rows in the facts that a snapshot converts to."""
+        return Provenance(f"{SHOWN} {self.to_json()}" if self else SHOWN, failures=self.runs)
+
+    @staticmethod
+    def of(provenance: Provenance) -> Origin:
+        text = provenance.version.removeprefix(SHOWN)
+        return Origin.from_json(text) if text else _USUAL
+
+    def to_json(self) -> str:
+        return json.dumps([self.made, self.failed], separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Origin:
+        made, failed = parse(text)
+        found = tuple((str(name), str(version)) for name, version in made)
+        return Origin(found, tuple((str(name), int(runs)) for name, runs in failed))
+
+
+_USUAL = Origin()
+
 
 @dataclass(frozen=True, eq=False)
 class SourceFragment:
-    """One fragment of the source, as a view reflects it; `failed` has rows by the number of runs that failed."""
+    """One fragment of the source, as a view reflects it; `unusual` are its rows with an origin, which are disjoint."""
 
     signature: str
     deletion: str
     live: Ranges
     ids: Ranges
-    failed: PriorFailures = ()
+    unusual: tuple[tuple[Origin, Ranges], ...] = ()
+
+    @property
+    def origins(self) -> list[tuple[Origin, Ranges]]:
+        """All live rows, by origin."""
+        usual = self.live - Ranges.union(rows for _, rows in self.unusual)
+        return [*([(_USUAL, usual)] if usual else []), *self.unusual]
+
+    @property
+    def failed(self) -> Ranges:
+        """The rows on which a UDF failed."""
+        return Ranges.union(rows for origin, rows in self.unusual if origin.failed)
+
+    def with_origins(self, origins: Iterable[tuple[Origin, Ranges]]) -> SourceFragment:
+        """Return the fragment with these origins of its rows."""
+        joined: dict[Origin, Ranges] = {}
+        add_rows(joined, ((origin, rows) for origin, rows in origins if origin and rows))
+        return replace(self, unusual=tuple(sorted(joined.items(), key=lambda item: item[0])))
+
+    def failing(self, failed: PriorFailures) -> SourceFragment:
+        """Return the fragment with the rows on which a UDF failed in this refresh, by the number of runs."""
+        left, found = dict(self.unusual), list[tuple[Origin, Ranges]]()
+        for runs, rows in failed:
+            for origin, held in self.origins:
+                found.append((replace(origin, failed=(*origin.failed, ("", runs))), held & rows))
+        again = Ranges.union(rows for _, rows in failed)
+        return self.with_origins([*((origin, rows - again) for origin, rows in left.items()), *found])
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,38 +122,50 @@ class Snapshot:
     """The whole source as one swap reflects it.
 
     Args:
+        code: the code of the columns' values, in all rows but those with another origin.
         matching: for a query with limit or offset, the row ids that the filter selected; else empty.
-        older: earlier code versions, by column, whose values a refresh with ``on_code_change="new_rows"`` may have kept
-            in some rows.
     """
 
     source_version: int
-    code: tuple[tuple[str, str], ...]
+    code: Code
     fragments: tuple[SourceFragment, ...]
     matching: Ranges
-    older: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def older(self) -> Code:
+        """Earlier code versions, by column, whose values some rows keep."""
+        found = {made for fragment in self.fragments for origin, _ in fragment.unusual for made in origin.made}
+        return tuple(sorted(found))
+
+    def renamed(self, names: Mapping[str, str]) -> Snapshot:
+        """Return the snapshot with other names of the columns, without the columns that have none."""
+        code = tuple(sorted((names[name], version) for name, version in self.code if name in names))
+        return replace(self, code=code).mapped(lambda origin: origin.renamed(names))
+
+    def mapped(self, change: Callable[[Origin], Origin]) -> Snapshot:
+        """Return the snapshot with other origins."""
+        fragments = (
+            one.with_origins((change(origin), rows) for origin, rows in one.unusual) if one.unusual else one
+            for one in self.fragments
+        )
+        return replace(self, fragments=tuple(fragments))
 
     def state(self, inputs: str) -> ColumnState:
-        """Convert the snapshot to facts of one version; the planner compares the code of a view's UDFs separately."""
-        facts: list[Fact] = []
-        for fragment in self.fragments:
-            failed = Ranges.union(rows for _, rows in fragment.failed)
-            found = [(Provenance(SHOWN), fragment.live - failed)]
-            found += [(Provenance(SHOWN, failures=runs), rows) for runs, rows in fragment.failed]
-            facts += [
-                Fact(
-                    fragment.signature, provenance.what, rows, self.source_version,
-                    None if failed else fragment.deletion, inputs,
-                )
-                for provenance, rows in found if rows
-            ]  # fmt: skip
+        """Convert the snapshot to facts; the origins of rows are their provenances."""
+        facts = [
+            Fact(
+                fragment.signature, origin.provenance.what, rows, self.source_version,
+                None if fragment.unusual else fragment.deletion, inputs,
+            )
+            for fragment in self.fragments
+            for origin, rows in fragment.origins
+        ]  # fmt: skip
         return ColumnState(Facts.of(facts), seen=[self.source_version])
 
     def to_batch(self) -> pa.RecordBatch:
         *texts, bounds = zip(*self._rows(), strict=True)
         arrays = [*(pa.array(values, pa.string()) for values in texts), to_lists(bounds, _SCHEMA.field("bounds").type)]
         metadata = {"source_version": str(self.source_version), "code": json.dumps(self.code)}
-        metadata["older"] = json.dumps(self.older)
         return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
 
     def _rows(self) -> Iterator[tuple[str, str, str, Ranges]]:
@@ -79,15 +173,15 @@ class Snapshot:
         for fragment in self.fragments:
             yield fragment.signature, "live", fragment.deletion, fragment.live
             yield fragment.signature, "ids", "", fragment.ids
-            for runs, rows in fragment.failed:
-                yield fragment.signature, f"failed:{runs}", "", rows
+            for origin, rows in fragment.unusual:
+                yield fragment.signature, f"origin:{origin.to_json()}", "", rows
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> Snapshot:
         """Read a snapshot; KeyError, ValueError or IndexError if the batch is not a snapshot."""
         metadata = batch.schema.metadata or {}
         version = int(metadata[b"source_version"])
-        code, older = (tuple((str(a), str(b)) for a, b in parse(metadata[name])) for name in (b"code", b"older"))
+        code, older = _code(metadata[b"code"]), _code(metadata.get(b"older", b"[]"))
         texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
         fragments: list[SourceFragment] = []
         matching = live = Ranges.empty()
@@ -100,9 +194,23 @@ class Snapshot:
             elif what == "ids":
                 fragments.append(SourceFragment(signature, deletion_of_live, live, rows))
             else:
-                failed = (*fragments[-1].failed, (int(what.partition(":")[2]), rows))
-                fragments[-1] = replace(fragments[-1], failed=failed)
-        return Snapshot(version, code, tuple(fragments), matching, older)
+                kind, _, about = what.partition(":")
+                origin = Origin(failed=(("", int(about)),)) if kind == "failed" else Origin.from_json(about)
+                fragments[-1] = replace(fragments[-1], unusual=(*fragments[-1].unusual, (origin, rows)))
+        found = Snapshot(version, code, tuple(fragments), matching)
+        # An older version of this package did not record which rows hold values of earlier code: any of them may.
+        return found._made_by(older) if older else found
+
+    def _made_by(self, older: Code) -> Snapshot:
+        fragments = (
+            one.with_origins((replace(origin, made=tuple(dict(older).items())), rows) for origin, rows in one.origins)
+            for one in self.fragments
+        )
+        return replace(self, fragments=tuple(fragments))
+
+
+def _code(text: bytes) -> Code:
+    return tuple((str(a), str(b)) for a, b in parse(text))
 
 
 SHOWN = "view"

@@ -8,12 +8,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot, snapshot_key
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.fragments import field_ids
+from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, field_ids
 from airflow_geneva.engine.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import (
@@ -25,6 +26,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
 from airflow_geneva.engine.storage.documents import well_typed
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
+from airflow_geneva.engine.views.rows import RowIdArray
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -291,7 +293,7 @@ class CommittedViewState:
         if self.newest.changed or (found := self._stored_snapshot()) is None:
             return None
         definition = ViewDefinition.read(self.dataset.schema.metadata, self.location.name)
-        return replace(found, code=definition.by_name(found.code), older=definition.by_name(found.older))
+        return found.renamed({key: name for name, key in definition.keys.items()})
 
     def _stored_snapshot(self) -> Snapshot | None:
         note = self._note
@@ -313,12 +315,29 @@ class CommittedViewState:
         if self.snapshot is None or not (found := [made for made in self.snapshot.code if made in same]):
             return
         code = tuple((name, same.get((name, made), made)) for name, made in self.snapshot.code)
-        older = tuple(made for made in self.snapshot.older if made not in same)
-        self.snapshot, self.renamed = replace(self.snapshot, code=code, older=older), tuple(made for _, made in found)
+        found += [made for made in self.snapshot.older if made in same]
+        changed = replace(self.snapshot, code=code).mapped(
+            lambda origin: replace(origin, made=tuple(made for made in origin.made if made not in same))
+        )
+        self.snapshot, self.renamed = changed, tuple(sorted({made for _, made in found}))
 
     @cached_property
     def shown(self) -> Ranges:
         """Source row ids of the rows that are set."""
-        scanner = self.dataset.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET)
-        parts = [batch.column(0).drop_null().to_numpy() for batch in scanner.to_batches() if batch.num_rows]
-        return Ranges.from_offsets(np.concatenate(parts)) if parts else Ranges.empty()
+        return Ranges.union(self._shown_by_fragment.values())
+
+    def fragments_with(self, ids: Ranges) -> tuple[int, ...]:
+        """Return the fragments of the view that hold rows of the given source rows."""
+        first, last = int(ids.starts[0]), int(ids.ends[-1])
+        return tuple(at for at, held in sorted(self._shown_by_fragment.items()) if held.within(first, last) & ids)
+
+    @cached_property
+    def _shown_by_fragment(self) -> dict[int, Ranges]:
+        scanner = self.dataset.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET, with_row_address=True)
+        parts: dict[int, list[RowIdArray]] = {}
+        for batch in scanner.to_batches():
+            ids, places = batch.column(SOURCE_ROW_ID), batch.column("_rowaddr").to_numpy() >> OFFSET_BITS.bit_length()
+            for at in np.unique(places).tolist():
+                found = ids if places[0] == places[-1] else ids.filter(pa.array(places == at))
+                parts.setdefault(int(at), []).append(found.drop_null().to_numpy())
+        return {at: Ranges.from_offsets(np.concatenate(found)) for at, found in parts.items()}

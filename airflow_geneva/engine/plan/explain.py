@@ -7,7 +7,7 @@ from itertools import islice
 from airflow_geneva.engine.checkpoint.provenance import version_label
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
-from airflow_geneva.engine.plan.model import JobSpec, Plan
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 
 _LISTED = 8
 
@@ -39,6 +39,7 @@ def explain(plan: Plan) -> str:
             lines.append(f"    fragment {fragment.id}: {what}")
         if count > _LISTED:
             lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
+    lines += _calls(plan) if plan.shards else []
     lines += _deduplicated(work) if plan.shards else []
     if work.rows_beyond:
         caps = [work.sizing.frags] if work.sizing.frags else []
@@ -60,6 +61,14 @@ def explain(plan: Plan) -> str:
             lines.append(f"  Note: {starting_spark(expected.rows)}")
     lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))
     return "\n".join(lines)
+
+
+def _calls(plan: Plan) -> list[str]:
+    """Say which columns run on how many rows, if rows of a view keep some of their values."""
+    if not isinstance(plan.work, RefreshSpec) or plan.work.calls is None:
+        return []
+    runs = ", ".join(f"{name} on {counted(rows, 'row')}" for name, rows in plan.calls_to_run.items())
+    return [f"  runs {runs or 'no function'}; the view's other values of these rows are carried"]
 
 
 def _deduplicated(work: JobSpec) -> list[str]:

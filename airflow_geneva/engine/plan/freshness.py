@@ -23,6 +23,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
 from airflow_geneva.engine.plan.refresh import choose_rows, compare_source
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import definition_in, former_names
@@ -126,7 +127,9 @@ def view_freshness(
     rows = dataset.count_rows()
     names = tuple((instead or {}).get(column.name, column.name) for column in definition.reads)
     with garbage_collector_off():
-        changes = compare_source(dataset, names, snapshot)
+        due = DueColumns.unchanged(definition.columns, dict(snapshot.code) if snapshot else {})
+        decide = Decisions(due, lambda: view_state.shown, definition.explode)
+        changes = compare_source(dataset, names, snapshot, decide)
         chosen, gone, _ = choose_rows(dataset, definition, changes, snapshot, view_state)
     leaving = Ranges.empty()
     if snapshot is not None and gone:

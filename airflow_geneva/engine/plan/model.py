@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -375,6 +376,9 @@ class RefreshSpec(_JobSpec):
     Args:
         query: the view's definition with the planned code versions, as JSON text.
         plain_blobs: whether staged files hold blobs as plain bytes, so that they can be read back.
+        calls: number of due rows by UDF column, without columns that run on none; None: every UDF runs on every row.
+        carries: identifies the code of the values that rows carry, if it is not the planned one: rows with such values
+            must not be taken for rows of the planned code. "" if all of it is.
     """
 
     kind: ClassVar[str] = "refresh"
@@ -385,6 +389,8 @@ class RefreshSpec(_JobSpec):
 
     query: str
     plain_blobs: bool = False
+    calls: Mapping[str, int] | None = None
+    carries: str = ""
 
     @cached_property
     def definition(self) -> ViewDefinition:
@@ -392,11 +398,19 @@ class RefreshSpec(_JobSpec):
 
     @property
     def udfs(self) -> dict[str, UdfDefinition]:
-        return {column.name: column.udf for column in self.definition.columns if column.udf}
+        found = {column.name: column.udf for column in self.definition.columns if column.udf}
+        return found if self.calls is None else {name: udf for name, udf in found.items() if name in self.calls}
+
+    @property
+    def cost_per_row(self) -> float:
+        if self.calls is None:
+            return super().cost_per_row
+        return sum((udf.cost or 0.0) * self.calls[name] for name, udf in self.udfs.items()) / max(self.rows, 1)
 
     @property
     def identity(self) -> WorkIdentity:
         tag = f"{self._tag or ''}\0plain blobs" if self.plain_blobs else self._tag
+        tag = f"{tag or ''}\0carries {self.carries}" if self.carries else tag
         return WorkIdentity("view", self.udf_version, self.table_name, tag, self.table)
 
     @property
@@ -500,6 +514,17 @@ class Plan(Described):
     def rows_to_run(self) -> int:
         """The most rows on which the UDF will run: due rows that no checkpoint holds."""
         return sum(shard.rows_to_run for shard in self.shards)
+
+    @property
+    def calls_to_run(self) -> dict[str, int]:
+        """The most rows on which the UDF of each column will run."""
+        columns, counts = list(self.work.udfs), Counter[str]()
+        if not isinstance(self.work, RefreshSpec) or self.work.calls is None:
+            return dict.fromkeys(columns, self.rows_to_run)
+        for shard in self.shards:
+            for work in shard.to_apply:
+                counts.update(work.rows_by_column(columns, work.missing_selected))
+        return {name: counts[name] for name in columns}
 
     @property
     def fragments_to_run(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -16,13 +16,11 @@ from airflow_geneva.engine.checkpoint.provenance import (
     MOST_RUNS,
     PriorFailures,
     Provenance,
-    failed_rows,
-    prior_failures_of,
-    rows_that,
+    add_rows,
 )
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, RowIdLookup
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
-from airflow_geneva.engine.checkpoint.view_snapshot import SHOWN, Snapshot, SourceFragment
+from airflow_geneva.engine.checkpoint.view_snapshot import SHOWN, Origin, Snapshot, SourceFragment
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import history_once
 from airflow_geneva.engine.lance_io.blobs import is_blob
@@ -47,13 +45,14 @@ from airflow_geneva.engine.lance_io.table_versions import (
 )
 from airflow_geneva.engine.plan.backfill import FAILED
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
 from airflow_geneva.engine.plan.due_rows import check_view_code_change, renamed_code
 from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renumbered
 from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
-from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.shard import CarriedRows, FragmentWork, Works, cut_shards
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
@@ -67,8 +66,9 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.udf.settings import UdfDefinition
 
 
-CHANGED, REFLECTED, FILTERED = (
+CHANGED, RECODED, REFLECTED, FILTERED = (
     "new or changed in the source",
+    "columns of the query changed",
     "unchanged since the last refresh",
     "not selected by the query",
 )
@@ -76,9 +76,13 @@ CHANGED, REFLECTED, FILTERED = (
 
 @dataclass(frozen=True, eq=False)
 class ChangedFragment:
-    """A source fragment with rows that the view does not reflect yet, or on which a UDF failed and runs again.
+    """A source fragment with rows that the view does not reflect yet, or on which some UDFs run again.
 
-    `failed` are the rows on which the last run failed; `tried` are those among them that failed with the current code.
+    Args:
+        rows: the rows that run.
+        failed: the rows on which the last run failed.
+        tried: those among them that failed with the current code, by the number of runs.
+        carried: the rows on which only some UDFs run, by these and the origin of the rows afterwards.
     """
 
     files: FragmentFiles
@@ -88,6 +92,20 @@ class ChangedFragment:
     failed: Ranges
     tried: PriorFailures
     look_up: RowIdLookup
+    carried: tuple[tuple[tuple[str, ...], Origin, Ranges], ...] = ()
+
+    @property
+    def rows_carried(self) -> Ranges:
+        return self.rows & Ranges.union(rows for *_, rows in self.carried)
+
+    @property
+    def ids_carried(self) -> Ranges:
+        return self.ids_of(self.rows_carried)
+
+    @property
+    def whole(self) -> ChangedFragment:
+        """The fragment with the rows on which all UDFs run."""
+        return replace(self, rows=self.rows - self.rows_carried, carried=())
 
     def ids_of(self, rows: Ranges) -> Ranges:
         if rows == self.live or not rows:
@@ -139,25 +157,32 @@ def plan_refresh(
         on_code_change = "new_rows" if request.errors_only else request.on_code_change
         rows_by_other_version = check_view_code_change(view_state, code, on_code_change, view.name)
         base = view_state.snapshot
-        # Rows that stay in the view may hold values of these code versions.
-        older = () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
-        if older and request.on_code_change == "recompute":
-            base, older = None, ()
+        before = dict(base.code) if base else {}
+        recompute = request.on_code_change == "recompute"
+        due = DueColumns(definition.columns, dict(code), before, recompute, request.errors_only)
+        decide = Decisions(due, lambda: view_state.shown, definition.explode)
         with garbage_collector_off():
-            repaired = base is not None and bool(rows_by_other_version)
-            changes = compare_source(dataset, names, base, repaired, request.errors_only)
+            changes = compare_source(dataset, names, base, decide)
             if base is None:
                 changes.gone = ALL_ROW_IDS
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
             renumbered = RenumberedRows()
             # A limited or shuffled query orders rows by row id.
             if base is not None and not definition.has_limit and definition.shuffle_seed is None:
-                renumbered = find_renumbered(dataset, names, base, gone, chosen)
+                alike = _alike(base, decide)
+                stay = gone & Ranges.union(alike.values()) - Ranges.union(item.ids_carried for item in chosen)
+                renumbered = find_renumbered(dataset, names, base, stay, [item.whole for item in chosen])
             if renumbered:
-                chosen, gone = _without(chosen, renumbered), gone - Ranges.from_offsets(renumbered.old)
+                chosen, origins = _without(chosen, renumbered, alike)
+                changes.fragments = [
+                    one.with_origins([*one.unusual, *origins[one.signature]]) if one.signature in origins else one
+                    for one in changes.fragments
+                ]
+                gone = gone - Ranges.from_offsets(renumbered.old)
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
+            works = [_fragment_work(work, item, view_state) for item in chosen]
+            work = _with_calls(work, works, chosen)
             index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
-            works = [_fragment_work(work, item) for item in chosen]
             earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
@@ -168,7 +193,7 @@ def plan_refresh(
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
             planned = Works(works)
-        changes.notes.extend(_notes(changes, renumbered, base, bool(rows_by_other_version), view_state, code))
+        changes.notes.extend(_notes(changes, renumbered, view_state, code))
         if request.errors_only and dataset.version < newest.version:
             changes.notes.append(
                 f"the view stays at version {dataset.version} of its source; the next refresh brings it to the newest."
@@ -179,21 +204,16 @@ def plan_refresh(
         if (left := looked - rows - len(renumbered)) > 0:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
+        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching)
         if request.errors_only and base is not None and not works:
-            code, older = base.code, base.older  # no row ran with other code, so there is nothing to decide
+            snapshot = base  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
             based_on=view_state.newest.identity,
             gone=gone,
-            snapshot=Snapshot(
-                int(dataset.version),
-                definition.by_first_name(code),
-                tuple(changes.fragments),
-                matching,
-                definition.by_first_name(older),
-            ),
+            snapshot=snapshot.renamed(definition.keys),
             advances=base is None
             or bool(view_state.renamed)
-            or (base.source_version, base.code, base.older) != (dataset.version, code, older),
+            or (base.source_version, base.code, base.older) != (dataset.version, snapshot.code, snapshot.older),
             max_rows_per_fragment=request.max_rows_per_fragment,
             shuffle_seed=definition.shuffle_seed,
             renumbered=renumbered,
@@ -236,8 +256,6 @@ def _version_shown(
 def _notes(
     changes: SourceChanges,
     renumbered: RenumberedRows,
-    base: Snapshot | None,
-    is_decided: bool,
     view_state: CommittedViewState,
     code: tuple[tuple[str, str], ...],
 ) -> Iterator[str]:
@@ -248,8 +266,6 @@ def _notes(
         )
     if view_state.renamed:
         yield renamed_code(view_state.renamed, tuple(sorted({version for _, version in code})))
-    if base is None and view_state.snapshot is not None and not is_decided:
-        yield "rows may hold values of other code, kept by earlier refreshes: all are computed again."
     if changes.given_up:
         yield (
             f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "
@@ -261,7 +277,7 @@ def _notes(
 
 
 def _count_reasons(works: Sequence[FragmentWork]) -> Iterator[ReasonCount]:
-    for reason in (CHANGED, FAILED):
+    for reason in (CHANGED, RECODED, FAILED):
         if found := [item.rows for item in works if item.reason == reason]:
             yield ReasonCount(reason, len(found), sum(found))
 
@@ -280,16 +296,13 @@ def compare_source(
     dataset: lance.LanceDataset,
     names: tuple[str, ...],
     snapshot: Snapshot | None,
-    repaired: bool = False,
-    errors_only: bool = False,
+    decide: Decisions,
 ) -> SourceChanges:
     """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
 
     Args:
-        repaired: the code of a UDF changed since, so that failures of the earlier code do not count.
-        errors_only: run failed rows again, no matter how often they failed.
+        decide: which columns run on rows that the view reflects.
     """
-    most_runs = math.inf if repaired or errors_only else MOST_RUNS
     columns = columns_of(dataset, names, (), None)
     state = ColumnState() if snapshot is None else snapshot.state(columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
@@ -302,21 +315,15 @@ def compare_source(
         if files.live_rows == 0:
             continue
         then = before.get(files.signature)
-        again = then is not None and any(runs < most_runs and rows for runs, rows in then.failed)
-        if then is not None and then.deletion == files.deletion and not again:
+        if then is not None and then.deletion == files.deletion and not decide.runs_on(then):
             kept.add(files.signature)
-            found.fragments.append(then)
-            found.given_up += sum(len(rows) for _, rows in then.failed)
+            found.fragments.append(decide.left(then))
+            found.given_up += len(then.failed)
             continue
-        fragment = _changed(files, computed_rows, before, seen, repaired, most_runs)
+        fragment, after, given_up = _changed(files, computed_rows, before, seen, decide)
         here.append(fragment.ids)
-        failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
-        found.given_up += sum(len(rows) for _, rows in failed)
-        found.fragments.append(
-            SourceFragment(
-                files.signature, files.deletion, fragment.live, fragment.ids, tuple(f for f in failed if f[1])
-            )
-        )
+        found.given_up += given_up
+        found.fragments.append(after)
         if fragment.rows:
             found.changed.append(fragment)
     if before:
@@ -334,10 +341,12 @@ def _changed(
     computed_rows: ComputedRows,
     before: Mapping[str, SourceFragment],
     seen: Callable[[], Ranges],
-    repaired: bool,
-    most_runs: float,
-) -> ChangedFragment:
-    """Find the new and changed rows of a fragment; `seen` returns the row ids in the snapshot."""
+    decide: Decisions,
+) -> tuple[ChangedFragment, SourceFragment, int]:
+    """Find the rows of a fragment that run; `seen` returns the row ids in the snapshot.
+
+    Return also the fragment for the next snapshot, without new failures, and the number of rows that were given up.
+    """
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
     if ids is None and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
         live = live_offsets(computed_rows.dataset, files)
@@ -349,11 +358,42 @@ def _changed(
     elif files.deletion:
         live = before[files.signature].live
     known = computed_rows.resolve(files, live) if ids & seen() else {}
-    tried = () if repaired else tuple((runs, rows & live) for runs, rows in prior_failures_of(known))
-    given_up = Ranges.union(rows for runs, rows in tried if runs >= most_runs)
-    done = rows_that(known, lambda provenance: not provenance.failures)
-    failed, look_up = failed_rows(known) & live, partial(computed_rows.rows, files)
-    return ChangedFragment(files, live, ids, live - done - given_up, failed, tried, look_up)
+    fragment = ChangedFragment(files, live, ids, live, Ranges.empty(), (), partial(computed_rows.rows, files))
+    rows, failed, given_up = live - Ranges.union(known.values()), Ranges.empty(), 0
+    tried, origins = dict[int, Ranges](), list[tuple[Origin, Ranges]]()
+    carried = list[tuple[tuple[str, ...], Origin, Ranges]]()
+    for provenance, held in known.items():
+        origin, held = Origin.of(provenance), held & live
+        run = decide.columns(origin)
+        after = decide.after(origin, run)
+        origins.append((after, held))
+        if run == ():
+            given_up += len(held) if origin.failed else 0
+            continue
+        if run is not None:
+            there = _shown_rows(fragment, held, decide.shown())
+            carried.append((run, after, there))
+            # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
+            held = held if decide.exploded in run else there
+        if runs := decide.due.tried(origin, run):
+            add_rows(tried, [(runs, held)])
+        rows, failed = rows | held, failed | held if origin.failed else failed
+    found = replace(
+        fragment,
+        rows=rows,
+        failed=failed,
+        tried=tuple(sorted(tried.items())),
+        carried=tuple(one for one in carried if one[2]),
+    )
+    return found, SourceFragment(files.signature, files.deletion, live, ids).with_origins(origins), given_up
+
+
+def _shown_rows(fragment: ChangedFragment, rows: Ranges, shown: Ranges) -> Ranges:
+    """Return the rows of a fragment that the view shows."""
+    if shown.contains(fragment.ids):
+        return rows
+    offsets, ids = fragment.look_up()
+    return rows & Ranges.from_offsets(offsets[shown.mask(ids)])
 
 
 def _ids_before_compaction(
@@ -405,22 +445,44 @@ def choose_rows(
     before = {item.files.id: item for item in chosen}
     names = tuple(column.name for column in definition.reads)
     found = [
-        replace(fragment, failed=then.failed, tried=then.tried)
-        if (then := before.get(fragment.files.id)) is not None
-        else fragment
+        replace(then, rows=fragment.rows) if (then := before.get(fragment.files.id)) else fragment
         for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
     ]
     return found, gone, matching
 
 
-def _without(chosen: Sequence[ChangedFragment], renumbered: RenumberedRows) -> list[ChangedFragment]:
-    """Return the rows to compute without the renumbered rows, whose values the view has already."""
+def _alike(base: Snapshot, decide: Decisions) -> dict[Origin, Ranges]:
+    """Return the ids of rows that stay if they are renumbered, by origin: no column runs on rows with that origin.
+
+    Rows of fragments with several origins are left out.
+    """
+    found: dict[Origin, Ranges] = {}
+    for fragment in base.fragments:
+        origins = fragment.origins
+        if len(origins) == 1 and decide.columns(origins[0][0]) == ():
+            add_rows(found, [(origins[0][0], fragment.ids)])
+    return found
+
+
+def _without(
+    chosen: Sequence[ChangedFragment], renumbered: RenumberedRows, alike: Mapping[Origin, Ranges]
+) -> tuple[list[ChangedFragment], dict[str, list[tuple[Origin, Ranges]]]]:
+    """Return the rows to compute without the renumbered rows, whose values the view has already.
+
+    Return also the origins of these rows, by the signature of their fragment.
+    """
     same, found = Ranges.from_offsets(renumbered.new), list[ChangedFragment]()
+    origins: dict[str, list[tuple[Origin, Ranges]]] = {}
     for item in chosen:
         offsets, ids = item.look_up()
-        if rows := item.rows - Ranges.from_offsets(offsets[same.mask(ids.astype(np.int64))]):
+        stays = same.mask(ids.astype(np.int64))
+        for origin, held in alike.items():
+            if origin and (there := held.mask(renumbered.back(ids[stays].astype(np.int64)))).any():
+                kept = Ranges.from_offsets(offsets[stays][there])
+                origins.setdefault(item.files.signature, []).append((origin, kept))
+        if rows := item.rows - Ranges.from_offsets(offsets[stays]):
             found.append(replace(item, rows=rows))
-    return found
+    return found, origins
 
 
 def _fragments_of_rows(
@@ -477,7 +539,27 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> Outp
     return replace(column, udf=replace(udfs[column.name], import_path=column.udf.import_path))
 
 
-def _fragment_work(work: RefreshSpec, item: ChangedFragment) -> FragmentWork:
+def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: CommittedViewState) -> FragmentWork:
     kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
+    runs: dict[tuple[str, ...], Ranges] = {}
+    for columns, _, rows in item.carried:
+        udfs = tuple(name for name in columns if work.definition.column(name).udf)
+        add_rows(runs, [(udfs, found)] if (found := rows & item.rows) else [])
+    carried = CarriedRows(tuple(sorted(runs.items()))) if runs else None
     reason = CHANGED if item.rows - item.failed else FAILED
-    return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept)
+    if carried is not None:
+        reason = RECODED if reason == CHANGED and carried.rows.contains(item.rows) else reason
+        carried = replace(carried, view_fragments=view_state.fragments_with(item.ids_of(carried.rows)))
+    return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept, carried=carried)
+
+
+def _with_calls(work: RefreshSpec, works: Sequence[FragmentWork], chosen: Sequence[ChangedFragment]) -> RefreshSpec:
+    """Count the rows by UDF column if some rows carry values; name the code of these values if it is another one."""
+    if not any(fragment.carried for fragment in works):
+        return work
+    calls = Counter[str]()
+    for fragment in works:
+        calls.update(fragment.rows_by_column(work.udfs, fragment.due))
+    origins = {after for item in chosen for _, after, rows in item.carried if after and rows & item.rows}
+    other = md5(json.dumps([origin.to_json() for origin in sorted(origins)]))[:16] if origins else ""
+    return replace(work, calls={name: rows for name, rows in calls.items() if rows}, carries=other)

@@ -47,6 +47,11 @@ class RenumberedRows:
         at = np.minimum(np.searchsorted(self.old, ids), max(len(self) - 1, 0))
         return np.where(self.old[at] == ids, self.new[at], ids) if len(self) else ids
 
+    def back(self, ids: RowIdArray) -> RowIdArray:
+        """Return the old ids of rows, given by their new ids."""
+        order = np.argsort(self.new)
+        return self.old[order][np.searchsorted(self.new[order], ids)]
+
     def to_json(self) -> list[list[int]]:
         """Return runs of consecutive ids: the first old id, the first new id, and the number of rows."""
         cuts = np.flatnonzero((np.diff(self.old) != 1) | (np.diff(self.new) != 1)) + 1
@@ -73,8 +78,7 @@ def find_renumbered(
     """
     if SOURCE_ROW_ID not in dataset.schema.names:
         return RenumberedRows()
-    failed = Ranges.union(fragment.ids for fragment in base.fragments if fragment.failed)
-    gone_ids = (gone - failed).offsets()
+    gone_ids = gone.offsets()
     ids = Ranges.union(item.ids_of(item.rows) for item in changed).offsets()
     then = _Shown.at(dataset, names, base) if len(gone_ids) and len(ids) else None
     if then is None:

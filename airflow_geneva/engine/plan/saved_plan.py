@@ -76,7 +76,7 @@ class SwapPlan:
     def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
         """Return the snapshot, and add the rows that failed in this refresh, given by fragment signature."""
         fragments = tuple(
-            replace(fragment, failed=(*fragment.failed, *failed.get(fragment.signature, ())))
+            fragment.failing(failed[fragment.signature]) if fragment.signature in failed else fragment
             for fragment in self.snapshot.fragments
         )
         return replace(self.snapshot, fragments=fragments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, overload
 
@@ -31,6 +31,42 @@ FRAGMENTS_PER_COMMIT = 64
 
 
 @dataclass(frozen=True)
+class CarriedRows:
+    """Rows of a fragment of a view's source on which only some UDFs run; the view keeps their other values.
+
+    A planner that gives a `FragmentWork` such rows says: for these rows, compute these columns and carry the others.
+    The rows are also due, and their ids are gone in the `SwapPlan`, because their values move to a new row. The columns
+    must include every UDF column that reads one of them. All other due rows of the fragment are computed whole.
+
+    Args:
+        runs: sets of UDF columns, which may be empty, each with the physical offsets of the rows on which only these
+            run. No row is in two sets, and the view shows each row.
+        view_fragments: the fragments of the planned version of the view that hold these rows.
+    """
+
+    runs: tuple[tuple[tuple[str, ...], Ranges], ...]
+    view_fragments: tuple[int, ...] = ()
+
+    @cached_property
+    def rows(self) -> Ranges:
+        return Ranges.union(rows for _, rows in self.runs)
+
+    def within(self, rows: Ranges) -> CarriedRows | None:
+        """Return the part of it that lies in these rows; None if there is none."""
+        runs = tuple((columns, found) for columns, held in self.runs if (found := held & rows))
+        return replace(self, runs=runs) if runs else None
+
+    def to_json(self) -> list[Any]:
+        return [[[columns, rows.to_json()] for columns, rows in self.runs], self.view_fragments]
+
+    @staticmethod
+    def from_json(document: Sequence[Any]) -> CarriedRows:
+        runs, fragments = document
+        found = tuple((tuple(map(str, columns)), Ranges.from_json(rows)) for columns, rows in runs)
+        return CarriedRows(found, tuple(map(int, fragments)))
+
+
+@dataclass(frozen=True)
 class FragmentWork:
     """The work for one fragment.
 
@@ -40,6 +76,7 @@ class FragmentWork:
         rows: number of rows that are selected and due.
         kept: rows on which the UDF ran earlier, by provenance; rows that do not run now keep their value.
         partial: whether this job leaves other due rows of the fragment, so that it does not stage a file of it.
+        carried: of a view, the due rows on which only some UDFs run; None: every UDF runs on every due row.
         selected: with a filter, the due rows that it selects; not stored with the plan.
     """
 
@@ -52,6 +89,7 @@ class FragmentWork:
     ancestors: tuple[Ancestor, ...] = ()
     kept: tuple[tuple[Provenance, Ranges], ...] = ()
     partial: bool = False
+    carried: CarriedRows | None = None
     selected: Ranges | None = field(default=None, compare=False)
 
     @cached_property
@@ -77,6 +115,16 @@ class FragmentWork:
         """The missing rows that a filter selects; all missing rows if there is none."""
         return self.missing if self.selected is None else self.missing & self.selected
 
+    def rows_by_column(self, columns: Iterable[str], among: Ranges) -> dict[str, int]:
+        """Count the rows of a view's fragment on which each UDF column runs, among the given due rows."""
+        carried = self.carried
+        whole = len(among if carried is None else among - carried.rows)
+        found = dict.fromkeys(columns, whole)
+        for names, rows in carried.runs if carried else ():
+            for name in names:
+                found[name] += len(rows & among)
+        return found
+
     @property
     def status(self) -> str:
         """``to do``, ``partly done`` or ``staged``."""
@@ -94,12 +142,13 @@ class FragmentWork:
             self.staged,
             [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
             [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
-            *([True] if self.partial else []),
+            *([self.partial] if self.partial or self.carried else []),
+            *([self.carried.to_json()] if self.carried else []),
         ]
 
     @staticmethod
     def from_json(document: Sequence[Any]) -> FragmentWork:
-        files, reason, due_rows, missing, rows, staged, ancestors, kept, *partial = document
+        files, reason, due_rows, missing, rows, staged, ancestors, kept, *more = document
         due = Ranges.from_json(due_rows)
         return FragmentWork(
             FragmentFiles.from_json(files),
@@ -110,7 +159,8 @@ class FragmentWork:
             staged,
             tuple(Ancestor((str(a), int(b)), Ranges.from_json(found)) for a, b, found in ancestors),
             tuple((found, Ranges.from_json(held)) for what, held in kept if (found := Provenance.of(what))),
-            bool(partial),
+            bool(more and more[0]),
+            CarriedRows.from_json(more[1]) if len(more) > 1 else None,
         )
 
 

@@ -139,6 +139,7 @@ def compare_view_column(
             f"View {view.name!r} shows version {snapshot.source_version} of {source.name!r}, which was cleaned up, so "
             'its rows cannot be compared. Refresh it first, with on_code_change="new_rows".'
         ) from gone
+    state.snapshot = None  # plan all rows, with all columns that are needed
     planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
     found = sample_plan(planned, view, Udfs(udfs), rows)
     shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.reader import ReadSize, read_rows
+from airflow_geneva.engine.apply.reader import ReadSize
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.job.estimate import Call, Estimate, Size
 from airflow_geneva.engine.lance_io.arrays import single_batch
@@ -59,8 +59,10 @@ class ComputedSample:
         values = pa.Table.from_arrays([pa.chunked_array(parts, kind)], [self.column or "value"])
         if not self.column and pa.types.is_struct(kind):
             values = values.flatten().rename_columns([part.name for part in kind])
-        inputs = pa.Table.from_batches(self.inputs)
-        inputs = inputs.select(list(self.names)).rename_columns(list(self.names.values()))
+        # Fragments of a view on which only some UDFs run were read without the inputs of the others.
+        read = {name: text for name, text in self.names.items() if all(name in one.schema.names for one in self.inputs)}
+        inputs = pa.Table.from_batches([one.select(list(read)) for one in self.inputs])
+        inputs = inputs.rename_columns(list(read.values()))
         inputs = inputs.select([name for name in inputs.schema.names if name not in values.schema.names])
         for name in values.schema.names:
             inputs = inputs.append_column(values.schema.field(name), values.column(name))
@@ -129,7 +131,7 @@ def _read(
     for part in (due.within(cut, fragment.files.physical_rows), due.within(0, cut)):
         for run in _pieces(part):
             window = (int(run.starts[0]), int(run.ends[-1]))
-            for found in read_rows(target.source, fragment.files, live, window, reads, work.where, size):
+            for found in target.read(fragment, live, [window], reads, size):
                 mask = found.mask(run)
                 chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
                 batch, ids = found.columns, found.row_ids
@@ -208,11 +210,12 @@ def estimate_by_history(plan: Plan, runner: str) -> Estimate:
 
 
 def size_of(plan: Plan, runner: str) -> Size:
-    sizing, udfs = plan.work.sizing, plan.work.udfs.values()
+    sizing, udfs = plan.work.sizing, plan.work.udfs
     threads, tasks = sizing.intra_applier_concurrency, 1 if runner == "inline" else sizing.concurrency
-    costs = [udf.cost for udf in udfs if udf.cost is not None]
+    rows, calls = plan.rows_to_run, plan.calls_to_run
+    costs = [udf.cost * calls[name] / max(rows, 1) for name, udf in udfs.items() if udf.cost is not None]
     return Size(
-        rows=plan.rows_to_run,
+        rows=rows,
         fragments=plan.fragments_to_run,
         runner=runner,
         slots=tasks * threads,

@@ -22,7 +22,7 @@ from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
 from airflow_geneva.engine.commit.view_swap import promoted_meanwhile
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.task import TaskRunner
@@ -63,6 +63,11 @@ class Udfs:
             name: UdfReference(udf.import_path, udf.version, archives=archives) for name, udf in work.udfs.items()
         }
         return Udfs(references)
+
+    @staticmethod
+    def of_refresh(plan: Plan, udfs: Mapping[str, UDF]) -> Udfs:
+        """Return those UDFs of a view that run on some of the planned rows."""
+        return Udfs({name: udfs[name] for name in plan.work.udfs})
 
     @property
     def references(self) -> tuple[UdfReference, ...]:

@@ -489,7 +489,7 @@ class _Verifier:
         if not asked.require_complete:
             return
         fragments = state.snapshot.fragments if state.snapshot else ()
-        failed = sum(len(rows) for one in fragments for runs, rows in one.failed if runs < MOST_RUNS)
+        failed = sum(len(rows) for one in fragments for origin, rows in one.unusual if 0 < origin.runs < MOST_RUNS)
         if state.snapshot is None:
             yield "the view shows the rows of no refresh. Refresh it: view.refresh(). Or give require_complete=False"
         elif failed:

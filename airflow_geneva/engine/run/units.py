@@ -201,6 +201,23 @@ class Target(Reusable):
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
         return CheckpointIndex(self.store, self.work.reuse_rules, places, self.written)
 
+    def read(
+        self,
+        fragment: FragmentWork,
+        live: Ranges,
+        parts: Iterable[tuple[int, int]],
+        reads: Sequence[str] | Mapping[str, str],
+        size: ReadSize,
+    ) -> Iterator[RowBatch]:
+        """Read rows of a fragment, with all that the function needs of them.
+
+        Args:
+            parts: windows of physical offsets.
+            reads: the columns to read; see `read_rows`.
+        """
+        for window in parts:
+            yield from read_rows(self.source, fragment.files, live, window, reads, self.work.where, size)
+
     @property
     @abstractmethod
     def output_width(self) -> float | None:
@@ -304,9 +321,7 @@ class OpenedUnit:
 
     def rows(self, reads: Sequence[str] | Mapping[str, str], size: ReadSize) -> Iterator[RowBatch]:
         """Read the rows to compute."""
-        files, source, where = self.unit.work.files, self.target.source, self.target.work.where
-        for window in windows(self.missing):
-            yield from read_rows(source, files, self.live, window, reads, where, size)
+        return self.target.read(self.unit.work, self.live, windows(self.missing), reads, size)
 
     def keep(self, steps: Iterable[StepResult], keeper: Keeper) -> UnitReport | None:
         """Keep computed rows; a whole unit also stages its fragment. Return None if rows are missing at the end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.reader import joint_width
+from airflow_geneva.engine.apply.carried import CarriedValues
+from airflow_geneva.engine.apply.query_columns import read_for
+from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, joint_width
 from airflow_geneva.engine.checkpoint.provenance import PriorFailures
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
@@ -24,7 +26,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.lance_io.table_versions import reporting_cleaned_up
+from airflow_geneva.engine.lance_io.table_versions import open_version, reporting_cleaned_up
 from airflow_geneva.engine.plan.model import Plan, RefreshSpec
 from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
@@ -72,6 +74,31 @@ class ViewTarget(ReusableView, Target):
             work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
         return ViewTarget(source, work, CheckpointStore(location.checkpoints), job, view)
+
+    def read(
+        self,
+        fragment: FragmentWork,
+        live: Ranges,
+        parts: Iterable[tuple[int, int]],
+        reads: Sequence[str] | Mapping[str, str],
+        size: ReadSize,
+    ) -> Iterator[RowBatch]:
+        if (carried := fragment.carried) is None:
+            yield from super().read(fragment, live, parts, reads, size)
+            return
+        columns = self.work.definition.columns
+        if carried.rows.contains(fragment.due):
+            needed = read_for(columns, {name for names, _ in carried.runs for name in names})
+            assert isinstance(reads, Mapping)
+            reads = {alias: text for alias, text in reads.items() if alias in needed}
+        yield from self._carried.add(super().read(fragment, live, parts, reads, size), carried)
+
+    @cached_property
+    def _carried(self) -> CarriedValues:
+        planned = self.work.written.version
+        view = self.view if self.view.version == planned else open_version(self.view, planned)
+        definition, limit = self.work.definition, self.work.sizing.batch_bytes
+        return CarriedValues(view, definition.columns, definition.explode, limit)
 
     @property
     def output_width(self) -> float | None:

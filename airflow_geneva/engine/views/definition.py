@@ -51,8 +51,6 @@ _NAMED = {
 }
 
 Kind = Literal["column", "sql", "udf", "sibling"]
-Code = tuple[tuple[str, str], ...]
-"""UDF versions by column."""
 
 
 @dataclass(frozen=True)
@@ -215,15 +213,10 @@ class ViewDefinition:
         stored = {name: [one.to_json() for one in expected] for name, expected in found.items()}
         return replace(self, columns=tuple(replace(c, expect=stored.get(c.name) or None) for c in self.columns))
 
-    def by_first_name(self, code: Code) -> Code:
-        """Return code versions by the columns' first names, which promotions do not change."""
-        first = {column.name: column.first_name or column.name for column in self.columns}
-        return tuple(sorted((first.get(name, name), version) for name, version in code))
-
-    def by_name(self, code: Code) -> Code:
-        """Return code versions, given by the columns' first names, by their names."""
-        now = {column.first_name or column.name: column.name for column in self.columns}
-        return tuple(sorted((now.get(name, name), version) for name, version in code))
+    @property
+    def keys(self) -> dict[str, str]:
+        """The columns' first names, which promotions do not change, by their names."""
+        return {column.name: column.first_name or column.name for column in self.columns}
 
     def promoted(self, column: str, to: str, keep_as: str) -> ViewDefinition:
         """Return the definition after a promotion; computed columns go on to read the same columns of the view."""

@@ -25,6 +25,7 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_or_none, written_at
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.due_columns import Decisions
 from airflow_geneva.engine.plan.refresh import SourceChanges, compare_source
 from airflow_geneva.engine.storage.files import Storage
 
@@ -74,7 +75,7 @@ def new_rows_for_view(
         return all_rows_as_new(dataset)
     with garbage_collector_off():
         columns = columns_of(dataset, reads, (), None)
-        found = compare_source(dataset, tuple(reads), snapshot)
+        found = compare_source(dataset, tuple(reads), snapshot, Decisions.none())
         if _is_another_table(dataset, columns, snapshot, found):
             return all_rows_as_new(dataset)
     before = Ranges.union(fragment.ids for fragment in snapshot.fragments if found.changed)

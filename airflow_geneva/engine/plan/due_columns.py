@@ -1,0 +1,117 @@
+"""Decide which UDF columns of a view run on unchanged rows: those that failed, were added, or have other code now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS
+from airflow_geneva.engine.checkpoint.view_snapshot import Origin, SourceFragment
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.views.definition import OutputColumn, filled_by
+
+
+@dataclass(frozen=True)
+class DueColumns:
+    """Compares the code of a view's values with its code now.
+
+    Args:
+        columns: those of the query.
+        now: the code versions of the columns.
+        before: the versions in the view's snapshot; a column without one was added since.
+        recompute: whether values of other code are computed again. Columns that were added are in any case.
+        errors_only: whether only columns run that failed, however often.
+    """
+
+    columns: Sequence[OutputColumn]
+    now: Mapping[str, str]
+    before: Mapping[str, str]
+    recompute: bool = False
+    errors_only: bool = False
+
+    @staticmethod
+    def unchanged(columns: Sequence[OutputColumn], before: Mapping[str, str]) -> DueColumns:
+        """Compare with the code that the view has, whatever it is now."""
+        now = {column.name: "" for column in columns if column.udf}
+        return DueColumns(columns, {**now, **before}, before)
+
+    def of(self, origin: Origin) -> tuple[str, ...] | None:
+        """Return the columns that run on rows with an origin, in the order of the query; None: all of them.
+
+        They include the columns that read one of them. Without any, the rows stay as they are.
+        """
+        due = set[str]()
+        for name, version in self.now.items() if not self.errors_only else ():
+            if name not in self.before or (self.recompute and self._held(name, origin) != version):
+                due.add(name)
+        for name, runs in origin.failed:
+            if runs < MOST_RUNS or self.errors_only or self._is_repaired(name, origin):
+                due.add(name)
+        return None if "" in due else self._with_readers(due)
+
+    def after(self, origin: Origin, run: tuple[str, ...] | None) -> Origin:
+        """Return the origin of rows after some columns, or all for None, ran on them without a failure."""
+        if run is None:
+            return _USUAL
+        others = {name for name in self.now if name in self.before} - set(run)
+        held = ((name, self._held(name, origin)) for name in sorted(others))
+        made = tuple((name, version) for name, version in held if version != self.now[name])
+        return Origin(made, tuple(one for one in origin.failed if one[0] in {*others, ""}))
+
+    def tried(self, origin: Origin, run: Iterable[str] | None) -> int:
+        """Return in how many runs the current code of the columns that run has failed on rows with an origin."""
+        counted = (
+            runs for name, runs in origin.failed if (run is None or name in run) and not self._is_repaired(name, origin)
+        )
+        return max(counted, default=0)
+
+    def _held(self, name: str, origin: Origin) -> str:
+        return dict(origin.made).get(name, self.before.get(name, ""))
+
+    def _is_repaired(self, name: str, origin: Origin) -> bool:
+        """Whether a column that failed has other code now; of an unknown column, whether any has."""
+        named = [name] if name else [one for one in self.now if one in self.before]
+        return any(self._held(one, origin) != self.now.get(one) for one in named)
+
+    def _with_readers(self, due: set[str]) -> tuple[str, ...]:
+        found, filled, earlier = set(due), filled_by(self.columns), dict[str, str]()
+        for column in self.columns:
+            if column.udf is not None and any(earlier.get(name) in found for name in column.columns):
+                found.add(column.name)
+            earlier[column.name] = filled.get(column.name, column.name)
+        return tuple(column.name for column in self.columns if column.name in found)
+
+
+class Decisions:
+    """What `DueColumns` decides about the rows of fragments, of which many have the same origin.
+
+    Args:
+        shown: returns the ids of the source rows that the view shows; called only if columns are due.
+        explode: the exploded column of the query.
+    """
+
+    def __init__(self, due: DueColumns, shown: Callable[[], Ranges], explode: str | None) -> None:
+        self.due = due
+        self.shown = shown
+        self.columns = cache(due.of)
+        self.after = cache(due.after)
+        self.exploded = None if explode is None else filled_by(due.columns).get(explode)
+
+    @staticmethod
+    def none() -> Decisions:
+        """Decide that no column runs on rows that the view reflects."""
+        return Decisions(DueColumns((), {}, {}), Ranges.empty, None)
+
+    def runs_on(self, fragment: SourceFragment) -> bool:
+        """Whether a column runs on rows of a fragment."""
+        return any(self.columns(origin) != () for origin in (_USUAL, *(origin for origin, _ in fragment.unusual)))
+
+    def left(self, fragment: SourceFragment) -> SourceFragment:
+        """Return a fragment on which no column runs, as the next snapshot describes it."""
+        if not fragment.unusual and not self.after(_USUAL, ()):
+            return fragment
+        return fragment.with_origins((self.after(origin, ()), rows) for origin, rows in fragment.origins)
+
+
+_USUAL = Origin()

@@ -1,0 +1,173 @@
+"""A view's columns are computed alone: what changes in one of them costs calls of its function and of its readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.support.counting import Trace
+from tests.support.tables import MakeTable
+from tests.udfs_for_tests import columns as udfs
+from tests.udfs_for_tests.columns import deploy, value
+
+NAMES = ("ocr", "language", "words")
+OTHERS = ("parts", "ends", "picture")
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    return make_table(121, per_fragment=40)
+
+
+def make_view(table: Table, where: str | None = None, **how: Any) -> View:
+    """A view whose column ``language`` reads ``ocr``, and whose column ``words`` reads the source only."""
+    columns = {"ocr": deploy("ocr", 1), "language": deploy("language", 1, "ocr"), "words": deploy("words", 1)}
+    query = table.query() if where is None else table.query().where(where)
+    query = query.select({"id": "id", "twice": "x * 2"}).add_columns(columns)
+    for name, argument in how.items():
+        query = getattr(query, name)(argument)
+    return query.create_materialized_view(connect(table.location.database_uri), "v")
+
+
+def refresh(view: View, **arguments: Any) -> Any:
+    return view.refresh(runner="inline", **arguments)
+
+
+def calls(trace: Trace) -> dict[str, int]:
+    """Count the calls of each function, and forget them."""
+    traces = {name: Trace(trace.path.with_name(trace.path.name + f".{name}")) for name in (*NAMES, *OTHERS)}
+    found = {name: len(one) for name, one in traces.items() if len(one)}
+    for one in traces.values():
+        one.clear()
+    return found
+
+
+def rows(view: View) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in view.to_arrow().to_pylist())
+
+
+def expected(xs: dict[int, int], ocr: int = 1, language: int = 1, words: int = 1) -> list[tuple[Any, ...]]:
+    """Return the rows of the view, by id and x, for these code versions of its functions."""
+    read = {i: value("ocr", ocr, x) for i, x in xs.items()}
+    return sorted(
+        (i, 2 * x, read[i], value("language", language, read[i]), value("words", words, x)) for i, x in xs.items()
+    )
+
+
+def test_a_changed_function_runs_alone_and_with_it_what_reads_it(table: Table, trace: Trace) -> None:
+    view, xs = make_view(table), {x: x for x in range(121)}
+    refresh(view)
+    assert calls(trace) == dict.fromkeys(NAMES, 121)
+    deploy("words", 2)
+    plan = view.plan_refresh(on_code_change="recompute")
+    assert "runs words on 121 rows; the view's other values of these rows are carried" in str(plan)
+    assert plan.calls_to_run == {"words": 121}
+    assert refresh(view, on_code_change="recompute").rows_computed == 121
+    assert calls(trace) == {"words": 121}
+    assert rows(view) == expected(xs, words=2)
+    deploy("ocr", 2)
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"ocr": 121, "language": 121}
+    assert rows(view) == expected(xs, 2, 1, 2)
+    before = view.lance.version
+    refresh(view, on_code_change="recompute")
+    assert (calls(trace), view.lance.version) == ({}, before)
+
+
+def test_new_and_changed_rows_run_whole_beside_rows_of_which_a_column_runs(table: Table, trace: Trace) -> None:
+    view = make_view(table, "x % 2 = 0")
+    refresh(view)
+    calls(trace)
+    table.add([{"id": 200, "x": 200}, {"id": 201, "x": 201}])
+    table.lance.update({"x": "x + 100"}, where="id < 6")
+    table.lance.delete("id = 60")
+    table.lance.optimize.compact_files()  # some rows of a fragment run whole, and others do not
+    view.lance.optimize.compact_files()
+    deploy("words", 2)
+    assert view.plan_refresh(on_code_change="recompute").calls_to_run == {"ocr": 4, "language": 4, "words": 61}
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"ocr": 4, "language": 4, "words": 61}
+    xs = {x: x + 100 if x < 6 else x for x in [*range(121), 200] if x != 60}
+    assert rows(view) == expected({i: x for i, x in xs.items() if x % 2 == 0}, words=2)
+
+
+def test_values_of_earlier_code_that_were_kept_run_later_and_alone(table: Table, trace: Trace) -> None:
+    view = make_view(table)
+    refresh(view)
+    deploy("words", 2)
+    table.add([{"id": 121, "x": 121}])
+    refresh(view, on_code_change="new_rows")
+    deploy("language", 2, "ocr")
+    table.add([{"id": 122, "x": 122}])
+    calls(trace)
+    refresh(view, on_code_change="new_rows")
+    assert calls(trace) == dict.fromkeys(NAMES, 1)
+    table.lance.optimize.compact_files()
+    assert view.plan_refresh().rows_pending == 0
+    plan = view.plan_refresh(on_code_change="recompute")
+    assert plan.calls_to_run == {"language": 122, "words": 121}
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"language": 122, "words": 121}
+    assert rows(view) == expected({x: x for x in range(123)}, 1, 2, 2)
+
+
+@pytest.mark.parametrize("how", [{"shuffle": 3}, {"limit": 50}], ids=["shuffled", "limited"])
+def test_a_column_runs_alone_on_the_rows_that_a_query_shows(table: Table, trace: Trace, how: dict[str, int]) -> None:
+    view = make_view(table, **how)
+    refresh(view, max_rows_per_fragment=30)
+    shown = how.get("limit", 121)
+    assert calls(trace) == dict.fromkeys(NAMES, shown)
+    order = view.to_arrow()["id"].to_pylist()
+    deploy("words", 2)
+    table.lance.delete("id = 0")
+    refresh(view, on_code_change="recompute", max_rows_per_fragment=30)
+    entered = int("limit" in how)
+    assert calls(trace) == {"words": shown - 1 + entered} | ({"ocr": 1, "language": 1} if entered else {})
+    assert rows(view) == expected({x: x for x in range(1, shown + entered)}, words=2)
+    assert "limit" in how or view.to_arrow()["id"].to_pylist() == [i for i in order if i]
+
+
+def test_values_of_any_shape_are_carried(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(30, per_fragment=7)
+    columns = {
+        "parts": udfs.parts,
+        ("low", "high"): udfs.ends,
+        "picture": udfs.picture,
+        "words": deploy("words", 1),
+        "language": deploy("language", 1, "low"),
+    }
+    query = table.query().select(["id"]).add_columns(columns).explode("parts")
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    refresh(view)
+    assert calls(trace) == dict.fromkeys(("parts", "ends", "picture", "words", "language"), 30)
+
+    def found() -> list[dict[str, Any]]:
+        read = view.lance.to_table(columns=view.schema.names, blob_handling="all_binary").to_pylist()
+        return sorted(read, key=lambda row: (row["id"], row["parts"]))
+
+    def right(words: int, language: int, source: range = range(30)) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": x, "parts": f"{x}-{at}", "low": x, "high": f"high {x}" if x % 3 else None,
+                "picture": bytes(x) if x % 3 else None, "words": value("words", words, x),
+                "language": value("language", language, x),
+            }
+            for x in source for at in range(x % 10)
+        ]  # fmt: skip
+
+    assert found() == right(1, 1)
+    deploy("words", 2)
+    table.add([{"id": 30, "x": 30}, {"id": 31, "x": 31}])
+    view.lance.optimize.compact_files()
+    refresh(view, on_code_change="recompute")
+    # Rows without parts are not shown, so nothing of them runs.
+    assert calls(trace) == dict.fromkeys(("parts", "ends", "picture", "language"), 2) | {"words": 27 + 2}
+    assert found() == right(2, 1, range(32))
+    deploy("language", 2, "low")
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"language": 28}
+    assert found() == right(2, 2, range(32))
