@@ -18,10 +18,14 @@ TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(CELERY),tests/airf
 FOUND := $(PATH):$(CURDIR)/$(AZURITE)$(addprefix :,$(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin))))
 # A test that hangs ends with the stacks of its threads; the tests after it go on in a new worker.
 HUNG := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+HEAVY := spark or airflow or crash or slow
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# SHARE=2/3: the second of three shares of the tests, which take equally long by tests/durations.json.
+OF_ALL := $(if $(SHARE),--group $(firstword $(subst /, ,$(SHARE))) --splits $(lastword $(subst /, ,$(SHARE))))
 export QUERY
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ui test test-fast coverage mutants lint format bench docs soak dist release released publish-docs clean lock servers always
+.PHONY: help install demo demo-ui test test-all test-rest test-fast durations coverage mutants lint format bench docs soak dist release released publish-docs clean lock servers always
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +43,18 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: $(if $(CELERY),servers) $(if $(STORE),$(AZURITE)) install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, CELERY=1, STORE=azurite
-	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest $(HUNG) $(if $(CELERY),-rP,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(TESTS)
+test: install ## Run the tests that a change must pass, 8 minutes: all fast ones, a few with Spark, Airflow and kills; part of them: SHARE=2/3
+	@$(BIN)/python -m pytest $(HUNG) $(PARALLEL) -m "core or not ($(HEAVY) or soak)" $(OF_ALL)
+
+test-all: $(if $(TESTS),,test) test-rest ## Run all tests but those of soak; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, CELERY=1, STORE=azurite
+
+test-rest: $(if $(CELERY),servers) $(if $(STORE),$(AZURITE)) install ## Run what `make test` leaves of them
+	@PATH="$(FOUND)" $(STORE:%=GENEVA_STORE=%) $(BIN)/python -m pytest $(HUNG) $(if $(CELERY),-rP,$(PARALLEL)) \
+		$(or $(TESTS),-m "($(HEAVY)) and not (core or soak)" $(OF_ALL))
+
+durations: install ## Run all tests, and record what those of a few tenths of a second or more take, for SHARE and the order of files
+	@$(BIN)/python -m pytest $(HUNG) $(PARALLEL) --store-durations --clean-durations
+	@$(BIN)/python -c 'import json; file = "tests/durations.json"; taken = json.load(open(file)); json.dump({name: round(seconds, 1) for name, seconds in taken.items() if seconds >= 0.25}, open(file, "w"), indent=0)'
 
 servers:
 	@PATH="$(FOUND)"; missing=; \
@@ -53,7 +67,7 @@ $(AZURITE):
 	@npm install --silent --no-audit --no-fund --prefix .venv-azurite azurite@3.35.0
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
-	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
+	@$(BIN)/python -m pytest -m "not ($(HEAVY) or soak)"
 
 soak: install ## Run all tests with many more examples, and kill for GENEVA_SOAK_SECONDS (1800); takes hours
 	@GENEVA_SOAK=1 $(BIN)/python -m pytest -m ""
@@ -62,7 +76,7 @@ mutants: install ## Remove guards of the engine one at a time: a test must notic
 	@$(BIN)/python -m tests.mutants $(FILES)
 
 coverage: install ## Run the fast tests, and fail if they run too little of the package
-	@$(BIN)/python -m pytest -q -m "not spark and not airflow and not crash and not slow and not soak" --cov --cov-report=term --cov-fail-under=66
+	@$(BIN)/python -m pytest -q -m "not ($(HEAVY) or soak)" --cov --cov-report=term --cov-fail-under=66
 
 lint: install ## Check format, lint, types, spelling, the hosted workflows and the fragments of the changelog
 	@$(BIN)/ruff format --check .

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import secrets
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,19 +79,16 @@ settings.register_profile(
 settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick")
 
 
-# The files that take longest, in this order, so that none of them begins when the other workers are done.
-LONGEST = (
-    "test_operating.py", "test_views_on_a_scheduler.py", "test_kill.py", "test_demo.py", "test_connect.py",
-    "test_isolation.py", "test_any_submitter.py", "test_session.py", "test_bench_smoke.py", "test_kills.py",
-    "test_refresh_group.py", "test_backfill_group.py", "test_cleanup.py", "test_skipped_rows.py",
-    "test_object_store.py", "test_memory.py", "test_standalone.py", "test_view_kills.py", "test_commit.py",
-    "test_error_policies.py", "test_apply_operator.py", "test_value_paths.py", "test_logs.py",
-)  # fmt: skip
+# What tests took when `make durations` last ran, by node id: those of a few tenths of a second are not in it.
+DURATIONS = Path(__file__).with_name("durations.json")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: at for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    """Begin with the files that take longest, so that none of them begins when the other workers are done."""
+    seconds: Counter[str] = Counter()
+    for node, taken in json.loads(DURATIONS.read_text(encoding="utf-8")).items():
+        seconds[node.partition("::")[0]] += taken
+    items.sort(key=lambda item: -seconds[item.nodeid.partition("::")[0]])
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The demo's DAG on two Celery workers that share no folder, one of which is lost: `make test CELERY=1`."""
+"""The demo's DAG on two Celery workers that share no folder, one of which is lost: `make test-all CELERY=1`."""
 
 from __future__ import annotations
 

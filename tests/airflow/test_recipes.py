@@ -1,4 +1,4 @@
-"""The recipes of `docs/how-to/any-submitter.md`, with the services' real providers: `make test RECIPES=1`."""
+"""The recipes of `docs/how-to/any-submitter.md`, with the services' real providers: `make test-all RECIPES=1`."""
 
 from __future__ import annotations
 

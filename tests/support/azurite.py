@@ -1,4 +1,4 @@
-"""Azurite, a server of Azure Blob Storage, instead of the S3 server: `make test STORE=azurite`."""
+"""Azurite, a server of Azure Blob Storage, instead of the S3 server: `make test-all STORE=azurite`."""
 
 from __future__ import annotations
 
