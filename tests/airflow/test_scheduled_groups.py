@@ -30,14 +30,14 @@ with DAG("view", schedule=[lance_asset("docs")], is_paused_upon_creation=False):
     RefreshTaskGroup(view="captions", source="docs", inline_below_rows=1000)
 """
 
-UDFS = '''
+UDFS = """
 import airflow_geneva
 
 
 @airflow_geneva.udf
 def letters(caption: str) -> int:
     return len(caption)
-'''
+"""
 
 
 def test_a_delivery_is_loaded_a_column_computed_by_spark_submit_and_the_view_follows(
@@ -69,4 +69,8 @@ def test_a_delivery_is_loaded_a_column_computed_by_spark_submit_and_the_view_fol
         expected = [{"caption": f"page {row}", "letters": 6} for row in range(10)]
         wait_for(lambda: view.to_arrow().to_pylist() == expected, RUN_SECONDS, "the view of what was computed")
         told = {("docs", "DONE", 10), ("captions", "DONE", 10)}
-        wait_for(lambda: told <= {(job.table, job.state, job.rows_computed) for job in database.jobs()}, RUN_SECONDS, "all jobs")
+        wait_for(
+            lambda: told <= {(job.table, job.state, job.rows_computed) for job in database.jobs()},
+            RUN_SECONDS,
+            "all jobs",
+        )

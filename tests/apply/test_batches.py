@@ -149,6 +149,7 @@ def test_a_function_of_one_row_has_no_batches() -> None:
         udf(data_type=pa.int64(), batch_by="x", name="f")(lambda x: x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_rows_are_weighed_by_what_their_stage_returns(policy: Any) -> None:
     seen: list[list[int]] = []
@@ -309,6 +310,7 @@ def assert_doubled(table: Table) -> None:
     assert values.column("y").to_pylist() == [2 * x for x in values.column("x").to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [heavy.by_column, heavy.in_a_worker, heavy.without_waiting],

@@ -47,6 +47,7 @@ def run(function: UDF, values: Sequence[int], folder: Path | None = None) -> Map
         return mapper(pa.record_batch(columns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [devices.array, devices.scalar], ids=["array", "scalar"])
 def test_a_row_that_breaks_its_device_fails_alone(function: UDF, tmp_path: Path) -> None:
     mapped = run(function, [1, 2, ASSERTS, 3, 4], tmp_path)
@@ -57,6 +58,7 @@ def test_a_row_that_breaks_its_device_fails_alone(function: UDF, tmp_path: Path)
     assert "ended because its device failed (RuntimeError: CUDA error: device-side assert" in mapped.failures[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [devices.array, devices.scalar], ids=["array", "scalar"])
 def test_a_device_that_fails_on_all_rows_fails_none_of_them(function: UDF, tmp_path: Path) -> None:
     broken(str(tmp_path)).touch()
@@ -64,6 +66,7 @@ def test_a_device_that_fails_on_all_rows_fails_none_of_them(function: UDF, tmp_p
         run(function, [1, 2, 3], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_a_row_that_fails_unless_calls_on_other_rows_hang_too(tmp_path: Path) -> None:
     mapped = run(devices.in_time, [1, HANGS, 2], tmp_path)
     assert mapped.values.to_pylist() == [10, None, 20]
@@ -117,6 +120,7 @@ def test_a_device_that_is_broken_in_every_try_fails_the_job(
 # Loading
 
 
+@pytest.mark.slow
 def test_loading_has_a_time_of_its_own() -> None:
     with pytest.raises(UdfError, match="had not loaded it after 1 seconds, its setup_timeout, and was ended") as failed:
         run(devices.NeverLoaded, [1])
@@ -132,6 +136,7 @@ def test_a_process_that_is_not_ended_has_no_time_to_load() -> None:
         udf(data_type=pa.int64(), setup_timeout=5)(function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [devices.in_process, devices.apart], ids=["in process", "apart"])
 def test_a_model_is_loaded_once_for_all_shards_and_jobs_of_a_process(
     function: UDF, make_table: MakeTable, tmp_path: Path
@@ -144,6 +149,7 @@ def test_a_model_is_loaded_once_for_all_shards_and_jobs_of_a_process(
     assert len(loads(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_no_model_stays_on_a_gpu_that_the_next_task_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ def test_null_is_a_value() -> None:
     assert (mapped.values.to_pylist(), mapped.failures) == ([None, 1, None], ())
 
 
+@pytest.mark.slow
 def test_rows_that_all_fail_are_all_listed_in_order() -> None:
     mapped = run(failing.scalar, [RAISE] * 2_500)
     assert [failure.index for failure in mapped.failures] == list(range(2_500))
@@ -232,6 +233,7 @@ def test_a_udf_error_with_failures_travels_as_a_pickle() -> None:
     assert (str(again), again.row_index, again.failures) == ("no", 3, ())
 
 
+@pytest.mark.slow
 def test_the_first_rule_that_fits_decides() -> None:
     with pytest.raises(UdfError, match="raised Unlucky on row 1") as failed:
         run(failing.fail_first, [1, RAISE])
@@ -255,6 +257,7 @@ def test_something_wrong_is_called_again_like_something_raised() -> None:
 # Hanging and crashing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [failing.scalar_in_time, failing.array_in_time], ids=name_of)
 def test_a_row_that_takes_too_long_is_skipped_and_no_other(function: UDF) -> None:
     values = [1, 2, SLEEP, 3]
@@ -264,6 +267,7 @@ def test_a_row_that_takes_too_long_is_skipped_and_no_other(function: UDF) -> Non
     assert mapped.failures[0].traceback == ""
 
 
+@pytest.mark.slow
 def test_a_row_that_takes_too_long_fails_the_job_without_a_policy() -> None:
     with pytest.raises(UdfError, match="raised TimeoutError on row 1 of a batch of 3") as failed:
         run(failing.scalar_on_time, [1, SLEEP, 2])
@@ -271,6 +275,7 @@ def test_a_row_that_takes_too_long_fails_the_job_without_a_policy() -> None:
     assert failed.value.computed.to_pylist() == [10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", NARROWED, ids=name_of)
 def test_a_row_that_crashes_is_skipped_and_no_other(function: UDF) -> None:
     values = [*range(700), SEGFAULT, *range(300)]
@@ -292,6 +297,7 @@ def test_rows_that_end_the_process_in_any_way_are_skipped(function: UDF) -> None
     assert "was killed by SIGKILL (out of memory?)." in crashes[2]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_by_chance_costs_no_row(tmp_path: Path) -> None:
     at_first = tmp_path / "died"
     function = udf(data_type=pa.int64(), name="f", on_error="skip")(_dies_once(str(at_first)))
@@ -310,6 +316,7 @@ def _dies_once(file: str) -> Callable[[int], int]:
     return f
 
 
+@pytest.mark.slow
 def test_values_that_were_sent_back_are_not_computed_again(tmp_path: Path) -> None:
     mapped = run(failing.slow_and_counted, [1, 2, EXIT, 3], marks=[str(tmp_path)] * 4)
     assert mapped.values.to_pylist() == [10, 20, None, 30]
@@ -486,6 +493,7 @@ with open_batch_mapper(failing.array) as busy:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_parent_leaves_no_child_behind() -> None:
     root = Path(__file__).parents[2]
     with subprocess.Popen(
@@ -518,6 +526,7 @@ assert where() == first
 """
 
 
+@pytest.mark.slow
 def test_an_idle_child_is_left_to_the_process_it_belongs_to() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FORKED], cwd=Path(__file__).parents[2], capture_output=True, text=True
@@ -525,6 +534,7 @@ def test_an_idle_child_is_left_to_the_process_it_belongs_to() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_children_that_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dismiss()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -543,6 +553,7 @@ def test_nothing_is_left_of_children_that_died(tmp_path: Path, monkeypatch: pyte
 # Any of it
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.sampled_from(FORMS), st.lists(st.sampled_from([1, 2, 3, 4, RAISE, OTHER, WRONG]), max_size=20))
 def test_exactly_the_bad_rows_fail(function: UDF, values: list[int]) -> None:

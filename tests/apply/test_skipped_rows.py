@@ -199,6 +199,7 @@ def test_what_fails_now_is_listed_once_by_its_newest_record(table: Table, trace:
     assert [(r.message, r.attempt) for r in table.get_errors()] == [("cannot do 77", 3)]
 
 
+@pytest.mark.slow
 def test_what_ended_the_last_job_is_listed_until_a_later_one_ends_well(table: Table, trace: Trace) -> None:
     with pytest.raises(JobFailed):
         run(table, picky(on_error=[Skip(ValueError, max_count=1)]), batch_size=10)
@@ -210,6 +211,7 @@ def test_what_ended_the_last_job_is_listed_until_a_later_one_ends_well(table: Ta
     assert table.get_errors() == []
 
 
+@pytest.mark.slow
 def test_a_failed_row_whose_input_changes_starts_anew(table: Table, trace: Trace) -> None:
     for _ in range(3):
         run(table, picky())
@@ -238,6 +240,7 @@ def test_runs_are_counted_through_compaction_and_unrelated_updates(table: Table,
     assert table.get_failed_row_addresses() == sorted(addresses.to_pylist())
 
 
+@pytest.mark.slow
 def test_a_computed_row_whose_new_input_fails_loses_its_old_value(table: Table, trace: Trace) -> None:
     run(table, picky(bad=()))
     table.lance.update({"x": "30"}, where="id = 8")
@@ -262,6 +265,7 @@ def test_failed_rows_of_a_filter_are_tried_again_under_it(table: Table, trace: T
     assert_exact(trace, [77])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [{"max_count": 1}, {"max_fraction": 0.01}])
 @pytest.mark.parametrize("form", ["scalar", "array"])
 def test_more_skipped_rows_than_allowed_end_the_job_and_keep_what_was_computed(

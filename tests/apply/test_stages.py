@@ -128,6 +128,7 @@ EXCEPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("function", WAYS, ids=lambda function: function.name)
 def test_under_a_policy_a_row_fails_in_its_stage_as_it_does_in_its_call(function: UDF, ahead: bool) -> None:
@@ -139,6 +140,7 @@ def test_under_a_policy_a_row_fails_in_its_stage_as_it_does_in_its_call(function
     assert "half" in mapped.failures[0].traceback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [0, FAILS_LATER])
 def test_a_timeout_holds_for_a_stage_as_it_does_for_a_call(where: int) -> None:
     mapped = run(staged.timed, [1, where + SLEEP, 3])
@@ -146,6 +148,7 @@ def test_a_timeout_holds_for_a_stage_as_it_does_for_a_call(where: int) -> None:
     assert [(one.index, one.exception) for one in mapped.failures] == [(1, "builtins.TimeoutError")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [0, FAILS_LATER])
 def test_a_rule_retries_a_stage_as_often_as_a_call(where: int) -> None:
     (failure,) = run(staged.retried, [1, where + RAISE, 3]).failures
@@ -175,6 +178,7 @@ def test_a_call_that_fails_the_job_before_a_row_whose_stage_does_is_the_one_that
     assert failed.value.row_index == 1
 
 
+@pytest.mark.slow
 def test_a_value_of_another_type_fails_its_row() -> None:
     @udf(data_type=pa.int64(), on_error="skip", version="1", name="f", preprocess=wrong_at_2)
     def function(x: int) -> int:
@@ -197,6 +201,7 @@ class CannotLoad:
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [None, 1])
 def test_a_stage_that_cannot_be_set_up_is_no_matter_of_rows(workers: int | None) -> None:
     function = udf(name="f", version="1", preprocess=CannotLoad, preprocess_workers=workers)(staged.call)
@@ -271,6 +276,7 @@ def test_equal_inputs_are_called_once_and_their_failures_are_their_own() -> None
     assert decoded[3:] == [4, RAISE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [True, False])
 def test_calls_of_an_async_function_take_what_the_stage_returned(ahead: bool) -> None:
     @udf(on_error="skip", version="1", max_in_flight=3, preprocess=failing)

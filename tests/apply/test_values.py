@@ -61,6 +61,7 @@ UNREADABLE: list[tuple[pa.Array, list[int], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "rows", "says"), UNREADABLE, ids=lambda value: str(getattr(value, "type", "")))
 @pytest.mark.parametrize("form", ["scalar", "async"])
 def test_an_input_that_python_cannot_hold_is_a_failed_row_with_its_column_and_value(

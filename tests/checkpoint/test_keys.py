@@ -41,6 +41,7 @@ def test_work_that_differs_in_anything_has_another_prefix(change: dict[str, str 
     assert replace(IDENTITY, **change).prefix != IDENTITY.prefix
 
 
+@pytest.mark.slow
 @given(NAMES, NAMES)
 def test_two_names_never_share_a_key_part(left: str, right: str) -> None:
     assert (key_part(left) == key_part(right)) == (left == right)

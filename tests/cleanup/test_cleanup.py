@@ -450,6 +450,7 @@ def test_ledgers_go_once_a_fold_that_covers_them_is_old_itself(table: Table, tra
     assert_right(table, "y", tripled)
 
 
+@pytest.mark.slow
 def test_ledgers_of_a_fold_that_cannot_be_read_stay(table: Table) -> None:
     for x in range(20):
         table.backfill("y", runner="inline", where=f"id = {x}")

@@ -298,6 +298,7 @@ def test_the_doctor_fails_and_names_one_command_for_each_failure(
         assert finding["ok"] or finding["mend"] in table.output
 
 
+@pytest.mark.slow
 def test_the_doctor_checks_what_airflow_is_configured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2]"}')

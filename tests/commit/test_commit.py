@@ -429,6 +429,7 @@ def test_a_second_try_runs_and_counts_moved_rows_that_failed_as_the_first_did(
     assert table.plan_backfill("y", udf=fails_on_sevens).rows_pending == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", [compact, update_sevens, upsert_other_column])
 def test_rows_that_move_while_they_fail_are_given_up_after_three_runs(
     table: Table, meanwhile: Callable[[Table], None]
@@ -444,6 +445,7 @@ def test_rows_that_move_while_they_fail_are_given_up_after_three_runs(
     assert table.plan_backfill("y", udf=fails_on_sevens).rows_pending == 0
 
 
+@pytest.mark.slow
 def test_rows_beside_moved_ones_that_fail_again_stay_known(make_table: MakeTable) -> None:
     """Values of blobs are not compared, so that a row without a fact would be computed again."""
     table = make_table(100)
@@ -713,6 +715,7 @@ def test_a_staged_file_with_old_values_that_were_replaced_since_is_put_together_
     assert_right(table, "y", lambda x: 3 * x, where="id < 10")
 
 
+@pytest.mark.slow
 def test_rows_that_failed_in_a_job_that_never_committed_are_tried_again(table: Table, trace: Trace) -> None:
     def failing(version: int) -> UDF:
         def function(x: int) -> int:
@@ -980,6 +983,7 @@ print(connect(sys.argv[1]).open_table("docs").backfill(sys.argv[2], runner="inli
 """
 
 
+@pytest.mark.slow
 def test_two_columns_at_once_in_two_processes_while_rows_arrive(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(2_000, per_fragment=100)
     table.add_columns({"y": triple, "w": double})

@@ -38,6 +38,7 @@ def run_notebook(folder: Path, rows: int | None) -> tuple[SimpleNamespace, list[
     return SimpleNamespace(**pickle.loads((folder / "kept").read_bytes())), [cell.outputs for cell in cells]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [20_000, pytest.param(None, marks=pytest.mark.soak)])
 def test_the_values_are_those_of_pandas_and_the_counts_are_true(tmp_path: Path, rows: int | None) -> None:
     main, outputs = run_notebook(tmp_path, rows)

@@ -298,6 +298,7 @@ def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
     assert "Traceback" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_client_of_another_key_leaves_its_sockets_to_no_other(
     server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +346,7 @@ def test_a_request_that_hangs_ends_at_the_timeout_and_is_made_again(
     assert asyncio.run(seconds()) == 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [None, 0.00001, 0.01])
 def test_a_cap_is_kept_by_the_price_that_calls_report(
     server: OpenAIServer, database: Database, declared: float | None
@@ -370,6 +372,7 @@ def test_a_cap_is_kept_by_the_price_that_calls_report(
     assert sampled.low <= again.rows_to_run * price <= sampled.high
 
 
+@pytest.mark.slow
 def test_a_job_of_calls_stops_at_its_cost_and_the_next_one_goes_on(server: OpenAIServer, database: Database) -> None:
     texts = [f"text {at:03}" for at in range(300)]
     table = database.create_table("docs", pa.table({"text": texts}))

@@ -190,6 +190,7 @@ def test_equal_inputs_are_paid_once_in_columns_of_columns(server: OpenAIServer, 
     assert (server.counts().rows, server.counts().most_paid) == (32, 1)
 
 
+@pytest.mark.slow
 def test_requests_of_columns_of_columns_are_in_flight(server: OpenAIServer, database: Database) -> None:
     server.change(latency=1.0)
     table = database.create_table("docs", pa.table({"text": [f"text {at:02}" for at in range(64)]}))

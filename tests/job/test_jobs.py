@@ -95,6 +95,7 @@ def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Pat
     assert repr(future).endswith("DONE)")
 
 
+@pytest.mark.slow
 def test_background_jobs_that_ended_keep_no_plan_in_memory(make_table: MakeTable) -> None:
     table = make_table(100, per_fragment=25)
     table.add_columns({"y": triple})
@@ -186,6 +187,7 @@ print(start_in_background(plan, table.location, Udfs({"y": slow}), "inline", Sto
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 2),
     reason="Python 3.12.0 to 3.12.2 start no thread once the main thread has ended (gh-113964)",
@@ -215,6 +217,7 @@ connect({str(Path(table.uri).parent)!r}).open_table("docs").backfill("y", runner
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "state", "stages"),
     [
@@ -270,6 +273,7 @@ def test_a_job_with_nothing_to_do_is_on_record_and_leaves_no_heartbeat(make_tabl
     assert [name for name in files if not name.startswith("plan-")] == ["job.json"]
 
 
+@pytest.mark.slow
 def test_only_the_jobs_that_are_asked_for_are_read(
     make_table: MakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

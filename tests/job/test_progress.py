@@ -50,6 +50,7 @@ def test_a_shard_of_three_hours_says_it_in_less_than_a_hundred_lines(clock: Cloc
     assert pauses[-1] > 600 * 0.9
 
 
+@pytest.mark.slow
 def test_a_shard_of_days_says_it_every_ten_minutes(clock: Clock) -> None:
     lines = run(clock, ProgressReporter(200_000, 1, _began=clock.now), 200_000)
     assert lines[-1] - lines[-2] == 600.0

@@ -68,6 +68,7 @@ LEGITIMATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_sql_that_would_end_the_process_is_refused_by_its_size(sql: str) -> None:
     for use in (read_sql, freeze_where, volatile_functions, lambda given: where_columns(given, ["id"])):
@@ -76,6 +77,7 @@ def test_sql_that_would_end_the_process_is_refused_by_its_size(sql: str) -> None
         assert len(str(refused.value)) < 1_000
 
 
+@pytest.mark.slow
 def test_every_way_to_a_table_refuses_it(make_table: MakeTable) -> None:
     table = make_table()
     table.add_columns({"y": triple})
@@ -120,6 +122,7 @@ for sql in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_native_code_survives_the_largest_sql_that_is_read() -> None:
     """On threads of Lance, whose stack has 2 MB."""
     calls = "abs(" * 38 + "+".join(["id"] * (_OPERATORS - 38)) + ")" * 38 + " > 0"

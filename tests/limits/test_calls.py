@@ -61,6 +61,7 @@ def texts_table(folder: Path, count: int = 12) -> Table:
     return db.create_table("docs", pa.table({"text": [f"text {at} of many" for at in range(count)]}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_call_that_is_answered_429_is_made_again_and_is_no_failure(
     tmp_path: Path, server: OpenAIServer, policy: str
@@ -117,6 +118,7 @@ def test_other_failures_are_those_of_the_policy_and_name_the_function(tmp_path: 
     assert "airflow_geneva" not in error.traceback
 
 
+@pytest.mark.slow
 def test_a_timeout_counts_from_the_begin_of_a_call_not_from_that_of_its_wait(
     tmp_path: Path, server: OpenAIServer
 ) -> None:
@@ -218,6 +220,7 @@ def test_what_is_no_limit_or_no_number_is_refused() -> None:
     report(tokens=1)  # outside of a job
 
 
+@pytest.mark.slow
 def test_what_calls_report_is_in_the_result_the_status_and_the_cap(tmp_path: Path, server: OpenAIServer) -> None:
     @udf(data_type=VECTOR, limit=MANY, on_error="skip", cost=0.01)
     def embed(text: str) -> list[float]:

@@ -165,6 +165,7 @@ def _no_threads_and_no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter_module.time, "sleep", lambda seconds: None)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 400),
     st.integers(1, 6),
@@ -186,6 +187,7 @@ def test_no_minute_has_more_than_the_limit_allows(
     assert world.most_in_a_minute(of=1) <= 1000
 
 
+@pytest.mark.slow
 def test_sixteen_processes_that_die_use_most_of_what_a_limit_allows() -> None:
     world = World(RateLimit("k", requests_per_minute=3000), random.Random(1), delay=0.02)
     processes = [Process(world, busy=0.05, mortal=0.0) for _ in range(16)]
@@ -198,6 +200,7 @@ def test_sixteen_processes_that_die_use_most_of_what_a_limit_allows() -> None:
     assert world.writes / 130 <= 16
 
 
+@pytest.mark.slow
 def test_processes_that_need_more_get_what_others_leave() -> None:
     world = World(RateLimit("k", requests_per_minute=6000), random.Random(2), delay=0.01)
     for number in range(8):
@@ -222,6 +225,7 @@ def test_calls_begin_however_long_a_write_takes(per_minute: int, seconds: float)
     assert world.now <= 6 * (60 / per_minute + 2 * seconds) + 2 * seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seats", [2, 5])
 def test_seats_are_never_taken_twice_and_come_round(seats: int) -> None:
     world = World(RateLimit("k", concurrent=seats), random.Random(3))
@@ -270,6 +274,7 @@ def test_what_a_call_used_beyond_its_estimate_is_waited_for_by_the_next_process(
     assert begun[-1] <= 3 * 6 * MINUTE
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 0.05, 0.4]), st.integers(0, 2**32))
 def test_tokens_beyond_the_estimates_hold_up_all_processes(
     processes: int, mortal: float, delay: float, seed: int

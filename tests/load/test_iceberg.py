@@ -52,6 +52,7 @@ def values(table: Table, *columns: str) -> dict[int, Any]:
     return {row["id"]: row[columns[0]] if len(columns) == 1 else tuple(map(row.get, columns)) for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_table_with_deletes_and_another_schema_is_loaded_as_pyiceberg_reads_it(
     table: Table, source: Iceberg, tmp_path: Path, runner: str, request: pytest.FixtureRequest

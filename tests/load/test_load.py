@@ -203,6 +203,7 @@ def test_files_and_tables_are_sources(table: Table, tmp_path: Path, format: str)
     assert [row["caption"] for row in rows(table, "caption")[:5]] == [None, "x1", "x2", "x3", None]
 
 
+@pytest.mark.slow
 def test_a_view_is_a_source_of_its_computed_rows_and_not_of_its_system_columns(make_table: MakeTable) -> None:
     table = make_table(4)
     given = connect(table.location.database_uri).create_table("given", source([1, 2, 3], caption=["x1", "x2", "x3"]))
@@ -229,6 +230,7 @@ def test_a_file_that_lacks_a_column_of_the_first_one_is_refused_before_values_ar
     assert [row["caption"] for row in rows(table, "caption")] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_texts_of_several_lines_and_of_megabytes_are_read_from_csv_and_json(
     make_table: MakeTable, tmp_path: Path, format: str

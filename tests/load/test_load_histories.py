@@ -87,6 +87,7 @@ def make(folder: Path) -> Table:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "runner"), [*((seed, "inline") for seed in range(6)), pytest.param(6, "spark", marks=pytest.mark.spark)]
 )

@@ -107,6 +107,7 @@ def peak(reset: bool = False) -> int:
     return int(status.split("VmRSS:" if reset else "VmHWM:")[1].split()[0]) << 10
 
 
+@pytest.mark.slow
 def test_a_small_file_that_expands_is_read_in_pieces(tmp_path: Path) -> None:
     """One text in a dictionary, for 400,000 rows: 100 KB become 400 MB."""
     kinds = pa.schema([("id", pa.int64()), ("a", pa.dictionary(pa.int32(), pa.string()))])

@@ -226,6 +226,7 @@ def grow(x: int) -> int:
 """
 
 
+@pytest.mark.slow
 def test_a_udf_that_this_process_cannot_import_says_where_it_looked(
     table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +458,7 @@ def test_a_column_name_that_would_break_the_table_is_refused(tmp_path: Path, nam
     assert table.schema.names == ["x"]
 
 
+@pytest.mark.slow
 def test_many_columns_are_defined_and_looked_through_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read the definitions of all others: 10.9 s for 2,000 columns, and 13.9 s for their failed rows.
 

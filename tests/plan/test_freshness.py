@@ -66,6 +66,7 @@ def test_as_many_rows_of_a_column_are_pending_as_a_plan_finds(
     assert standing(table).rows == table.count_rows()
 
 
+@pytest.mark.slow
 def test_rows_that_fail_are_pending_until_they_are_given_up(make_table: MakeTable) -> None:
     table = make_table([*range(20), 999, 1999])
     table.add_columns({"y": skipping})
@@ -78,6 +79,7 @@ def test_rows_that_fail_are_pending_until_they_are_given_up(make_table: MakeTabl
     assert standing(table).versions == {"1": 20}
 
 
+@pytest.mark.slow
 def test_rows_that_were_given_up_and_are_gone_or_changed_since_are_not_counted(make_table: MakeTable) -> None:
     table = make_table([*range(20), 999, 1999, 2999])
     table.add_columns({"y": skipping})
@@ -168,6 +170,7 @@ def test_as_many_rows_of_a_view_are_pending_as_a_plan_finds(database: Database, 
     check(UP_TO_DATE)
 
 
+@pytest.mark.slow
 def test_rows_of_a_view_that_fail_are_pending_until_they_are_given_up(database: Database) -> None:
     source = database.open_table("source")
     source.add([{"id": 100, "x": 999}])

@@ -129,6 +129,7 @@ def test_a_plan_that_is_gone_says_what_to_do(job: Storage) -> None:
         load_plan(job, "f" * 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fragments", "shard_size", "gaps"), [(3, 1, 2), (4_000, None, 40), (20_000, 20, 3)])
 def test_what_goes_to_xcom_stays_small(job: Storage, fragments: int, shard_size: int | None, gaps: int) -> None:
     plan = plan_of(fragments, shard_size, gaps)

@@ -28,6 +28,7 @@ def fuzz(folder: Path, count: int, seed: int) -> None:
     print(f"{count:,} documents of {len(found['kinds'])} kinds, {found['memory_kb'] / 1024:.0f} MB above idle")
 
 
+@pytest.mark.slow
 def test_changed_documents_are_an_error_or_the_right_answer(tmp_path: Path) -> None:
     fuzz(tmp_path, 350, seed=1)
 

@@ -81,6 +81,7 @@ def look(site: Site, damage: Damage) -> None:
         assert not any(name in sys.modules for name in PROGRAMS)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_no_document_makes_a_reader_fail_or_leads_it_elsewhere(site: Site, data: st.DataObject) -> None:
     damage = data.draw(damages(site))
@@ -88,6 +89,7 @@ def test_no_document_makes_a_reader_fail_or_leads_it_elsewhere(site: Site, data:
         look(site, damage)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_is_written_into_the_folder_of_a_view_fails_no_job_of_its_source(site: Site, data: st.DataObject) -> None:
     damage = data.draw(damages(site).filter(lambda one: one.kind == "definition" or one.name.startswith("v.lance/")))

@@ -124,6 +124,7 @@ def at_every_point(
     return names
 
 
+@pytest.mark.slow
 def test_a_table_that_is_made_again_during_a_backfill_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def queried(first: int, added: int, count: int = 8) -> list[dict[str, int]]:
     return [{"id": id, "more": id + added, "p": id + 1} for id in range(first, first + count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 def test_a_view_that_is_made_again_during_a_refresh_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
@@ -193,6 +195,7 @@ def test_a_view_that_is_made_again_during_a_refresh_is_left_alone(
     assert names >= {"plan.saved", "apply.step", "staged.write", "swap.before", "swap.after", "finish.begin"}
 
 
+@pytest.mark.slow
 def test_a_source_that_is_made_again_during_a_refresh_is_what_the_next_one_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

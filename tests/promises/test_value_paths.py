@@ -312,6 +312,7 @@ PATHS = [*COLUMN_PATHS, *VIEW_PATHS]
 EVERY = list(FAMILIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_every_family_goes_through_every_path(place: Path, path: str) -> None:
     """All families at once, side by side in a view, and as the fields of one struct in a column."""

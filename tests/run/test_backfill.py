@@ -649,6 +649,7 @@ def test_a_column_that_is_renamed_keeps_its_state_and_its_readers_follow(make_ta
     assert table.to_arrow(["z"])["z"].to_pylist() == [tripled(tripled(x)) for x in range(51)]
 
 
+@pytest.mark.slow
 def test_rows_that_failed_are_listed_under_the_new_name_of_their_column(make_table: MakeTable) -> None:
     @udf(data_type=pa.int64(), version="1", on_error="skip")
     def picky(x: int) -> int:

@@ -60,6 +60,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_script_shows_it_on_a_terminal_only(make_table: MakeTable, tmp_path: Path, terminal: bool) -> None:
     make_table(40)

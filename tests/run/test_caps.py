@@ -240,6 +240,7 @@ async def _tried_call(x: int) -> int:
     return _tried(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reports", [False, True])
 @pytest.mark.parametrize(("function", "threads"), [(_tried, 1), (_tried, 3), (_tried_batch, 1), (_tried_call, 1)])
 def test_calls_that_are_made_again_count_for_the_cap(

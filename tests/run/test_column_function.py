@@ -62,6 +62,7 @@ def of_halves(half: pa.Array) -> pa.Array:
     return pa.array([value + 1 for value in half.to_pylist()], pa.float64())
 
 
+@pytest.mark.slow
 def test_values_pass_the_stage_before_the_function(make_table: MakeTable) -> None:
     table = make_table(4)
     table.add_columns({"y": (of_halves, ["x"])})

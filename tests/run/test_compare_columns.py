@@ -63,6 +63,7 @@ def test_a_column_may_be_called_difference(make_table: MakeTable) -> None:
     assert "cosine similarity 1 on average" in str(found)
 
 
+@pytest.mark.slow
 def test_vectors(table: Table) -> None:
     table.lance.delete("id = 4")
     found = compared(table, "a", "b")
@@ -88,6 +89,7 @@ def test_vectors(table: Table) -> None:
     assert found.to_arrow().column_names == ["_rowid", "a", "b", "difference"]
 
 
+@pytest.mark.slow
 def test_vectors_with_other_neighbors(table: Table) -> None:
     found = compared(table, "a", "c", neighbors=5)
     expected = brute_force(table, "a", "c", 5)
@@ -107,6 +109,7 @@ def brute_force(table: Table, first: str, second: str, k: int) -> float:
     return float(np.mean(shares))
 
 
+@pytest.mark.slow
 def test_neighbors_by_indexes(table: Table) -> None:
     for name in ("a", "w"):
         table.lance.create_index(name, "IVF_FLAT", num_partitions=1)
@@ -116,6 +119,7 @@ def test_neighbors_by_indexes(table: Table) -> None:
     assert (found.overlap.share, found.overlap.queries, found.overlap.by) == (1.0, 20, "by their indexes")
 
 
+@pytest.mark.slow
 def test_queries_are_computed_by_both_functions(table: Table) -> None:
     for name in ("a", "c"):
         table.lance.create_index(name, "IVF_FLAT", num_partitions=1)
@@ -148,6 +152,7 @@ def test_other_types(make_table: MakeTable) -> None:
     assert "'s': plain values" in str(texts)
 
 
+@pytest.mark.slow
 def test_the_sample_is_bounded_and_repeatable(table: Table) -> None:
     some, again = (compared(table, "a", "b", sample=10) for _ in range(2))
     assert some.rows == 10
@@ -155,6 +160,7 @@ def test_the_sample_is_bounded_and_repeatable(table: Table) -> None:
     assert "on 10 of 100 rows" in str(some)
 
 
+@pytest.mark.slow
 def test_after_a_promotion_costs_are_found_under_the_former_name(table: Table) -> None:
     table.lance.delete("id = 3")
     table.promote_column("a", to="b", keep_as="old", require_index=False)
@@ -163,6 +169,7 @@ def test_after_a_promotion_costs_are_found_under_the_former_name(table: Table) -
     assert found.sides[0].seconds_per_row is not None
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused(table: Table) -> None:
     for arguments, options, why in [
         (("a", "a"), {}, "names one column twice"),

@@ -47,6 +47,7 @@ async def fickle_call(x: int) -> int:
     return tripled(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [triple, triple_row, fickle, fickle_batch, fickle_call])
 def test_rows_run_are_those_of_every_call_of_the_function(make_table: MakeTable, trace: Trace, function: UDF) -> None:
     table = make_table(20, per_fragment=10)

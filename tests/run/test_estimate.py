@@ -81,6 +81,7 @@ def picky(x: int) -> int:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_rows_of_a_sample_that_fail_are_shown_with_their_error(make_table: MakeTable, policy: str) -> None:
     table = make_table(10)

@@ -66,6 +66,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("expected", "nulls", "wrong", "shown"), WRONG, ids=[str(one[0]) for one in WRONG])
 def test_wrong_values_stay_invisible_and_a_repaired_expectation_computes_nothing(
     make_table: MakeTable, trace: Trace, expected: Expectation, nulls: int, wrong: int, shown: str
@@ -93,6 +94,7 @@ def test_wrong_values_stay_invisible_and_a_repaired_expectation_computes_nothing
     assert (result.state, result.rows_reused, trace.rows()) == ("DONE", rows, [])
 
 
+@pytest.mark.slow
 def test_a_pandera_schema_is_a_function_and_names_the_rows(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +121,7 @@ def test_functions_of_one_name_are_told_apart(make_table: MakeTable, trace: Trac
     ]
 
 
+@pytest.mark.slow
 def test_a_warning_stops_nothing_and_is_kept(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(40)
     rules = (expect.between(0, 380, level="warn"), expect.max_null_fraction(0.5), expect.not_null())
@@ -136,6 +139,7 @@ def test_a_warning_stops_nothing_and_is_kept(make_table: MakeTable, trace: Trace
     assert (job.rows_committed, {shard.stage for shard in job.shards}) == (40, {"committed"})
 
 
+@pytest.mark.slow
 def test_rows_that_failed_are_not_checked(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(40)
     table.add_columns({"y": tens(expect.not_null(), expect.max_null_fraction(0), failing=5)})
@@ -143,6 +147,7 @@ def test_rows_that_failed_are_not_checked(make_table: MakeTable, trace: Trace) -
     assert (result.state, result.rows_failed, [one.rows for one in result.checked]) == ("DONE", 5, [35, 35])
 
 
+@pytest.mark.slow
 def test_a_rule_about_rows_stops_the_commit_group_and_one_about_the_column_stops_all(
     make_table: MakeTable, trace: Trace
 ) -> None:
@@ -185,6 +190,7 @@ def change_once(
     monkeypatch.setattr(owner, name, around)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [(ColumnPublisher, "finish", True), (ValueChecks, "check", False)])
 @pytest.mark.parametrize("per_fragment", [10, 20])
 def test_a_rule_about_the_column_judges_the_rows_that_the_commit_makes_visible(
@@ -280,6 +286,7 @@ def test_a_view_says_what_it_expects_of_columns_of_sql(make_table: MakeTable, tr
             view.expect(columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refreshed", ["before", "before and after", "never"])
 def test_a_refresh_says_which_expectations_a_restore_took_back(
     make_table: MakeTable, trace: Trace, refreshed: str
@@ -338,6 +345,7 @@ def test_nothing_is_taken_back_where_the_expectations_were_given_again(make_tabl
     assert not [note for note in view.plan_refresh().notes if "in_set" in note]
 
 
+@pytest.mark.slow
 def test_of_blobs_is_known_which_have_no_value(make_table: MakeTable, trace: Trace) -> None:
     def drawn(*expected: Expectation) -> UDF:
         def draw(x: int) -> bytes | None:

@@ -113,6 +113,7 @@ def compact(table: Table, dice: random.Random) -> None:
     table.lance.optimize.compact_files(target_rows_per_fragment=dice.choice([60, 1_000]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_numbers", "stable", "seed"),
     [("BTREE", True, 1), ("BITMAP", True, 2), ("BTREE", False, 3)],

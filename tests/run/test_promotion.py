@@ -172,6 +172,7 @@ def embed_unchecked(x: int) -> list[float] | None:
     return embed_v2.func(x)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_as_expected_are_refused(make_table: MakeTable) -> None:
     table = make_table([0, 1, -2, *range(3, 30)])
     table.add_columns({"embedding": embed_v1, "embedding_v2": embed_unchecked})
@@ -191,6 +192,7 @@ def test_values_that_are_not_as_expected_are_refused(make_table: MakeTable) -> N
     assert models(table) == {2.0, None}
 
 
+@pytest.mark.slow
 def test_errors_stay_with_their_function_whatever_its_column_is_called(make_table: MakeTable) -> None:
     table = make_table(30)
     table.add_columns({"embedding": embed_v1, "embedding_v2": embed_unchecked})

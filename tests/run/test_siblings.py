@@ -148,6 +148,7 @@ def test_rows_that_changed_moved_or_came_are_computed_and_no_others(table: Table
     assert {row["height"] for row in rows(table, "height") if row["x"] == 9} == {"9"}
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_is_null_in_all_columns_and_runs_again(table: Table) -> None:
     table.add_columns({("width", "height"): picky})
     result = table.backfill("width", runner="inline")
@@ -329,6 +330,7 @@ def test_a_view_has_such_columns_too(table: Table) -> None:
     assert len(calls) == 42
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_in_a_view_is_null_in_all_such_columns(table: Table) -> None:
     view = table.query().select({"x": "x", ("width", "h"): picky}).create_materialized_view(name="sizes")
     assert view.refresh(runner="inline").rows_failed == 4

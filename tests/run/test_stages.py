@@ -114,6 +114,7 @@ def test_windows_that_are_cut_by_weight_are_as_long_as_without_a_stage(make_tabl
     assert calls[0][:4] == [490, 490, 480, 480], "the first window has both halves"
 
 
+@pytest.mark.slow
 def test_only_rows_that_are_to_run_are_preprocessed(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(60, per_fragment=20)
     table.add_columns({"y": staged.plus_one})
@@ -125,6 +126,7 @@ def test_only_rows_that_are_to_run_are_preprocessed(make_table: MakeTable, trace
     assert_right(table, "y", lambda x: 10 * x + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["column", "view"])
 @pytest.mark.parametrize("function", [staged.scalar, staged.array], ids=lambda function: function.name)
 def test_failures_of_a_stage_and_of_a_call_are_those_of_their_rows(
@@ -250,6 +252,7 @@ def test_preprocessed_rows_take_no_more_than_their_room(make_table: MakeTable, m
     assert max(room.most_used for room in rooms) <= max(limit // 16, 4 * 10_200)
 
 
+@pytest.mark.slow
 def test_workers_are_kept_for_the_next_job_and_given_back(make_table: MakeTable) -> None:
     table = make_table(40, per_fragment=10)
     table.add_columns({"y": staged.InProcesses})

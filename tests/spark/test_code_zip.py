@@ -252,6 +252,7 @@ def test_files_that_change_while_they_are_read_are_read_again(project: Path, mon
         zip_code("zipped_package.udfs:f")
 
 
+@pytest.mark.slow
 def test_data_beside_the_module_and_its_folder_are_there_where_it_is_unpacked(project: Path, tmp_path: Path) -> None:
     (project / "zipped_package" / "udfs.py").write_text(
         "import importlib.resources\nimport inspect\nfrom pathlib import Path\n"
@@ -276,6 +277,7 @@ def test_data_beside_the_module_and_its_folder_are_there_where_it_is_unpacked(pr
     assert [path.name for path in folder.iterdir()] == [archive.name]  # processes share it, and leave no drafts
 
 
+@pytest.mark.slow
 def test_processes_that_unpack_at_once_get_whole_packages(project: Path, tmp_path: Path) -> None:
     for at in range(200):
         (project / "zipped_package" / f"part_{at:03}.py").write_text(f"value = {at}\n")
@@ -335,6 +337,7 @@ def test_a_compiled_module_that_this_python_cannot_import_is_noticed(name: str) 
     assert foreign_modules([name, "zipped_package/fast.py"]) == []
 
 
+@pytest.mark.slow
 def test_an_archive_of_another_platform_hides_no_installed_package(project: Path, tmp_path: Path) -> None:
     (project / "zipped_package" / "fast.cpython-399-sparc-linux-gnu.so").write_bytes(b"x")
     (project / "zipped_package" / "udfs.py").write_text(
@@ -389,6 +392,7 @@ def test_a_process_that_runs_several_jobs_runs_for_each_the_code_that_was_planne
     assert run_script(script).split() == ["first", "second", "first", "second", "second", "first"]
 
 
+@pytest.mark.slow
 def test_code_that_changes_or_vanishes_after_the_plan_runs_as_planned_or_the_task_says_so(project: Path) -> None:
     module = project / "zipped_package" / "udfs.py"
     module.write_text("from airflow_geneva import udf\n\n@udf\ndef f(x: int) -> int:\n    return x + 1\n")

@@ -116,6 +116,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
+@pytest.mark.slow
 def test_the_console_script_is_installed() -> None:
     script = shutil.which("airflow-geneva")
     assert script is not None

@@ -247,6 +247,7 @@ def test_a_temporary_folder_with_a_space_does_not_break_the_launcher(tmp_path: P
     assert whole["SPARK_SUBMIT_OPTS"] == f"-Djava.io.tmpdir={tmp_path}"
 
 
+@pytest.mark.slow
 def test_what_travels_to_workers_is_the_package_and_nothing_else() -> None:
     names = zipfile.ZipFile(io.BytesIO(package_zip())).namelist()
     assert {"airflow_geneva/spark/tasks.py", "airflow_geneva/spark/tasks.pyc"} <= set(names)

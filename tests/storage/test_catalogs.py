@@ -142,6 +142,7 @@ def test_the_secrets_of_a_catalog_are_known_and_its_address_is_none() -> None:
     assert not secret_values(dict(connect_namespace("rest", {"uri": "https://catalog.example"}).options))
 
 
+@pytest.mark.slow
 def test_values_of_a_lance_table_are_loaded_into_one_of_a_catalog(db: Database, tmp_path: Path) -> None:
     table = db.create_table("prod.docs", pa.table({"id": [1, 2]}))
     beside = db.create_table("prod.given", pa.table({"id": [1], "a": ["beside"]}))

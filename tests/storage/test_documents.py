@@ -248,6 +248,7 @@ LANCE: dict[str, Callable[[Path], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LANCE)
 def test_files_of_lance_that_are_held_in_memory_are_bounded(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -292,6 +293,7 @@ def test_error_records_without_a_value_are_left_out(tmp_path: Path, name: str) -
     assert count_errors(folder.storage) == 1
 
 
+@pytest.mark.slow
 def test_many_error_records_of_a_range_are_files_that_can_be_read(tmp_path: Path) -> None:
     folder = JobFolder.of(Storage.at(str(tmp_path)), "20260101T000000000000-0123456789")
     record = ErrorRecord("j", "c", "f", "1", 0, 0, "E", "m" * 100, "t" * 2_000, 1, 1, 1.0)

@@ -89,6 +89,7 @@ def test_a_cell_that_ran_again_with_other_code_is_a_change_of_the_code(
     assert values(table) == values(view) == list(range(2, 12))
 
 
+@pytest.mark.slow
 def test_another_kernel_finds_it_once_the_cell_that_defines_it_has_run(
     make_table: MakeTable, cell: Callable[[str], Any], tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def lenient(x: int) -> int:
     return x
 
 
+@pytest.mark.slow
 def test_failed_rows_stop_it_and_keep_their_column(table: Table) -> None:
     columns: dict[str, Any] = {"a": (picky, ["x"]), "b": (lenient, ["x"])}
     view = table.query().select(columns).create_materialized_view(database_of(table), "near")

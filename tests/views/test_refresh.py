@@ -185,6 +185,7 @@ def test_a_lost_snapshot_costs_a_full_refresh_and_no_wrong_row(make_table: MakeT
     assert CommittedViewState(view.location, view.lance).shown == Ranges.of(0, 101)
 
 
+@pytest.mark.slow
 def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(30)
     view = table.query().select(["id"]).add_columns({"e": (udfs.picky, ["x"])}).create_materialized_view(
@@ -209,6 +210,7 @@ def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTab
     assert view.count_rows() == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_repaired_function_runs_again_on_the_rows_that_failed(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, runs: int
@@ -433,6 +435,7 @@ def test_a_broken_off_refresh_of_many_rows_goes_on(make_table: MakeTable, trace:
     assert of_many(view) == exploded(table)
 
 
+@pytest.mark.slow
 def test_a_source_row_on_which_the_generator_fails_gives_no_rows(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(30)
     view = make_exploded(table, udfs.digits_if_they_can)

@@ -50,6 +50,7 @@ def change(uri: Path, dice: random.Random) -> None:
         dataset.update_config({"some": str(number)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_rows_that_came_changed_and_went_are_those_that_two_versions_differ_in(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
