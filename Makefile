@@ -54,7 +54,7 @@ test-rest: $(if $(CELERY),servers) $(if $(STORE),$(AZURITE)) install ## Run what
 
 durations: install ## Run all tests, and record what those of a few tenths of a second or more take, for SHARE and the order of files
 	@$(BIN)/python -m pytest $(HUNG) $(PARALLEL) --store-durations --clean-durations
-	@$(BIN)/python -c 'import json; file = "tests/durations.json"; taken = json.load(open(file)); json.dump({name: round(seconds, 1) for name, seconds in taken.items() if seconds >= 0.25}, open(file, "w"), indent=0)'
+	@$(BIN)/python -c 'import json; file = "tests/durations.json"; taken = json.load(open(file)); json.dump({name: round(seconds, 1) for name, seconds in taken.items() if seconds >= 0.25}, open(file, "w"), indent=0, sort_keys=True)'
 
 servers:
 	@PATH="$(FOUND)"; missing=; \

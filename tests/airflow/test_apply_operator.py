@@ -107,6 +107,7 @@ def left_in_scratch() -> list[str]:
     return glob.glob(os.path.join(tempfile.gettempdir(), "airflow-geneva-2*"))
 
 
+@pytest.mark.core
 def test_who_may_edit_xcoms_may_not_choose_a_plan(desk: Desk, recorder: Recorder, tmp_path: Path) -> None:
     """Its code would be handed to Spark."""
     reference = go(desk).xcom("backfill.plan")[0]
@@ -203,6 +204,7 @@ def test_the_spark_job_is_told_to_openlineage_as_part_of_its_task(desk: Desk, re
     assert conf["spark.log.level"] == "WARN"
 
 
+@pytest.mark.core
 def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder: Recorder) -> None:
     run = go(desk)
     submitted = recorder.read()
@@ -215,6 +217,7 @@ def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder
     assert "airflow_geneva/engine/udf/decorator.py" in package
 
 
+@pytest.mark.core
 def test_the_driver_inherits_nothing_of_airflow(
     desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ def due(desk: Desk) -> Desk:
     return desk
 
 
+@pytest.mark.core
 @waiting
 def test_a_plan_above_the_threshold_waits_and_is_computed_after_the_approval(
     due: Desk, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ from tests.support.operating_files import where_by_date
 pytestmark = pytest.mark.airflow
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("letters", ["a", "abc"])
 def test_every_shard_is_computed_and_committed_and_the_run_is_announced_once(desk: Desk, letters: str) -> None:
     desk.append(letters)
@@ -205,6 +206,7 @@ def test_two_groups_of_one_dag_do_not_mix(desk: Desk) -> None:
     assert len(jobs) == 2
 
 
+@pytest.mark.core
 def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_clearing_it(desk: Desk) -> None:
     desk.append("abc")
     desk.define(n="length")
@@ -283,6 +285,7 @@ def test_a_retry_goes_on_where_the_try_before_it_ended(desk: Desk) -> None:
     assert desk.values() == dict.fromkeys(texts("a"), 3)
 
 
+@pytest.mark.core
 def test_clearing_the_plan_with_its_downstream_grows_with_the_table(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -407,6 +410,7 @@ def test_an_apply_that_was_complete_needs_nobody_to_have_said_so(desk: Desk) -> 
     assert desk.values() == dict.fromkeys(texts("a"), 3)
 
 
+@pytest.mark.core
 def test_a_finish_that_died_is_cleared_and_announces(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -548,6 +552,7 @@ def test_a_finish_that_names_no_task_of_its_dag_says_so(desk: Desk) -> None:
     assert "There is no task 'plan' in the DAG. Give plan_task_id= the task_id" in run.error("finish")
 
 
+@pytest.mark.core
 def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")

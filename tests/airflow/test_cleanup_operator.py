@@ -41,6 +41,7 @@ def jobs_of(table: Table) -> list[Path]:
     return list(Path(table.uri, "_checkpoints", "jobs").iterdir())
 
 
+@pytest.mark.core
 def test_all_tables_are_cleaned_and_what_went_is_counted(desk: Desk) -> None:
     compute(desk)
     other = desk.database.create_table("other", [{"text": "x"}])

@@ -23,6 +23,7 @@ def define(desk: Desk, columns: dict[str, Any]) -> Driver:
     return Driver.trigger(dag).go()
 
 
+@pytest.mark.core
 def test_a_column_is_added_once_and_then_left_alone(desk: Desk) -> None:
     desk.append("a")
     columns = {"n": "geneva_dag_udfs:length", "m": ("geneva_dag_udfs:length", ["text"])}

@@ -67,6 +67,7 @@ def test_without_it_every_shard_goes_to_spark_with_the_slots_that_python_users_g
     assert concurrency(run) == Sizing().concurrency == int(OPTIONS["concurrency"]["default"])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("configured", "given", "expected"),
     [("11", None, False), ("11", "", False), ("10", None, True), ("11", 0, True), ("11", "10", True), ("0", 11, False)],
@@ -161,6 +162,7 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     assert Configuration.read() == Configuration(*defaults)
 
 
+@pytest.mark.core
 def test_tasks_read_every_option_that_airflow_describes() -> None:
     assert [field.name for field in fields(Configuration)] == list(OPTIONS)
 

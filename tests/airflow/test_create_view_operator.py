@@ -25,6 +25,7 @@ def make(desk: Desk, conf: dict[str, Any] | None = None, **parameters: Any) -> D
     return Driver.trigger(dag, conf).go()
 
 
+@pytest.mark.core
 def test_a_view_is_made_once_and_then_left_alone_and_no_udf_runs(desk: Desk) -> None:
     desk.append("ab")
     first = make(desk, where="text < 'b'", shuffle_seed=1, limit="5", offset="")

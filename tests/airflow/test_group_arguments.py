@@ -23,7 +23,7 @@ from airflow_geneva.triggers import NewFragmentsTrigger
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver, events
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.core]
 
 SMALL = {"inline_below_rows": 10**9, "shard_size": 1}
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"

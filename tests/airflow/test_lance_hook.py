@@ -20,7 +20,7 @@ from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks import lance
 from airflow_geneva.hooks.lance import LanceHook
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.core]
 
 
 @pytest.fixture

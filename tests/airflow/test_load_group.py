@@ -49,6 +49,7 @@ def test_a_delivery_is_loaded_on_spark_and_a_second_one_changes_what_differs(des
     assert desk.table.version == version
 
 
+@pytest.mark.core
 def test_what_does_not_fit_fails_the_plan_and_nothing_is_written(desk: Desk, tmp_path: Path) -> None:
     desk.append("a")
     version = desk.table.version

@@ -104,6 +104,7 @@ def describe(catalog: LanceNamespace, job_id: str) -> tuple[str, dict[str, str]]
     return found.status, found.properties or {}
 
 
+@pytest.mark.core
 def test_tables_are_listed_described_and_opened(client: Client, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.append("ab")
     connection(desk, monkeypatch)
@@ -179,6 +180,7 @@ def test_a_request_of_another_form_is_invalid_input(client: Client, path: str, b
     assert (refused.value.code, json.load(refused.value)["code"]) == (400, int(errors.ErrorCode.INVALID_INPUT))
 
 
+@pytest.mark.core
 def test_a_backfill_is_a_dag_run_that_is_followed(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
     desk.append("ab")
     desk.define(n="length")
@@ -352,6 +354,7 @@ def test_what_cannot_be_had_starts_nothing(client: Client, desk: Desk, dags: dic
         catalog.describe_transaction(DescribeTransactionRequest(id=["no-such-job"]))
 
 
+@pytest.mark.core
 def test_nothing_is_answered_without_the_right_to_it(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
     desk.append("a")
     desk.define(n="length")

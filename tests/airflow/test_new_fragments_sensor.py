@@ -210,6 +210,7 @@ def test_what_makes_no_sense_fails_at_once(desk: Desk, since: str, told: str) ->
         looks(desk, since)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("mode", ["poke", "reschedule"])
 def test_a_dag_waits_for_new_rows_and_then_goes_on(desk: Desk, mode: str) -> None:
     desk.append("a")

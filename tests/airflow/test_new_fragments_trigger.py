@@ -47,6 +47,7 @@ def revived(given: BaseEventTrigger) -> NewFragmentsTrigger:
     return found
 
 
+@pytest.mark.core
 def test_it_is_the_same_after_airflow_has_kept_it() -> None:
     assert revived(NewFragmentsTrigger("docs")).serialize()[1] == {
         "table": "docs", "lance_conn_id": "lance_default", "poll_interval": 60.0,
@@ -137,6 +138,7 @@ def test_an_event_is_read_nested_and_plain(desk: Desk) -> None:
         assert new_fragments(other) is None
 
 
+@pytest.mark.core
 def test_a_watcher_tells_of_rows_once(desk: Desk) -> None:
     async def story() -> None:
         listener = Listener(trigger(desk.table.name))

@@ -64,6 +64,7 @@ def filled(route: APIRoute) -> str:
     return re.sub(r"\{[a-z_:]+\}", "pages.css", route.path) + query
 
 
+@pytest.mark.core
 def test_every_route_asks_who_is_there(browse: Get) -> None:
     programs = [route for route in app.routes if isinstance(route, NamespaceRoute)]
     pages = [route for route in app.routes if type(route) is APIRoute]
@@ -113,6 +114,7 @@ def test_there_is_nothing_beside_the_routes(browse: Get, path: str) -> None:
     browse(path, status=404)
 
 
+@pytest.mark.core
 def test_airflow_loads_the_plugin_and_serves_its_pages_to_users_only(
     browse: Get, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +200,7 @@ def test_names_cannot_leave_their_folder(reader: Get, database: Database, path: 
     reader(path, status=404)
 
 
+@pytest.mark.core
 def test_what_a_udf_says_is_text(reader: Get, database: Database) -> None:
     hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"
 
@@ -312,6 +315,7 @@ def test_a_database_that_the_server_does_not_reach(reader: Get, database: Databa
     assert "on the machine of the API server" in reader("/databases/shelf")
 
 
+@pytest.mark.core
 def test_one_job(reader: Get, database: Database) -> None:
     table = make_table(database)
     job = table.backfill("y", runner="inline", shard_size=2, where="x < 60")
@@ -539,6 +543,7 @@ def stands(html: str) -> dict[str, list[str]]:
     return {row[0]: row[1:4] for row in cells(html) if len(row) == 6}
 
 
+@pytest.mark.core
 def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Database) -> None:
     table = make_table(database)
     table.add_columns({"z": triple, "gone": triple})

@@ -35,6 +35,7 @@ def promoting(desk: Desk, **settings: Any) -> DAG:
     return dag
 
 
+@pytest.mark.core
 def test_it_promotes_and_sends_an_event(ready: Desk) -> None:
     version = ready.table.version
     run = Driver.trigger(promoting(ready)).go()

@@ -88,6 +88,7 @@ def test_a_source_in_another_database_is_opened_if_the_job_was_given_it(
         go(view, lance_conn_id="shelf", sources=given)
 
 
+@pytest.mark.core
 def test_a_first_refresh_shows_the_query_at_once_and_is_announced_once(desk: Desk) -> None:
     desk.append("axbc")
     view = make_view(desk)
@@ -185,6 +186,7 @@ def test_rows_that_only_leave_are_swapped_out_without_any_shard(desk: Desk) -> N
     assert len(announced(view)) == 2
 
 
+@pytest.mark.core
 def test_a_failed_shard_leaves_the_view_as_it_was_and_is_mended_by_clearing_it(desk: Desk) -> None:
     desk.append("a")
     view = make_view(desk)
@@ -348,6 +350,7 @@ def test_the_record_of_a_refresh_names_its_airflow_run(desk: Desk) -> None:
     assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
 
 
+@pytest.mark.core
 def test_a_view_on_a_view_follows_both(desk: Desk) -> None:
     desk.append("ab")
     lower = make_view(desk)

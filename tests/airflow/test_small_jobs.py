@@ -51,6 +51,7 @@ def kill_after_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "apply_and_commit", killed_after)
 
 
+@pytest.mark.core
 def test_a_small_job_is_computed_committed_and_announced_without_a_shard(desk: Desk, dag: DAG) -> None:
     version = desk.table.version
     run = Driver.trigger(dag).go()
@@ -80,6 +81,7 @@ def test_a_version_of_the_code_that_never_ran_is_not_loaded_into_the_plan_task(
     assert "no earlier job" in newest_record(desk).runner_reason
 
 
+@pytest.mark.core
 def test_a_failure_in_the_plan_task_is_recorded_and_a_clear_goes_on_from_the_checkpoint(desk: Desk, dag: DAG) -> None:
     desk.break_at("b04")
     run = Driver.trigger(dag).go()
@@ -144,6 +146,7 @@ def test_a_job_that_turns_out_slow_goes_on_in_mapped_tasks(
     assert [len(run.xcom("backfill.plan")), record.rows_computed + record.rows_reused] == [1, ROWS]
 
 
+@pytest.mark.core
 def test_a_small_refresh_is_swapped_when_it_finishes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.append("a")
     view = make_view(desk)

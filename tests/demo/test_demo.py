@@ -204,6 +204,7 @@ def test_an_airflow_that_does_not_start_is_told_with_the_reason(home: DemoHome) 
     assert mentioning(home) == []
 
 
+@pytest.mark.core
 @pytest.mark.airflow
 @pytest.mark.spark
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def test_the_connection_form_shows_the_database_and_its_storage_options_only() -
     assert set(connection["conn-fields"]) == {"storage_options", "allowed_places", "namespace"}
 
 
+@pytest.mark.core
 @pytest.mark.airflow
 def test_links_and_plugins_are_listed_and_can_be_imported() -> None:
     info = get_provider_info()

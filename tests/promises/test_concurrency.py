@@ -142,6 +142,7 @@ class Gate:
         (self.folder / "open").touch()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("ends", ["before the commit", "after the commit", "after the finish"])
 def test_an_orphaned_driver_that_goes_on_beside_the_retry_changes_nothing(
     table: Table, trace: Trace, tmp_path: Path, ends: str

@@ -79,6 +79,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.core
 def test_every_fault_point_of_the_source_is_killed_at() -> None:
     sources = Path(airflow_geneva.__file__).parent.rglob("*.py")
     named = {
@@ -93,6 +94,7 @@ def meanwhile(name: str) -> tuple[Change, ...]:
     return some[sorted(POINTS).index(name) % len(some)]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", POINTS)
 def test_a_job_that_dies_at_a_point_ends_as_if_it_had_not(tmp_path: Path, name: str) -> None:
     job, passage = POINTS[name]

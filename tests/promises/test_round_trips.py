@@ -39,6 +39,7 @@ def proxy(endpoint: str) -> Iterator[SlowProxy]:
         yield running
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("kind", "first", "nothing", "one_row"),
     [("column", (51, 26), (6, 5), (36, 21)), ("view", (55, 30), (9, 7), (42, 23))],

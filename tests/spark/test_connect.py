@@ -229,6 +229,7 @@ def server(server_process: subprocess.Popen[str], port: int) -> str:
     return f"sc://127.0.0.1:{port}"
 
 
+@pytest.mark.core
 def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path) -> None:
     (tmp_path / "udfs_of_the_client.py").write_text(UDFS)
     trace = tmp_path / "trace"

@@ -85,6 +85,7 @@ def table_jobs(tmp_path: Path) -> list[Job]:
     return list(airflow_geneva.connect(tmp_path / "db").jobs())
 
 
+@pytest.mark.core
 def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 5_000, 700)
     table.add_columns({"y": logged})
@@ -248,6 +249,7 @@ def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, 
     assert table.plan_backfill("y").rows_to_run == 300
 
 
+@pytest.mark.core
 def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 1_000, 1_000)
     table.add_columns({"y": dies_once_at_700})
