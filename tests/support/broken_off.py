@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow as pa
+import pytest
 
 from airflow_geneva import udf
+from airflow_geneva.engine import faults
 from airflow_geneva.table import Table
 from tests.support.counting import leave_trace, tripled
 
@@ -36,3 +42,19 @@ def brittle(x: int) -> int:
 def sturdy(x: int) -> int:
     leave_trace([x])
     return tripled(x)
+
+
+class Died(BaseException):
+    """Stands for the end of a process that was killed."""
+
+
+@contextmanager
+def dies_at(point: str) -> Iterator[None]:
+    """Stop what runs in this block at a fault point, and at each later passage of it, as if it were killed there."""
+
+    def die(*_: object) -> None:
+        raise Died(point)
+
+    kills = SimpleNamespace(kill=die, getpid=os.getpid)
+    with patch.multiple(faults, _ARMED=point, _hits=0, os=kills), pytest.raises(Died):
+        yield

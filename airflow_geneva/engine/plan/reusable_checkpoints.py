@@ -140,9 +140,9 @@ class ReusableView(Reusable):
         return staged if done and self._is_complete(staged) else None
 
     def has_single_rows(self, staged: StagedFragment) -> bool:
-        # Single source rows cannot be read from a staged file after explode, nor if it has blob columns.
+        # A data file alone holds only references to blobs.
         blobs = not self.work.plain_blobs and any(is_blob(field) for field in self.view.schema)
-        return self.work.definition.explode is None and not blobs and self._is_complete(staged)
+        return not blobs and self._is_complete(staged)
 
     def _is_complete(self, staged: StagedFragment) -> bool:
         return staged.dense and is_staged_complete(self.view, staged, self.data)
@@ -288,7 +288,8 @@ def find_mismatches(index: CheckpointIndex | None, works: Works) -> Mismatches:
     stale: dict[int, tuple[str, int]] = {}
     for place in index.places():
         work = by_id.get(place[1])
-        if work is not None and place != work.place and index.is_staged(place):
+        followed = () if work is None else (work.place, *(ancestor.place for ancestor in work.ancestors))
+        if work is not None and place not in followed and index.is_staged(place):
             stale[work.id] = max(place, stale.get(work.id, place))
     numbers = sorted(number for number in stale if not index.is_staged(by_id[number].place))
     shown: list[Mismatch] = []

@@ -163,12 +163,9 @@ def _redundant_ranges(
 ) -> list[str]:
     """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
-    names = dataset.schema.names if dataset is not None else []
-    if dataset is None or (
-        work.definition.explode is not None
-        if isinstance(work, RefreshSpec)
-        else work.column in names and is_blob(dataset.schema.field(work.column))
-    ):
+    written = () if dataset is None else [f for f in dataset.schema if work.of_view or f.name == work.column]
+    plain = isinstance(work, RefreshSpec) and work.plain_blobs
+    if dataset is None or (not plain and any(is_blob(field) for field in written)):
         # Such a data file cannot replace range checkpoints: see `Reusable.has_single_rows`.
         return []
     found, data = list[str](), StagedFiles()

@@ -46,9 +46,9 @@ from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
 from airflow_geneva.engine.write.data_files import (
     WINDOW_ROWS,
     CheckpointedRowsReader,
+    StagedViewRows,
     ViewFileWriter,
     fit_rows,
-    own_values,
     reorder_rows,
 )
 
@@ -111,7 +111,8 @@ class ViewTarget(ReusableView, Target):
         due = fragment.due.offsets()
         runs: list[RowRuns] = []
         limit = self.work.sizing.batch_bytes
-        reader = CheckpointedRowsReader(self.view, self.store, held.pieces, limit, own_values)
+        staged = StagedViewRows(self.view, self.work.definition.explode)
+        reader = CheckpointedRowsReader(self.store, held.pieces, limit, staged.read)
         at = 0
         while at < len(due):
             start = int(due[at])

@@ -111,7 +111,11 @@ def assemble(
     kept = Ranges.empty()
     if files.output:
         kept = live - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
-    reader = CheckpointedRowsReader(dataset, store, pieces, limit, lambda rows: output.joined(rows.columns))
+
+    def staged(part: CheckpointedRows, room: float) -> pa.Array:
+        return output.joined(staged_file(dataset, part.source).read(rows=part.positions, room=room).columns)
+
+    reader = CheckpointedRowsReader(store, pieces, limit, staged)
     most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
     start = 0
 
@@ -191,19 +195,22 @@ class FileWidths:
 
 
 class CheckpointedRowsReader:
-    """Reads the pieces of one fragment in windows of physical offsets; `values` extracts values from staged rows."""
+    """Reads the pieces of one fragment in windows of physical offsets.
+
+    Args:
+        staged: reads the values of a piece from its staged file, in the order of its offsets; `BatchTooLarge` if they
+            take more than the given number of bytes.
+    """
 
     def __init__(
         self,
-        dataset: lance.LanceDataset,
         store: CheckpointStore,
         pieces: Sequence[CheckpointedRows],
         limit: int,
-        values: Callable[[pa.RecordBatch], pa.Array],
+        staged: Callable[[CheckpointedRows, float], pa.Array],
     ) -> None:
-        self._dataset = dataset
         self._store = store
-        self._values = values
+        self._staged = staged
         self._pieces = [piece for piece in pieces if len(piece.offsets)]
         self._firsts = np.array([piece.offsets[0] for piece in self._pieces], np.int64)
         self._lasts = np.array([piece.offsets[-1] for piece in self._pieces], np.int64)
@@ -246,9 +253,7 @@ class CheckpointedRowsReader:
                 yield number, offsets[low:high]
 
     def _read_values(self, part: CheckpointedRows, room: float) -> pa.Array:
-        if not part.staged:
-            return read_values(self._store, part, room)
-        return self._values(staged_file(self._dataset, part.source).read(rows=part.positions, room=room))
+        return self._staged(part, room) if part.staged else read_values(self._store, part, room)
 
 
 def staged_file(dataset: lance.LanceDataset, name: str) -> LanceFile:
@@ -291,6 +296,47 @@ class ViewFileWriter:
 def own_values(rows: pa.RecordBatch) -> pa.StructArray:
     """Return rows of a view's data file without the system columns, one struct per row."""
     return pa.StructArray.from_arrays(rows.columns[2:], fields=list(rows.schema)[2:])
+
+
+class StagedViewRows:
+    """Reads a view's staged files, one row for each row of the source: with `explode`, its rows become a list again."""
+
+    def __init__(self, view: lance.LanceDataset, explode: str | None) -> None:
+        self._view = view
+        self._explode = explode
+        self._runs: dict[str, tuple[RowIdArray, Offsets, Offsets]] = {}
+
+    def read(self, part: CheckpointedRows, room: float) -> pa.StructArray:
+        """Read the rows of a piece; `BatchTooLarge` if they take more than `room` bytes."""
+        if self._explode is None:
+            return _read_rows(self._view, part.source, part.positions, room)
+        starts, lengths = self._find(part)
+        begins = np.cumsum(lengths) - lengths
+        rows = _read_rows(
+            self._view, part.source, np.arange(lengths.sum()) + np.repeat(starts - begins, lengths), room
+        )  # fmt: skip
+        offsets = pa.array(np.append(begins, len(rows)).astype(np.int32))
+        # A source row with an empty list has no row here: what its other columns held is not shown.
+        firsts = pa.array(begins, mask=lengths == 0)
+        columns = [
+            pa.ListArray.from_arrays(offsets, values) if name == self._explode else rows_at(values, firsts)
+            for name, values in zip(rows.type.names, rows.flatten(), strict=True)
+        ]
+        return pa.StructArray.from_arrays(columns, rows.type.names)
+
+    def _find(self, part: CheckpointedRows) -> tuple[Offsets, Offsets]:
+        """Return the position of each source row's first row in its file, and the number of its rows there."""
+        if part.source not in self._runs:
+            ids = staged_file(self._view, part.source).read([SOURCE_ROW_ID]).column(0).to_numpy()
+            starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
+            order = np.argsort(ids[starts])
+            self._runs[part.source] = ids[starts][order], starts[order], np.diff(starts, append=len(ids))[order]
+        ids, starts, lengths = self._runs[part.source]
+        wanted = part.row_ids.view(np.int64)
+        if len(ids) == 0:
+            return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        return starts[at], np.where(ids[at] == wanted, lengths[at], 0)
 
 
 def reorder_rows(
