@@ -50,6 +50,7 @@ FACTS = "checkpoint/test_facts.py::"
 STORE = "checkpoint/test_store.py::"
 NESTED = "plan/test_nested_inputs.py"
 BACKFILL = "run/test_backfill.py::"
+CONTINUED = "promises/test_continued_runs.py::"
 JUDGED = "run/test_expectations.py::test_a_rule_about_the_column_judges_the_rows_that_the_commit_makes_visible"
 SKIPPED = "apply/test_skipped_rows.py::"
 CLEANUP = "cleanup/test_cleanup.py::"
@@ -509,6 +510,24 @@ GUARDS = [
         "Ranges.from_offsets(offsets[among(ids, o.row_ids)]))\n                    for o",
         "Ranges.of(0, files.physical_rows))\n                    for o",
         (BACKFILL + "test_a_checkpoint_of_a_row_that_was_updated_before_a_compaction_is_not_used",),
+    ),
+    Guard(
+        "A checkpoint of a row whose inputs were updated since would be reused.",
+        "rows.now[rows.same & (fragments == fragment)]",
+        "rows.now[fragments == fragment]",
+        (CONTINUED + "test_a_killed_run_repeats_an_interval",),
+    ),
+    Guard(
+        "A checkpoint of a row that the filter no longer selects would be reused.",
+        "return Columns((*self.inputs, *self.where), (), (), self.names)",
+        "return Columns(self.inputs, (), (), self.names)",
+        (CONTINUED + "test_a_row_that_the_filter_no_longer_selects_gets_no_value",),
+    ),
+    Guard(
+        "Values of rows that moved would be lost with the checkpoint of the fragment that they left.",
+        "staged = staged.replacing(self.replaced)",
+        "pass",
+        (CONTINUED + "test_values_of_moved_rows_outlast_the_checkpoint_that_replaces_theirs",),
     ),
     Guard(
         "Rows that failed in an earlier job would never run again.",

@@ -53,7 +53,6 @@ def upsert_the_other_column(world: World, dice: random.Random) -> None:
     """Run a `merge_insert` that changes a column which the function does not read."""
     rows = world.table.lance.to_table(filter=f"id IN ({', '.join(map(str, pick(world, dice)))})")
     world.table.lance.merge_insert("id").when_matched_update_all().execute(rows)
-    world.spare += rows.num_rows
 
 
 def restore_the_newest(world: World, dice: random.Random) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from airflow_geneva.engine.checkpoint.provenance import NO_FAILURES, Failures
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.engine.storage.documents import parse
 
 RowRuns = npt.NDArray[np.int64]
@@ -27,6 +28,8 @@ _RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", p
 _PLACES_A_RUN = 128
 _PLAIN = ("file", "deletion", "physical_rows", "agreement", "dense")
 _AS_JSON = ("src_data_files", "output_field_ids", "output_files", "by_job")
+_DOCUMENTS = pa.list_(pa.large_binary())
+_MOST_EARLIER = 4
 _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 
 
@@ -103,6 +106,8 @@ class StagedFragment:
         nulls: positions of NULLs in the file, by blob column.
         size_bytes: size of the file; 0 if it is unknown.
         missing: of a load, the number of selected rows whose key its source lacks.
+        earlier: what this checkpoint replaced, newest first, as far as rows were in it that are not in the fragment any
+            more: another fragment may hold them now.
     """
 
     file: str
@@ -122,11 +127,21 @@ class StagedFragment:
     nulls: tuple[tuple[str, Ranges], ...] = ()
     size_bytes: int = 0
     missing: int = 0
+    earlier: tuple[StagedFragment, ...] = ()
 
     @property
     def leaves_unchanged(self) -> bool:
         """Whether no data file was written, because the fragment's values stay as they are."""
         return not self.file
+
+    def replacing(self, before: StagedFragment) -> StagedFragment:
+        """Return the checkpoint with another one, which it replaces, among its `earlier` ones."""
+        found, rows = list[StagedFragment](), self.computed
+        for one in (replace(before, earlier=()), *before.earlier):
+            if one.computed - rows:
+                found.append(one)
+                rows = rows | one.computed
+        return replace(self, earlier=tuple(found[:_MOST_EARLIER]))
 
     @cached_property
     def computed(self) -> Ranges:
@@ -149,6 +164,8 @@ class StagedFragment:
         stretches, bits = pack_runs(self.runs)
         columns["rows"] = _one_list(_RUN, stretches.T)
         columns["rows_among"] = pa.array([bits])
+        if self.earlier:
+            columns["earlier"] = pa.array([[to_bytes(one.to_batch()) for one in self.earlier]], _DOCUMENTS)
         computed = self.computed
         for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
             # Often equal to the computed rows, which may be very many runs; NULL then means "equal".
@@ -160,6 +177,7 @@ class StagedFragment:
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
         row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
+        earlier = tuple(StagedFragment.from_batch(from_bytes(one)) for one in row.get("earlier", ()))
         runs = unpack_runs(_from_list(batch.column("rows")), row["rows_among"])
         computed = computed_rows(runs)
         live, looked_at = (
@@ -181,6 +199,7 @@ class StagedFragment:
             nulls=_ranges_by_name(row["nulls"]),
             size_bytes=row["size_bytes"],
             missing=row.get("missing", 0),
+            earlier=earlier,
         )
 
 

@@ -287,9 +287,19 @@ class CheckpointIndex:
             )
             piece = piece.only(Ranges.of(0, 1 << 32) - again) if again else piece
             return [moved.follow(piece) if moved else piece], content.looked_at - again
+        pieces, looked_at = list[CheckpointedRows](), Ranges.empty()
         staged = self._staged(key)
-        if staged is None or not staged_usable(staged):
-            return [], Ranges.empty()
+        for one in () if staged is None else (staged, *staged.earlier):
+            if staged_usable(one):
+                found, seen = self._staged_pieces(key, one, version, tried, moved)
+                pieces, looked_at = [*pieces, *found], looked_at | seen
+        return pieces, looked_at
+
+    def _staged_pieces(
+        self, key: str, staged: StagedFragment, version: str, tried: PriorFailures, moved: MovedRows | None
+    ) -> tuple[list[CheckpointedRows], Ranges]:
+        """Read the usable rows of a staged file, as `_pieces` does."""
+        reuse_rules = self.reuse_rules
         offsets, ids = staged.computed.offsets(), staged.row_ids
         job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
         then = moved.back(tried, offsets, ids) if moved else tried

@@ -215,7 +215,8 @@ def read_referenced(checkpoints: Storage, keys: Iterable[str]) -> ReferencedFile
         if staged is None:
             complete = False
         else:
-            folders[f"data/{staged.file}"] = key.partition("_where-")[0]
+            for one in (staged, *staged.earlier):
+                folders[f"data/{one.file}"] = key.partition("_where-")[0]
     return ReferencedFiles(folders, complete)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
-from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.job.result import DONE, BackfillResult
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.services.limits.rate_limit import Usage
@@ -22,6 +22,7 @@ MOST_JOBS = 5
 _MOST_JOBS_READ = 100
 _FRAGMENT_SECONDS = 0.004
 _SAME = ("kind", "column", "udf", "udf_version")
+_SAME_WORK = ("kind", "column", "where")
 
 
 @dataclass(frozen=True)
@@ -183,27 +184,45 @@ class PastJob:
         return None if declared is None else declared * (1 - min(saved / self.speed.rows, 1.0))
 
 
-EarlierJobs: TypeAlias = Callable[[], list[PastJob]]
+@dataclass(frozen=True)
+class EarlierJobs:
+    """The newest jobs of a column or view, the newest first.
+
+    Args:
+        measured: the jobs with the same UDF versions that computed rows.
+        unfinished: table versions that were read by jobs which did not make all of their rows visible; only jobs since
+            the newest one that is DONE.
+    """
+
+    measured: tuple[PastJob, ...] = ()
+    unfinished: tuple[int, ...] = ()
 
 
-def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> EarlierJobs:
+ReadJobs: TypeAlias = Callable[[], EarlierJobs]
+
+
+def history_once(checkpoints: Storage, described: Mapping[str, Any]) -> ReadJobs:
     """Return a function that reads the earlier jobs on its first call."""
     return cache(partial(read_history, checkpoints, described))
 
 
-def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> list[PastJob]:
-    """Return the newest jobs of the same column or view and UDF versions that computed rows, the newest first.
+def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> EarlierJobs:
+    """Read the newest jobs of a column or view.
 
     Args:
         described: the fields of the job record that identify such jobs.
+        most: the number of measured jobs after which older records are not read.
     """
-    found: list[PastJob] = []
+    found, unfinished, done = list[PastJob](), list[int](), False
     for record in _records(checkpoints, most):
+        ended = record.get("ended") or {}
+        result = ended.get("result")
+        if not done and all(record.get(part) == described.get(part) for part in _SAME_WORK):
+            done = isinstance(result, Mapping) and result.get("state") == DONE
+            unfinished += [record["version"]] if not done and isinstance(record.get("version"), int) else []
         if all(record.get(part) == described.get(part) for part in _SAME):
-            ended = record.get("ended") or {}
             speed = UdfSpeed.from_json(ended.get("speed"))
             if speed.rows:
-                result = ended.get("result")
                 stages = _stages_of(result)
                 start = ended.get("start_seconds", stages.get("spark"))
                 started = float(start) if isinstance(start, (int, float)) else None
@@ -213,7 +232,7 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
                 found.append(PastJob(speed, sum(stages.values()), runner, started, paid, shards, slots))
             if len(found) == most:
                 break
-    return found
+    return EarlierJobs(tuple(found), tuple(dict.fromkeys(unfinished)))
 
 
 def _records(checkpoints: Storage, at_once: int) -> Iterator[dict[str, Any]]:

@@ -50,6 +50,11 @@ class Columns:
     names: tuple[str, ...] = ()
 
     @property
+    def read(self) -> Columns:
+        """The inputs and the columns of `where`, all as inputs, without the output."""
+        return Columns((*self.inputs, *self.where), (), (), self.names)
+
+    @property
     def inputs_text(self) -> str:
         """The inputs' field ids, as facts store them; a struct adds its nested field ids and a hash of their names."""
         return ",".join(self._texts[: len(self.inputs)])

@@ -16,7 +16,7 @@ from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, a
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.speed import history_once
+from airflow_geneva.engine.job.speed import ReadJobs, history_once
 from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets, where_columns
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
@@ -126,7 +126,7 @@ class _Planner:
         if index is not None:
             looks = partial(other_versions, store, self.work), index.places, earlier
             (others, *_), self.work = look_beside(store.storage, self.work, *looks)
-        works = self._with_checkpoints(selected, works, index)
+        works = self._with_checkpoints(selected, works, index, earlier)
         if self.given_up:
             self.computed.notes.append(
                 f"given up after {MOST_RUNS} runs: {counted(self.given_up, 'row')}. "
@@ -286,18 +286,17 @@ class _Planner:
                 self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
         return kept
 
-    def _with_checkpoints(self, dues: list[_Due], whole: Works, index: CheckpointIndex | None) -> Works:
+    def _with_checkpoints(
+        self, dues: list[_Due], whole: Works, index: CheckpointIndex | None, earlier: ReadJobs
+    ) -> Works:  # fmt: skip
         if index is None:
             return whole
         reusable = ReusableColumn(self.dataset, self.work)
         if whole:
             self._add(whole.reason, len(whole), whole.rows)
-        ancestors = {}
-        near = whole.with_ids(fragment for _, fragment in index.places())
-        if gone := self.computed.gone(index):
-            files = [*(due.work.files for due in dues), *self.computed.manifest.at(whole.whole)]
-            ancestors = self.computed.ancestors(files, gone, self.work.udf_version)
-            near = whole.with_ids({*(work.id for work in near), *ancestors})
+        works = whole.replaced(due.work for due in dues)
+        ancestors = self.computed.ancestors(works, index, self.work.udf_version, earlier)
+        near = whole.with_ids({*(fragment for _, fragment in index.places()), *ancestors})
         asked = [(replace(work, ancestors=ancestors.get(work.id, ())), work.due) for work in near]
         for due in dues:
             work = due.work

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, takewhile
@@ -16,8 +17,10 @@ from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, loa
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.engine.job.outbox import find_commits
+from airflow_geneva.engine.job.speed import ReadJobs
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import (
+    OFFSET_BITS,
     Columns,
     FragmentFiles,
     TableFields,
@@ -25,6 +28,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     columns_of,
     live_offsets,
     output_names,
+    row_ids,
 )
 from airflow_geneva.engine.lance_io.history import (
     NO_LINEAGE,
@@ -40,7 +44,8 @@ from airflow_geneva.engine.lance_io.history import (
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, version_exists
-from airflow_geneva.engine.plan.value_diff import ReferenceVersion, computed_by_value
+from airflow_geneva.engine.plan.shard import Works
+from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
 from airflow_geneva.engine.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -101,7 +106,7 @@ class ComputedRows:
         self._history = History(dataset)
         self._tracer = Tracer(self._history, columns)
         self._stable = bool(dataset.has_stable_row_ids)
-        self._opened: dict[int, ReferenceVersion | None] = {}
+        self._opened: dict[tuple[int, Columns], ReferenceVersion | None] = {}
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
 
@@ -194,18 +199,13 @@ class ComputedRows:
         Return the rows that stay unknown although they existed at that version, and the rows whose fragment at that
         version still exists.
         """
-        if not unknown or (reference := self._reference(version)) is None:
+        if not unknown or (reference := self._reference(version, self.columns)) is None:
             return unknown, Ranges.empty()
-        try:
-            with engine_errors():
-                known, existed, there = computed_by_value(
-                    reference, self.state, self.dataset, files, self.names, unknown, self.manifest
-                )
-        except EngineError:
-            if version_exists(self.dataset, version):
-                raise
-            self._note_gap()
-            return unknown, Ranges.empty()
+        known, existed, there = dict[Provenance, Ranges](), unknown, Ranges.empty()
+        with self._noting_gap(version):
+            known, existed, there = computed_by_value(
+                reference, self.state, self.dataset, files, self.names, unknown, self.manifest
+            )
         add_rows(found, known.items())
         return (unknown & existed) - Ranges.union(known.values()), there
 
@@ -221,37 +221,84 @@ class ComputedRows:
         inputs = self.columns.inputs_text
         self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
 
-    def gone(self, index: CheckpointIndex) -> set[tuple[str, int]]:
-        """Return the places of checkpoints of fragments that no longer exist, or have other files now."""
-        places = index.places()
-        there = self.manifest.at(self.manifest.positions(at for _, at in places))
-        return places - {(files.srcfiles, files.id) for files in there}
-
     def ancestors(
-        self, fragments: Sequence[FragmentFiles], stray: Collection[tuple[str, int]], version: str
+        self, works: Works, index: CheckpointIndex, version: str, earlier: ReadJobs
     ) -> dict[int, tuple[Ancestor, ...]]:
-        """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones.
+        """Find the checkpointed fragments in which due rows lay before they were moved, with the same values.
 
         Args:
-            stray: the result of `gone`.
+            version: the UDF version; fragments whose rows all hold its values are skipped.
+            earlier: the versions that unfinished jobs read, from which rows are compared by value.
         """
+        found: dict[int, list[Ancestor]] = {}
+        places = index.places()
+        if not places or not self._stable:
+            return {}
+        there = self.manifest.at(self.manifest.positions(at for _, at in places))
+        if stray := places - {(files.srcfiles, files.id) for files in there}:
+            found = self._compacted_from([work.files for work in works], stray, version)
+        followed = {fragment: Ranges.union(one.rows for one in ancestors) for fragment, ancestors in found.items()}
+        for before in [before for before in earlier().unfinished if before < self.dataset.version][:_MOST_REFERENCES]:
+            with self._noting_gap(before):
+                for fragment, ancestor in self._unchanged_since(before, works, places, followed):
+                    found.setdefault(fragment, []).append(ancestor)
+        return {fragment: tuple(ancestors) for fragment, ancestors in found.items()}
+
+    def _compacted_from(
+        self, fragments: Sequence[FragmentFiles], stray: Collection[tuple[str, int]], version: str
+    ) -> dict[int, list[Ancestor]]:
+        """Find the `stray` places, whose fragments are gone, from which fragments were compacted."""
 
         def computed(parent: FragmentFiles) -> bool:
             return Provenance(version) in self.state.of_all_rows(parent.signature, parent.deletion)
 
-        found: dict[int, tuple[Ancestor, ...]] = {}
-        if not stray or not self._stable:
-            return found
+        found: dict[int, list[Ancestor]] = {}
         lineage = self._tracer.trace(fragments, computed)
         for files in fragments:
             if any((a.srcfiles, a.id) in stray for a in lineage.ancestors(files, computed)):
                 offsets, ids = self.rows(files)
-                found[files.id] = tuple(
+                found[files.id] = [
                     Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
                     for o in self._origins(lineage, files, computed)
                     if (o.fragment.srcfiles, o.fragment.id) in stray
-                )
+                ]
         return found
+
+    def _unchanged_since(
+        self, version: int, works: Works, places: Collection[tuple[str, int]], followed: Mapping[int, Ranges]
+    ) -> Iterator[tuple[int, Ancestor]]:
+        """Find due rows that lay in checkpointed fragments of a version and were moved, and whose inputs are the same.
+
+        Args:
+            followed: by fragment, the rows whose place is known.
+        """
+        then, now = (self._reference(at, self.columns.read) for at in (version, int(self.dataset.version)))
+        if then is None or now is None:
+            return
+        before = read_manifest(then.dataset, self.columns)
+        moved = {
+            files.id: (files.srcfiles, files.id)
+            for files in before.at(before.positions(at for _, at in places))
+            if (files.srcfiles, files.id) in places and self._has_lost_rows(files)
+        }
+        ids = Ranges.union(Ranges.from_offsets(row_ids(then.dataset, fragment)[1]) for fragment in moved)
+        new = ~pc.is_in(self.manifest.signatures, before.signatures).to_numpy(zero_copy_only=False)
+        for work in works.with_ids(self.manifest.ids[new].tolist() if ids else ()):
+            earlier = before.get(work.id)
+            if earlier is not None and earlier.srcfiles == work.files.srcfiles:
+                continue
+            due = (work.due if work.selected is None else work.selected) - followed.get(work.id, Ranges.empty())
+            offsets, here = self.rows(work.files)
+            for rows in compare_rows(then, self.dataset, here[due.mask(offsets) & ids.mask(here)], now.names):
+                fragments = rows.then >> 32
+                for fragment in np.unique(fragments[rows.same]).tolist():
+                    found = rows.now[rows.same & (fragments == fragment)] & OFFSET_BITS
+                    yield work.id, Ancestor(moved[fragment], Ranges.from_offsets(found))
+
+    def _has_lost_rows(self, before: FragmentFiles) -> bool:
+        """Whether rows of a fragment of an earlier version may be elsewhere now, or have other inputs."""
+        now = self.manifest.get(before.id)
+        return now is None or (now.srcfiles, now.deletion) != (before.srcfiles, before.deletion)
 
     def compaction_of(self, files: FragmentFiles) -> Compaction | None:
         """Return the compaction that made a fragment, if its inputs and output are unchanged since."""
@@ -303,14 +350,15 @@ class ComputedRows:
             versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
         return sorted((version for version in versions if version <= self.dataset.version), reverse=True)
 
-    def _reference(self, version: int) -> ReferenceVersion | None:
-        """Open a version for comparison, once; None if it was cleaned up or cannot be compared."""
-        if version not in self._opened:
-            then = open_version_or_none(self.dataset, version)
-            self._opened[version] = None if then is None else ReferenceVersion.at(then, self.columns)
+    def _reference(self, version: int, columns: Columns) -> ReferenceVersion | None:
+        """Open a version to compare columns, once; None if it was cleaned up or cannot be compared."""
+        if (version, columns) not in self._opened:
+            current = version == self.dataset.version
+            then = self.dataset if current else open_version_or_none(self.dataset, version)
+            self._opened[version, columns] = None if then is None else ReferenceVersion.at(then, columns)
             if then is None:
                 self._note_gap()
-        return self._opened[version]
+        return self._opened[version, columns]
 
     def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
         """Derive the provenance of a compacted fragment's rows from the fragments that were compacted.
@@ -375,6 +423,17 @@ class ComputedRows:
         except EngineError:
             self._note_gap()
         return found
+
+    @contextmanager
+    def _noting_gap(self, version: int) -> Iterator[None]:
+        """Note that a version was cleaned up if it cannot be read because of that."""
+        try:
+            with engine_errors():
+                yield
+        except EngineError:
+            if version_exists(self.dataset, version):
+                raise
+            self._note_gap()
 
     def _note_gap(self) -> None:
         if HISTORY_CLEANED_UP not in self.notes:

@@ -15,7 +15,7 @@ from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_failures_of
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.engine.display import Described, counted
-from airflow_geneva.engine.job.speed import EarlierJobs
+from airflow_geneva.engine.job.speed import EarlierJobs, ReadJobs
 from airflow_geneva.engine.lance_io.siblings import Output, is_group
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
@@ -492,7 +492,7 @@ class Plan(Described):
     ledgers: int = 0
     opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)
     index: CheckpointIndex | None = field(default=None, repr=False, compare=False)
-    earlier: EarlierJobs = field(default=list, repr=False, compare=False)
+    earlier: ReadJobs = field(default=EarlierJobs, repr=False, compare=False)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -186,9 +186,7 @@ def plan_refresh(
             earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
-                # Checkpoints follow rows that were compacted since, by their ids.
-                gone_places = changes.history.gone(index)
-                ancestors = changes.history.ancestors([item.files for item in chosen], gone_places, SHOWN)
+                ancestors = changes.history.ancestors(Works(works), index, SHOWN, earlier)
                 works = [replace(item, ancestors=ancestors.get(item.id, ())) for item in works]
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     output_names,
     row_ids,
 )
-from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.manifest import Manifest, read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches, take_rows
 from airflow_geneva.engine.lance_io.siblings import is_group
@@ -39,11 +40,15 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ReferenceVersion:
-    """An earlier version with complete facts, and its names of the inputs and, last, of the output's columns."""
+    """A version, and its names of the columns to compare: the inputs and, last, the output's columns."""
 
     dataset: lance.LanceDataset
-    manifest: Mapping[int, FragmentFiles]
+    columns: Columns
     names: tuple[str, ...]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return read_manifest(self.dataset, self.columns)
 
     @staticmethod
     def at(dataset: lance.LanceDataset, columns: Columns) -> ReferenceVersion | None:
@@ -63,7 +68,7 @@ class ReferenceVersion:
             return None
         if any(columns.names) and columns_of(dataset, inputs, (), None).inputs_text != columns.inputs_text:
             return None
-        return ReferenceVersion(dataset, read_manifest(dataset, columns), (*inputs, *outputs))
+        return ReferenceVersion(dataset, columns, (*inputs, *outputs))
 
     def in_fragments_of(self, manifest: Mapping[int, FragmentFiles], addresses: Offsets) -> Mask:
         """Return a mask of the rows in fragments that another version also has, with the same inputs and output."""

@@ -104,7 +104,7 @@ def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bo
         return RunnerChoice("spark", f"only Spark provides what was asked for: {demands}")
     if not udfs.have_planned_version():
         return RunnerChoice("spark", "this process has other code than the plan")
-    if not (history := plan.earlier()):
+    if not (history := plan.earlier().measured):
         why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
     speed = history[0].speed

@@ -316,7 +316,7 @@ def _cost(
     version = max(found.versions, key=lambda made: found.versions[made], default=definition.version)
     for called in (name, *reversed(former_names(dataset.schema, name))):
         described = {"kind": BackfillSpec.kind, "column": called, "udf": definition.name, "udf_version": version}
-        for job in read_history(location.checkpoints, described, 1):
+        for job in read_history(location.checkpoints, described, 1).measured:
             return job.speed.seconds / job.speed.rows, job.cost_per_row(definition.cost)
     return None, definition.cost
 

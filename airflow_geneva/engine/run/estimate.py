@@ -205,7 +205,7 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
 
 def estimate_by_history(plan: Plan, runner: str) -> Estimate:
     """Estimate from earlier jobs, for the chosen runner; call no UDF."""
-    size, history = size_of(plan, runner), plan.earlier()
+    size, history = size_of(plan, runner), plan.earlier().measured
     return Estimate.by_history(size, history) if history else Estimate.unknown(size)
 
 

@@ -185,6 +185,8 @@ class Target(Reusable):
     """Buffer for new fragment checkpoints; None: write each one immediately."""
     behind: list[Future[None]] | None = field(default=None, kw_only=True)
     """Takes the background write of the last checkpoints, for which the commit waits; None: write them immediately."""
+    replaced: StagedFragment | None = field(default=None, kw_only=True)
+    """The fragment checkpoint that a new one replaces, if it has rows that the fragment does not hold any more."""
     listed: CheckpointIndex | None = field(default=None, kw_only=True)
     """The checkpoints listed when a task of many fragments began; None: they are listed for each fragment."""
 
@@ -217,6 +219,11 @@ class Target(Reusable):
         """
         for window in parts:
             yield from read_rows(self.source, fragment.files, live, window, reads, self.work.where, size)
+
+    def replacing(self, staged: StagedFragment | None, live: Ranges) -> Target:
+        """Return the target to stage a fragment again, whose rows in the earlier file may be in other fragments now."""
+        lost = staged is not None and bool(staged.computed - live)
+        return replace(self, replaced=staged, delayed=None) if lost else self
 
     @property
     @abstractmethod
@@ -283,6 +290,8 @@ class Target(Reusable):
     ) -> StagedFragment:  # fmt: skip
         """Write a fragment checkpoint; delay that of rows computed since `began`."""
         key = str(self.work.key(fragment))
+        if self.replaced is not None:
+            staged = staged.replacing(self.replaced)
         if self.delayed is None or began is None:
             self.store[key] = staged.to_batch()
         else:
@@ -354,6 +363,7 @@ def open_unit(target: Target, unit: Unit, again: bool = False) -> OpenedUnit:
         target = replace(target, delayed=None)
     if unit.whole and (there := target.staged(fragment, index, live)):
         return OpenedUnit(target, unit, live, _NOTHING_HELD, there, False)
+    target = target.replacing(index.staged_at(fragment.place), live)
     due = unit.run & live
     held = target.held(fragment, index, due)
     streams = unit.whole and not held.pieces and target.can_stream(fragment, live, due)
@@ -374,7 +384,8 @@ def _restaged(
     target: Target, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
 ) -> StagedFragment | None:  # fmt: skip
     due = fragment.due & live
-    return stage_computed(target, fragment, due, target.held(fragment, index, due))
+    held = target.held(fragment, index, due)
+    return stage_computed(target.replacing(index.staged_at(fragment.place), live), fragment, due, held)
 
 
 def all_staged(
