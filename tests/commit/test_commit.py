@@ -28,8 +28,9 @@ from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs, prepare
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.run.units import Unit, stage_computed
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, expect, udf
-from airflow_geneva.errors import CommitConflict, JobFailed
+from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, JobFailed
 from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
@@ -1005,3 +1006,33 @@ def test_two_columns_at_once_in_two_processes_while_rows_arrive(make_table: Make
         assert_honest(table.backfill(column, runner="inline"), table)
         assert_right(table, column, expected)
     assert_exact(trace, [*range(2_000), *range(10_000, 10_000 + arrived)] * 2)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_outcome_of_a_commit_that_the_store_answered_with_an_error_is_looked_up(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """It may have landed: credentials can end between the request and its answer."""
+    table = make_table(20)
+    table.add_columns({"y": triple})
+    commit, opened = lance.LanceDataset.commit, TableLocation.open
+
+    def refused(*given: Any, **named: Any) -> lance.LanceDataset:
+        commit(*given, **named)
+        if not answers:
+            monkeypatch.setattr(TableLocation, "open", closed)
+        raise OSError("The operation lacked the necessary privileges: 403 Forbidden: ExpiredToken")
+
+    def closed(location: TableLocation, version: int | None = None) -> lance.LanceDataset:
+        raise InvalidInput("The table cannot be opened: 403 Forbidden.")
+
+    monkeypatch.setattr(lance.LanceDataset, "commit", refused)
+    if answers:
+        result = table.backfill("y", runner="inline")
+        assert (result.state, result.rows_computed, result.commits) == ("DONE", 20, (result.version,))
+    else:
+        with pytest.raises(GenevaError, match=r"may have landed: .* ExpiredToken.* run again"):
+            table.backfill("y", runner="inline")
+        monkeypatch.setattr(TableLocation, "open", opened)
+        monkeypatch.setattr(lance.LanceDataset, "commit", commit)
+        assert (table.plan_backfill("y").rows_pending, table.count_rows("y IS NULL")) == (0, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import lance
 import pyarrow as pa
@@ -35,7 +37,7 @@ from tests.support.invariants import (
     assert_right,
     assert_twice_at_most,
 )
-from tests.support.latency import SlowProxy
+from tests.support.latency import SlowProxy, Trouble
 from tests.support.object_store import KEY, SECRET, Bucket, numbers
 from tests.udfs_for_tests import views
 
@@ -200,6 +202,41 @@ def test_a_store_that_does_not_answer_is_named(
     with pytest.raises(GenevaError, match=db.uri) as caught:
         call(db)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["column", "load", "view"])
+def test_a_commit_after_which_the_credentials_end_is_said_to_have_landed(
+    db: Database, endpoint: str, options: dict[str, str], kind: str
+) -> None:
+    """The job said that it cannot commit, and all of its values were visible."""
+    committing, ended = re.compile(rf"/{'v' if kind == 'view' else 'docs'}\.lance/_versions/.*manifest"), list[str]()
+
+    def trouble(method: str, path: str) -> Trouble:
+        if ended:
+            return "denied"
+        if method == "PUT" and committing.search(unquote(path)):
+            ended.append(path)
+        return ""
+
+    def run(db: Database, value: int) -> BackfillResult:
+        if kind == "view":
+            return db.open_view("v").refresh(runner="inline")
+        table = db.open_table("docs")
+        if kind == "column":
+            return table.backfill("y", runner="inline")
+        return table.load_columns(pa.table({"id": [1], "z": [value]}), on="id", runner="inline")
+
+    table = db.create_table("docs", numbers(1, 2, 3))
+    table.add_columns({"y": triple})
+    table.query().select({"y": (triple, ["x"])}).create_materialized_view(db, "v")
+    if kind == "load":
+        run(db, 0)  # which adds the column
+    with SlowProxy(endpoint, 0.0, trouble).running() as proxy:
+        through = connect(db.uri, storage_options={**options, "aws_endpoint": proxy.url})
+        with pytest.raises(JobFailed, match=r"is committed and its values are visible, .*403 Forbidden.* run again"):
+            run(through, 1)
+    again = run(db, 1)
+    assert (again.state, again.rows_computed, again.rows_left) == ("DONE", 0, 0)
 
 
 def test_a_table_on_a_store_can_be_planned_without_writing(db: Database, bucket: Bucket) -> None:

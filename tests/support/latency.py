@@ -18,11 +18,12 @@ _REASON = (
 )
 _REFUSED = {
     "unavailable": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+    "denied": b"HTTP/1.1 403 Forbidden\r\nContent-Length: 45\r\n\r\n<Error><Code>ExpiredToken</Code></Error>     ",
     "conflict": b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%s" % (len(_REASON), _REASON),
 }
 
-Trouble = Literal["", "unavailable", "conflict", "lost", "slow"]
-"""The fate of a request: forwarded; refused with 503 or 409; executed but its answer lost; or delayed for long."""
+Trouble = Literal["", "unavailable", "denied", "conflict", "lost", "slow"]
+"""The fate of a request: forwarded; refused with 503, 403 or 409; executed but its answer lost; or delayed for long."""
 
 
 @dataclass(frozen=True)

@@ -459,6 +459,8 @@ class ShardCommitter:
         except OSError as error:
             if is_undecided(error):
                 return False
+            if isinstance(error, StorageError):
+                raise
             raise StorageError(
                 f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
                 "then run again: nothing is lost."

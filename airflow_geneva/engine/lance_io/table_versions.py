@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.lance_io.conflicts import is_undecided
 from airflow_geneva.engine.lance_io.engine_errors import (
     EngineError,
     engine_errors,
@@ -27,13 +28,18 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.outages import StorageOptions
 from airflow_geneva.engine.storage.places import allowed_places, check_manifest, with_places
-from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
+from airflow_geneva.engine.storage.refusals import is_access_refused
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, TableRemade
 
 if TYPE_CHECKING:
     import lance
 
 _CLEANED_UP = "cleaned up"
 _MEM_WAL = "__lance_mem_wal"
+_RUN_AGAIN = (
+    "Renew the credentials, or correct what they permit, and run again: the run finds what is visible, and commits the "
+    "rest."
+)
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
 """Lance names a manifest by this number minus its version, so that the newest sorts first; older tables by version."""
@@ -246,10 +252,15 @@ class PlannedTable:
     ) -> lance.LanceDataset:
         """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table.
 
+        A commit that the store answered with an error counts as committed if it landed.
+
         Args:
             transaction: makes the transaction.
             first: a call that must finish before the commit.
             then: a call with the committed version, for checks after the commit.
+
+        Raises:
+            StorageError: the commit landed, or may have, and the store refuses to tell more.
         """
         import lance
 
@@ -258,11 +269,24 @@ class PlannedTable:
         fault_point(before)
         # A commit on an older version would restore that version in place of a table that was created again.
         newest = place.open()
-        committed = lance.LanceDataset.commit(newest, made, **place.access)
+        try:
+            committed = lance.LanceDataset.commit(newest, made, **place.access)
+        except OSError as error:
+            if is_undecided(error):
+                raise
+            committed = self._landed(place, int(newest.version), made, error)
         fault_point(after)
-        current, _ = place.checkpoints.side_by_side(
-            partial(self._is_current, options), lambda: then(check_manifest(committed))
-        )
+        try:
+            current, _ = place.checkpoints.side_by_side(
+                partial(self._is_current, options), lambda: then(check_manifest(committed))
+            )
+        except OSError as error:
+            if not is_access_refused(error):
+                raise
+            raise StorageError(
+                f"Version {committed.version} of table {self.name!r} is committed and its values are visible, but "
+                f"{self.uri} refused the checks after the commit: {error}. {_RUN_AGAIN}"
+            ) from error
         if not current:
             self._take_back(options, int(committed.version), made)
             raise self._remade()
@@ -281,6 +305,24 @@ class PlannedTable:
         # The version was cleaned up, or a new table has not reached its number yet.
         newest = newest_stamp(self.location(options))
         return newest is not None and newest.version > self.version
+
+    def _landed(
+        self, place: TableLocation, before: int, transaction: lance.Transaction, error: OSError
+    ) -> lance.LanceDataset:
+        """Return the version that a failed commit wrote after all; raise its error if it wrote none."""
+        try:
+            with engine_errors():
+                now = place.open()
+                for version in range(before + 1, int(now.version) + 1):
+                    found = read_transaction(now, version)
+                    if found is not None and found.uuid == transaction.uuid:
+                        return open_version_to_read(now, version)
+        except GenevaError as unknown:
+            raise StorageError(
+                f"A commit to table {self.name!r} may have landed: {self.uri} answered it with an error, {error}, and "
+                f"does not tell its newest version: {unknown} {_RUN_AGAIN}"
+            ) from error
+        raise error
 
     def _take_back(self, options: StorageOptions, version: int, transaction: lance.Transaction) -> None:
         try:

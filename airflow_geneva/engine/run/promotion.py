@@ -378,6 +378,8 @@ def _commit_schema(
     except OSError as error:
         if is_undecided(error):
             return None
+        if isinstance(error, StorageError):
+            raise
         raise StorageError(
             f"Cannot {what} of {dataset.uri}: {error}. Check space and permissions, then run it again: nothing has "
             "changed."
