@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,11 +18,28 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.plan.model import JobSpec
 
 _USUAL_PORT = 15002
+_SESSION_ENDED = re.compile(r"INVALID_HANDLE\.SESSION_(?:CLOSED|CHANGED|NOT_FOUND)")
 
 
 def is_connect(session: SparkSession) -> bool:
     """Whether a session is a client of a Spark Connect server, which may serve others too."""
     return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+@contextmanager
+def explaining_ended_session() -> Iterator[None]:
+    """Raise `InvalidInput` with the calls that make a new session if a server has ended the session of this block."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, GenevaError) or not _SESSION_ENDED.search(str(error)):
+            raise
+        raise InvalidInput(
+            "The server has ended the Spark Connect session: it ends a session that is idle for an hour "
+            "(spark.connect.session.manager.defaultSessionTimeout), and a server that was started again knows none. "
+            "Make a new one, SparkSession.active().stop() and "
+            'SparkSession.builder.remote("sc://HOST:PORT").getOrCreate(), then run again: computed rows are kept.'
+        ) from error
 
 
 def check_demands(work: JobSpec) -> None:

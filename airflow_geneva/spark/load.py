@@ -25,6 +25,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import package_archive, send_archives
+from airflow_geneva.spark.connect import explaining_ended_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -94,7 +95,8 @@ def _explaining(what: str) -> Iterator[None]:
     from pyspark.errors import AnalysisException, PySparkException, PySparkTypeError
 
     try:
-        yield
+        with explaining_ended_session():
+            yield
     except PySparkException as error:
         own = re.findall(rf"{InvalidInput.__module__}\.{InvalidInput.__name__}: (.*)", str(error))
         if own or isinstance(error, (AnalysisException, PySparkTypeError)):

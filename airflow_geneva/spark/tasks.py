@@ -41,7 +41,7 @@ from airflow_geneva.errors import (
 from airflow_geneva.services.limits.rate_limit import Meter, Usage
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
-from airflow_geneva.spark.connect import is_connect
+from airflow_geneva.spark.connect import explaining_ended_session, is_connect
 from airflow_geneva.spark.progress import DEVICE, ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import THREAD_VARIABLES
@@ -87,6 +87,7 @@ class TaskSpec:
         return group_units(shard, self.work, self.slots, stage)
 
 
+@explaining_ended_session()
 def apply_on_spark(
     session: SparkSession,
     location: TableLocation,
@@ -141,6 +142,7 @@ def apply_on_spark(
     return reports
 
 
+@explaining_ended_session()
 def apply_in_session(
     location: TableLocation,
     work: JobSpec,

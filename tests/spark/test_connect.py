@@ -71,6 +71,16 @@ try:
 except airflow_geneva.errors.InvalidInput as error:
     twice = str(error)
 values = table.to_arrow()
+table.add_columns({"late": udfs.logged})
+session.client.release_session()  # as a server does that ends an idle session
+ended = []
+for call in (lambda: table.backfill("late", runner="spark"), lambda: table.load_columns(frame, on="x")):
+    try:
+        call()
+    except airflow_geneva.errors.GenevaError as error:
+        ended.append(str(error))
+SparkSession.active().stop()
+session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 print(json.dumps({
     "session": type(session).__module__,
     "computed": [filled.rows_computed, refreshed.rows_computed],
@@ -80,6 +90,8 @@ print(json.dumps({
     "failed": failed,
     "loaded": [loaded.rows_loaded, loaded.rows_missing, sum(filter(None, values["three"].to_pylist()))],
     "twice": twice,
+    "ended": ended,
+    "late": table.backfill("late", runner="spark", concurrency=2).rows_computed,
 }))
 """
 
@@ -243,11 +255,14 @@ def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path)
     assert found["right"]
     assert found["of_a_stage"]
     assert found["view"]
-    assert sorted(map(int, trace.read_text().split())) == sorted([*range(2_000), *range(2_000)])
+    assert sorted(map(int, trace.read_text().split())) == sorted([*range(2_000)] * 3)
     assert "seven hundred is too much" in found["failed"]
     assert "row 100 of fragment 2" in found["failed"]
     assert found["loaded"] == [5, 1_995, 30]
     assert found["twice"].startswith("Several rows of the DataFrame have the same key: x=0 (2 rows); x=1 (2 rows);")
+    new = 'SparkSession.active().stop() and SparkSession.builder.remote("sc://HOST:PORT").getOrCreate()'
+    assert [new in message for message in found["ended"]] == [True, True], found["ended"]
+    assert found["late"] == 2_000
 
 
 @pytest.fixture
