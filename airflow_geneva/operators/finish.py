@@ -117,7 +117,7 @@ class FinishOperator(LanceOperator):
                 f"{'the failed shards' if job.choice.runner == 'spark' else 'the plan task'} and what is downstream; "
                 "after a change of the function, the plan task."
             )
-        if why := job.unmet or job.too_many_failed(there):
+        if why := job.why_failed(there):
             raise AirflowFailException(why)
         if plan_failed:
             raise AirflowFailException(

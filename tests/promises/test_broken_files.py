@@ -29,11 +29,12 @@ from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.run.units import Unit
 from airflow_geneva.engine.run.view import ViewTarget
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.errors import StorageError
+from airflow_geneva.errors import JobFailed, StorageError
 from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, label, labelled
+from tests.support.invariants import assert_exact
 from tests.support.tables import MakeTable
 
 SIZES: dict[str, Any] = {"checkpoint_size": 10, "batch_size": 5}
@@ -238,6 +239,37 @@ def test_a_swap_in_another_order_leaves_what_cannot_be_read_and_the_next_one_has
     assert (result.state, result.rows_left) == ("PARTIAL", 100)
     assert target.run().state == "DONE"
     assert len(trace) == 105
+    assert_complete(target)
+
+
+def test_a_fragment_that_cannot_be_read_is_named_and_the_others_are_computed(target: Target, trace: Trace) -> None:
+    """One damaged file of a table left all other rows without a value in every run, and was not named."""
+    source = target.table.lance
+    fragment = source.get_fragments()[1]
+    file = Path(source.uri, "data", fragment.metadata.files[0].path)
+    whole = file.read_bytes()
+    break_values(file, ["id"], lambda reader: reader.read_all().to_table())
+    others = [x for x in range(100) if x // 25 != 1]
+    for calls in (others, list[int]()):
+        trace.clear()
+        with pytest.raises(JobFailed, match=r"Fragment 1 of table 'docs' cannot be read: column 'x' of ") as failed:
+            target.run()
+        assert str(file) in str(failed.value)
+        assert_exact(trace, calls)
+        job = connect(target.table.location.database_uri).jobs()[0]
+        assert (job.state, "Fragment 1 of table 'docs' cannot be read" in str(job.error)) == ("FAILED", True)
+        if isinstance(target, Column):
+            now = target.table.lance
+            there = [one for one in now.get_fragments() if one.fragment_id != 1]
+            rows = now.scanner(columns=["x", "y"], fragments=there).to_table().to_pylist()
+            assert {row["x"]: row["y"] for row in rows} == {x: labelled(x) for x in others}
+    if isinstance(target, Column):
+        with pytest.raises(JobFailed, match=r"Fragment 1 of table 'docs' cannot be read: column 'x' of "):
+            target.table.backfill("y", where="x % 2 = 0", runner="inline")
+    file.write_bytes(whole)
+    trace.clear()
+    assert target.run().state == "DONE"
+    assert_exact(trace, range(25, 50))
     assert_complete(target)
 
 

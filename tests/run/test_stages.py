@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Table, udf
+from airflow_geneva.engine.apply import reader
 from airflow_geneva.engine.apply.isolation.process import POOL
 from airflow_geneva.engine.apply.queues import Room
 from airflow_geneva.engine.apply.stages import RowsAhead
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
-from airflow_geneva.engine.run import units
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_right
@@ -191,7 +191,7 @@ def test_a_view_preprocesses_for_several_columns_and_for_one_of_another_column(m
 def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    original = units.read_rows
+    original = reader.read_rows
 
     def failing(dataset: Any, files: FragmentFiles, *more: Any) -> Any:
         if files.id == 3:
@@ -206,7 +206,7 @@ def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
     table = make_table(60, per_fragment=10)
     table.add_columns({"y": function})
     with monkeypatch.context() as patched:
-        patched.setattr(units, "read_rows", failing)
+        patched.setattr(reader, "read_rows", failing)
         with pytest.raises(JobFailed, match="the store is away"):
             table.backfill("y", udf=function, runner="inline")
     assert sorted(trace.rows()) == [10 * x for x in range(30)]

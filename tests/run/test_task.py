@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import Table, udf
+from airflow_geneva.engine.apply import reader
 from airflow_geneva.engine.apply.applier import Applier
 from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Unkept
 from airflow_geneva.engine.job.busy import Busy
@@ -37,13 +38,13 @@ SECONDS = 60.0
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, threading.Event]]:
     """Events by fragment: its last row was read."""
     events = {number: threading.Event() for number in range(10)}
-    original = units.read_rows
+    original = reader.read_rows
 
     def noting(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
         yield from original(dataset, files, *more)
         events[files.id].set()
 
-    monkeypatch.setattr(units, "read_rows", noting)
+    monkeypatch.setattr(reader, "read_rows", noting)
     return events
 
 
@@ -69,7 +70,7 @@ def test_wide_rows_of_small_files_are_read_ahead_one_fragment_at_a_time(
 ) -> None:
     """Files are compressed, so their size does not tell how many fragments fit into memory."""
     read: list[tuple[int, int]] = []
-    original = units.read_rows
+    original = reader.read_rows
 
     def noting(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
         read.append((files.id, 0))
@@ -83,7 +84,7 @@ def test_wide_rows_of_small_files_are_read_ahead_one_fragment_at_a_time(
 
     table = make_table(120, per_fragment=40, text=["wide " * 20_000] * 120)
     table.add_columns({"y": (width, ["text"])})
-    monkeypatch.setattr(units, "read_rows", noting)
+    monkeypatch.setattr(reader, "read_rows", noting)
     monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", str(4 << 20))
     assert table.backfill("y", runner="inline").rows_computed == 120
     for later in (1, 2):
@@ -189,7 +190,7 @@ def test_a_read_that_fails_ends_the_task_when_the_rows_before_it_are_kept(
     table = make_table(60, per_fragment=10)
     table.add_columns({"y": triple})
     with monkeypatch.context() as patched:
-        patched.setattr(units, "read_rows", _fails_at(3, units.read_rows))
+        patched.setattr(reader, "read_rows", _fails_at(3, reader.read_rows))
         with pytest.raises(JobFailed, match="the store is away") as failed:
             table.backfill("y", runner="inline")
     assert "in failing" in "".join(traceback.format_exception(failed.value))
@@ -208,7 +209,7 @@ def test_a_fragment_that_is_staged_already_does_not_hold_up_the_function(
     plan = table.plan_backfill("y", checkpoint_interval=0.0)
     job, (shard,) = PlannedJob(table.location, record_plan(plan, table.location)), plan.shards
     with monkeypatch.context() as patched:
-        patched.setattr(units, "read_rows", _fails_at(4, units.read_rows))
+        patched.setattr(reader, "read_rows", _fails_at(4, reader.read_rows))
         with pytest.raises(StorageError, match="the store is away"):
             job.apply(shard, Udfs({"y": triple}))
     kept, compute, acknowledge = threading.Semaphore(0), Applier.compute, Acknowledgments.kept
@@ -239,13 +240,13 @@ def test_the_result_says_how_busy_the_function_was_and_what_it_waited_for(
     assert str(busy) == "function busy 93 %, waited 1 % for reading, waited 4 % for preprocessing"
     assert UdfSpeed.from_json(UdfSpeed(busy=busy).to_json()).busy == busy
     assert str(Busy(9.0, 1.0)) == "", "too short to say much"
-    original = units.read_rows
+    original = reader.read_rows
 
     def slow(*arguments: Any) -> Iterator[Any]:
         time.sleep(0.2)
         return original(*arguments)
 
-    monkeypatch.setattr(units, "read_rows", slow)
+    monkeypatch.setattr(reader, "read_rows", slow)
     monkeypatch.setattr("airflow_geneva.engine.run.task._READERS", 1)
     monkeypatch.setattr("airflow_geneva.engine.job.busy._TELLING_SECONDS", 1e-9)
     table = make_table(30, per_fragment=10)

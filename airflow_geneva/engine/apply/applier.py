@@ -25,7 +25,7 @@ from airflow_geneva.engine.apply.batch_mapper import (
 )
 from airflow_geneva.engine.apply.event_loop import LOOP
 from airflow_geneva.engine.apply.queues import Unkept
-from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch
+from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch, UnreadableFragment
 from airflow_geneva.engine.apply.skipped_rows import SkipCount, error_records, failed_offsets, fatal_failure
 from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.engine.checkpoint.records import ROW_ID, RowRuns, encode_runs
@@ -90,6 +90,7 @@ class _FragmentCalls:
     end: Callable[[BaseException | None, Unkept, UdfSpeed], None]
     begun: deque[_BegunStep] = field(default_factory=deque)
     are_all_begun: bool = False
+    unreadable: UnreadableFragment | None = None
     waiting: dict[str, int] = field(default_factory=dict)
     speed: UdfSpeed = field(default_factory=UdfSpeed)
     unkept: Unkept = field(default_factory=lambda: Unkept(time.monotonic()))
@@ -172,15 +173,19 @@ class Applier:
         Args:
             put: called with each result, and whether it is one of the last before an error is raised.
             end: called after the last result with an error or None, the rows since the last checkpoint, and the speed;
-                the error is StillWaiting if a batch API has not answered all rows.
+                the error is StillWaiting if a batch API has not answered all rows, and UnreadableFragment if not all
+                rows can be read.
         """
         calls = _FragmentCalls(fragment, put, end)
         self.open.append(calls)
-        for rows in batches:
-            for step in self._begin_steps(calls, rows, run):
-                calls.begun.append(step)
-                while self._is_first_due():
-                    self._finish_first()
+        try:
+            for rows in batches:
+                for step in self._begin_steps(calls, rows, run):
+                    calls.begun.append(step)
+                    while self._is_first_due():
+                        self._finish_first()
+        except UnreadableFragment as unreadable:
+            calls.unreadable = unreadable
         calls.are_all_begun = True
         self._end_finished()
 
@@ -230,7 +235,8 @@ class Applier:
     def _end_finished(self) -> None:
         while self.open and self.open[0].are_all_begun and not self.open[0].begun:
             calls = self.open.popleft()
-            calls.end(StillWaiting(calls.waiting) if calls.waiting else None, calls.unkept, calls.speed)
+            error = calls.unreadable or (StillWaiting(calls.waiting) if calls.waiting else None)
+            calls.end(error, calls.unkept, calls.speed)
 
     def _begin_steps(self, calls: _FragmentCalls, rows: RowBatch, run: Ranges) -> Iterator[_BegunStep]:
         due = rows.mask(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ import pyarrow as pa
 from airflow_geneva.engine.lance_io.arrays import quoted, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.engine_errors import is_overflow
-from airflow_geneva.engine.lance_io.fragments import FragmentFiles, offsets_of, open_fragment
+from airflow_geneva.engine.lance_io.fragments import FragmentFiles, damaged_file, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, RowsPerBudget
+from airflow_geneva.engine.storage.places import name_of
 from airflow_geneva.errors import StorageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ _SMALL_GAP = 1_024
 _READ_AHEAD = 1
 FIRST_ROWS = 100
 _GROWTH = 10
+
+
+class UnreadableFragment(StorageError):
+    """A data file of a fragment is damaged; the message names both. Other fragments can be computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +122,38 @@ def windows(wanted: Ranges) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
+def read_fragment(
+    dataset: lance.LanceDataset,
+    files: FragmentFiles,
+    live: Ranges,
+    parts: Iterable[tuple[int, int]],
+    columns: Sequence[str] | Mapping[str, str],
+    where: str | None,
+    size: ReadSize,
+    inputs: Sequence[str],
+) -> Iterator[RowBatch]:
+    """Read the live rows of several windows of a fragment, as `read_rows` does.
+
+    Args:
+        inputs: the columns of the table that `columns` and `where` read.
+
+    Raises:
+        UnreadableFragment: a data file of an input is damaged.
+    """
+    try:
+        for window in parts:
+            yield from read_rows(dataset, files, live, window, columns, where, size)
+    except BaseException as error:  # a panic of pylance is no Exception
+        damaged = damaged_file(dataset, files.id, inputs, error, size.rows, size.fitting.limit)
+        if damaged is not None:
+            raise UnreadableFragment(
+                f"Fragment {files.id} of table {name_of(dataset)!r} cannot be read: {damaged}. Put the file back from "
+                "a backup, or restore a version of the table that does not have it, then run again. The rows of other "
+                "fragments are computed."
+            ) from error
+        raise
+
+
 def read_rows(
     dataset: lance.LanceDataset,
     files: FragmentFiles,
@@ -162,7 +199,7 @@ def read_rows(
             size.fitting.halve()
         else:
             if left == missing:
-                raise StorageError(
+                raise UnreadableFragment(
                     f"Fragment {files.id} holds {count - left} live rows at offsets {start} to {end}, but its metadata "
                     f"says {count}. A file of the table is damaged: restore a version before it."
                 )

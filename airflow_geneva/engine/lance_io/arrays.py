@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.blobs import is_blob, is_blob_type
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors, reason_of
 from airflow_geneva.errors import InvalidInput
 
 DATA_STORAGE_VERSION: Final = "2.2"
@@ -318,7 +318,7 @@ def _reason_against_type(schema: bytes, version: str) -> str | None:
     try:
         back = _stored(values, version)
     except EngineError as error:
-        return _pylance_reason(error)
+        return reason_of(error)
     return None if back.to_pylist() == values.to_pylist() else f"storage version {version} returns other values"
 
 
@@ -327,7 +327,7 @@ def why_not_storable(values: pa.Array) -> str | None:
     try:
         _stored(values, DATA_STORAGE_VERSION)
     except EngineError as error:
-        return _pylance_reason(error)
+        return reason_of(error)
     return None
 
 
@@ -337,10 +337,6 @@ def _stored(values: pa.Array, version: Any) -> pa.ChunkedArray:
     rows = pa.table({"row": pa.array(range(len(values))), "values": values})
     with engine_errors():
         return lance.write_dataset(rows, "memory://", data_storage_version=version).to_table().column("values")
-
-
-def _pylance_reason(error: EngineError) -> str:
-    return str(error).split(", /")[0].strip()
 
 
 def _sample(data_type: pa.DataType) -> pa.Array:

@@ -67,6 +67,11 @@ def to_engine_error(error: BaseException) -> Exception:
     return EngineError(f"{error}{remedy_of(error)}")
 
 
+def reason_of(error: BaseException) -> str:
+    """Return pylance's message without the lines of its source code."""
+    return str(error).split(", /")[0].strip()
+
+
 def remedy_of(error: BaseException) -> str:
     """Return advice for a missing data file or an SQL division by zero; "" for any other error."""
     if "Divide by zero" in str(error):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.fragments import open_fragment
+from airflow_geneva.engine.lance_io.fragments import damaged_file, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
 from airflow_geneva.engine.lance_io.sql_text import Token, names_in, read_sql, replace_tokens
@@ -85,10 +85,28 @@ def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
 
 
 def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
-    """Return the physical offsets of the live rows that a filter selects, by fragment, from one scan of its columns."""
+    """Return the physical offsets of the live rows that a filter selects, by fragment, from one scan of its columns.
+
+    All rows of a fragment with a damaged data file count as selected, so that the job names it.
+    """
     if not fragment_ids:
         return {}
     read_sql(where)
+    try:
+        return _selected_offsets(dataset, fragment_ids, where)
+    except BaseException as error:  # a panic of pylance is no Exception
+        columns = where_columns(where, dataset.schema.names)
+        damaged = [one for one in fragment_ids if damaged_file(dataset, one, columns, error) is not None]
+        if not damaged:
+            raise
+        found = _selected_offsets(dataset, [one for one in fragment_ids if one not in damaged], where)
+        rows = {one: open_fragment(dataset, one).physical_rows for one in damaged}
+        return found | {one: Ranges.of(0, count) for one, count in rows.items()}
+
+
+def _selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
+    if not fragment_ids:
+        return {}
     fragments = [open_fragment(dataset, fragment_id) for fragment_id in fragment_ids]
     scanner = dataset.scanner(columns=[], filter=where, with_row_address=True, fragments=fragments)
     parts = [

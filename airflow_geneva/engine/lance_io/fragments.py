@@ -17,10 +17,11 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.engine_errors import is_engine_error, is_unavailable, reason_of, remedy_of
 from airflow_geneva.engine.lance_io.messages import packed_numbers
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.siblings import Output, is_group, sibling_of
-from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.engine.storage.uri import join, md5
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -430,6 +431,53 @@ def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceF
     if found is None:
         raise InvalidInput(f"Version {dataset.version} of {dataset.uri} has no fragment {fragment_id}.")
     return found
+
+
+def damaged_file(
+    dataset: lance.LanceDataset,
+    fragment_id: int,
+    inputs: Sequence[str],
+    error: BaseException,
+    rows: int = 1_024,
+    limit: int | None = None,
+) -> str | None:
+    """Return the damaged data file because of which a fragment could not be read, with the column and the reason.
+
+    Args:
+        inputs: the columns that were read, or paths of fields in them.
+        error: what the read raised.
+        rows: rows to read at once.
+        limit: bytes of the files that are read ahead.
+
+    Returns:
+        None if the store is unavailable or lacks the file, or if the columns can be read by themselves: SQL may fail on
+        values.
+    """
+    if not _is_decoding_error(error):
+        return None
+    fragment = open_fragment(dataset, fragment_id)
+    for name in dict.fromkeys(path.partition(".")[0] for path in inputs):
+        scanner = fragment.scanner(
+            columns=[name],
+            blob_handling="blobs_descriptions",
+            batch_size=rows,
+            batch_readahead=1,
+            io_buffer_size=limit,
+        )
+        try:
+            for _ in scanner.to_batches():
+                pass
+        except BaseException as found:  # a panic of pylance is no Exception
+            if not _is_decoding_error(found):
+                raise
+            ids = set(field_ids(dataset, name))
+            paths = [file.path for file in fragment.metadata.files if ids & set(file.fields)]
+            return f"column {name!r} of data file {join(dataset.uri, 'data', *paths[:1])}: {reason_of(found)}"
+    return None
+
+
+def _is_decoding_error(error: BaseException) -> bool:
+    return is_engine_error(error) and not is_unavailable(error) and not remedy_of(error)
 
 
 def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges:

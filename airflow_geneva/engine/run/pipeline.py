@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_TIMES = 3
+_MOST_UNREADABLE = 10
 
 
 class Publisher(Protocol):
@@ -180,7 +181,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         cause = None if missing_package(str(error)) else error
         raise JobFailed(failure_message(job.work, error), failed) from cause
     logger.info("%s", result)
-    if why := job.unmet or job.too_many_failed(committed):
+    if why := job.why_failed(committed):
         raise JobFailed(f"{what_failed(job.work)}: {why}", result)
     return result
 
@@ -196,7 +197,7 @@ def apply_and_commit(
         with watch.timing("commit"), writing_heartbeats(folder, "commit", *place):
             result = job.commit(shard)
         for _ in range(_MOST_TIMES):
-            if not job.publisher.uncomputed:
+            if not job.publisher.uncomputed or job.unreadable_in(shard):
                 break
             with watch.timing("apply"), writing_heartbeats(folder, "apply", *place):
                 job.apply_uncomputed(shard, udfs, on_rows)
@@ -355,6 +356,11 @@ class PlannedJob:
         plan, shards = self.saved.fingerprint, len(self.saved.shards)
         return Caps.of(self.work, self.folder, plan, shard.index, shards, self._ended)
 
+    def unreadable_in(self, shard: Shard) -> list[str]:
+        """Return why fragments of an applied shard cannot be read."""
+        status = self.folder.read_shard(self.saved.fingerprint, shard.index)
+        return list((status.get(APPLIED) or {}).get("unreadable", ()))
+
     def is_at_cap(self, shard: Shard) -> bool:
         """Whether the job has reached a cap, so that the shard is not computed; its result then records this."""
         try:
@@ -386,7 +392,7 @@ class PlannedJob:
             "rows_run": usage_of([status]).rows,
             "rows_computed": max(computed - done.failed, 0),
             "rows_failed": done.failed,
-            "fragments_staged": done.speed.fragments if stopped else len(shard.to_apply),
+            "fragments_staged": done.speed.fragments if stopped or done.unreadable else len(shard.to_apply),
             "speed": done.speed.to_json(),
             "seconds": round(seconds + waited, 3),
             "start_seconds": round(waited, 3),
@@ -395,6 +401,8 @@ class PlannedJob:
             document["stopped"] = stopped
         if done.notes:
             document["notes"] = list(done.notes)
+        if done.unreadable:
+            document["unreadable"] = list(done.unreadable)
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
         return document
 
@@ -481,7 +489,7 @@ class PlannedJob:
         results = list(committed)
         missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
         with reporting_remade(self.work.tables, self.location.options):
-            error = self.missing_error(missing) if missing else self.too_many_failed(results)
+            error = self.missing_error(missing) if missing else self.why_failed(results)
             try:
                 result, many_documents = self.publisher.finish(results, missing, error is not None)
             except ExpectationFailed as unmet:
@@ -544,9 +552,15 @@ class PlannedJob:
         least = result.rows_computed - saved if self.work.udfs else 0
         return replace(result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least))
 
-    def too_many_failed(self, committed: Iterable[ShardResult]) -> str | None:
-        """Return a message, with advice, if more rows failed than `max_failed` allows; otherwise None."""
-        return self.work.too_many(sum(result.rows_failed for result in committed))
+    def why_failed(self, committed: Sequence[ShardResult]) -> str | None:
+        """Return why a job failed whose shards are all there: an expectation is not met, a fragment cannot be read, or
+        more rows failed than `max_failed` allows; None if it did not fail.
+        """
+        found = list(dict.fromkeys(why for document in self.applied for why in document.get("unreadable", ())))
+        if len(found) > _MOST_UNREADABLE:
+            found = [*found[:_MOST_UNREADABLE], f"{len(found) - _MOST_UNREADABLE:,} more fragments cannot be read."]
+        too_many = self.work.too_many(sum(result.rows_failed for result in committed))
+        return self.unmet or "\n".join(found) or too_many
 
     def missing_error(self, missing: Sequence[int]) -> str:
         """Return the first recorded failure of a missing shard, if any, and the number of missing shards."""

@@ -20,7 +20,7 @@ from airflow_geneva.engine.apply.batch_api import StillWaiting
 from airflow_geneva.engine.apply.dedup import KnownValues
 from airflow_geneva.engine.apply.keeper import Keeper
 from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Stopped, Turns, Unkept
-from airflow_geneva.engine.apply.reader import ReadSize, RowBatch
+from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, UnreadableFragment
 from airflow_geneva.engine.apply.skipped_rows import SkipCount
 from airflow_geneva.engine.apply.stages import Part, RowsAhead, joined
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
@@ -308,6 +308,9 @@ class _Passage:
                     lane.read.put(rows, rows.nbytes)
             except Stopped:
                 return
+            except UnreadableFragment as error:
+                lane.read.end(error)
+                continue
             except BaseException as error:
                 lane.read.end(error)
                 return
@@ -387,7 +390,7 @@ class _Passage:
         lane.last.since, lane.last.rows = unkept.since, unkept.rows
         lane.speed = speed
         lane.steps.end(error)
-        if error is None or isinstance(error, StillWaiting):
+        if error is None or isinstance(error, (StillWaiting, UnreadableFragment)):
             with self.task.waits.for_writing():
                 self.acknowledged.wait(lane.last)
 
@@ -403,6 +406,8 @@ class _Passage:
                     report = lane.opened.keep(lane.steps, keeper)
                 except StillWaiting as still:
                     report = UnitReport(False, waiting=still.batches)
+                except UnreadableFragment as damaged:
+                    report = UnitReport(False, unreadable=(str(damaged),))
                 task.delayed.write_if_due(most)
                 if report is None:
                     self.again.append(lane.unit)

@@ -18,13 +18,14 @@ from typing import Any, TypeAlias
 
 from airflow_geneva.engine.apply.applier import StepResult
 from airflow_geneva.engine.apply.keeper import Keeper, joint_looked_at
-from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_rows, windows
+from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_fragment, windows
 from airflow_geneva.engine.checkpoint.provenance import Failures
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
 from airflow_geneva.engine.job.folder import APPLIED, JobFolder
 from airflow_geneva.engine.job.speed import UdfSpeed
+from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.model import JobSpec
@@ -66,6 +67,7 @@ class UnitReport:
         speed: the speed of the UDFs.
         waiting: rows that a service has not answered yet, by submission.
         notes: sentences for the job's result.
+        unreadable: why a fragment cannot be read, of each whose data file is damaged.
     """
 
     staged: bool
@@ -73,12 +75,13 @@ class UnitReport:
     speed: UdfSpeed = field(default_factory=UdfSpeed)
     waiting: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
     def __add__(self, other: UnitReport) -> UnitReport:
         staged = self.staged and other.staged
         waiting = {**self.waiting, **other.waiting}
-        notes = (*self.notes, *other.notes)
-        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting, notes)
+        notes, unreadable = (*self.notes, *other.notes), (*self.unreadable, *other.unreadable)
+        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting, notes, unreadable)
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
@@ -216,9 +219,13 @@ class Target(Reusable):
         Args:
             parts: windows of physical offsets.
             reads: the columns to read; see `read_rows`.
+
+        Raises:
+            UnreadableFragment: a data file of an input is damaged.
         """
-        for window in parts:
-            yield from read_rows(self.source, fragment.files, live, window, reads, self.work.where, size)
+        where = self.work.where
+        inputs = [*self.work.inputs, *where_columns(where, self.source.schema.names)]
+        yield from read_fragment(self.source, fragment.files, live, parts, reads, where, size, inputs)
 
     def replacing(self, staged: StagedFragment | None, live: Ranges) -> Target:
         """Return the target to stage a fragment again, whose rows in the earlier file may be in other fragments now."""
