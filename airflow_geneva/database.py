@@ -16,6 +16,7 @@ from airflow_geneva.engine.display import Summarized, Summary, counted
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, create_with_rows, differences, fit_schema
+from airflow_geneva.engine.lance_io.table_key import check_key_is, with_key
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
@@ -211,6 +212,7 @@ class Database(Summarized):
         storage_options: Mapping[str, str] | None = None,
         mode: str = "create",
         exist_ok: bool = False,
+        key: str | Sequence[str] | None = None,
         **write_options: Any,
     ) -> Table:
         """Create a table, by default with stable row ids.
@@ -226,10 +228,12 @@ class Database(Summarized):
                 of it.
             exist_ok: open a table that exists, as it is, if it has the columns of the data or the schema, with their
                 types.
+            key: the column, or several, whose values name rows in errors, see :meth:`Table.set_key`.
             write_options: passed to :func:`lance.write_dataset`, e.g. ``max_rows_per_file``.
 
         Raises:
-            InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows or do not fit.
+            InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows or do not fit,
+                or the key is none of their columns.
             CommitConflict: the store refused every attempt to create the table.
         """
         location = self._location_or_none(name)
@@ -257,11 +261,11 @@ class Database(Summarized):
                     f"Table {name!r} exists in {self.uri} with other columns. It has {'; '.join(differing)}. Give "
                     'another name, or mode="overwrite" to replace its rows and columns.'
                 )
+            check_key_is(name, existing, key)
             return found
         # Rows that were read from a view come with its definition.
-        kept = {key: value for key, value in (rows.schema.metadata or {}).items() if not key.startswith(_OF_VIEW)}
-        if kept != (rows.schema.metadata or {}):
-            rows = fit_schema(rows, rows.schema.with_metadata(kept))
+        kept = {name: value for name, value in (rows.schema.metadata or {}).items() if not name.startswith(_OF_VIEW)}
+        rows = fit_schema(rows, with_key(name, rows.schema.with_metadata(kept), key))
         if not rows.schema.names:
             raise InvalidInput(f"Table {name!r} would have no columns: the data have none. Give rows, or a schema.")
         given = storage_options or {}
@@ -281,7 +285,7 @@ class Database(Summarized):
             how = "overwrite" if self.in_catalog else mode
             made = create_with_rows(rows, place, mode == "create", **{**options, "mode": how})
         if not made:
-            return self.create_table(name, rows, None, storage_options, mode, exist_ok, **write_options)
+            return self.create_table(name, rows, None, storage_options, mode, exist_ok, key, **write_options)
         return Table(place)
 
     def _location_or_none(self, name: str) -> TableLocation | None:

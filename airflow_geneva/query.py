@@ -16,6 +16,7 @@ from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_st
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
+from airflow_geneva.engine.lance_io.table_key import key_columns, with_key
 from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
 from airflow_geneva.engine.storage.catalogs import with_sources
 from airflow_geneva.engine.storage.uri import check_name, without_credentials
@@ -220,6 +221,7 @@ class Query:
         conn: Database | None = None,
         view_name: str | None = None,
         max_rows_per_fragment: int = ROWS_PER_FRAGMENT,
+        key: str | Sequence[str] | None = None,
     ) -> View:
         """Create a view that holds the query's result after its first refresh; no UDF runs before.
 
@@ -229,10 +231,12 @@ class Query:
             db, conn: the view's database; by default the table's own.
             name, view_name: the view's name.
             max_rows_per_fragment: rows of each fragment of the view.
+            key: the column, or several, whose values name rows in errors, as in :meth:`Table.set_key`: columns that the
+                query takes from the table as they are. By default the table's key, if the query takes it.
 
         Raises:
             InvalidInput: a table with this name exists, the query does not fit its table, or it could not be repeated:
-                it reads the clock, or draws random values.
+                it reads the clock, or draws random values; or the key is not a column of the table.
 
         Example:
             ```python
@@ -258,7 +262,9 @@ class Query:
             _log.warning(message)
             warnings.warn(message, stacklevel=2)
         row_ids = select_row_ids(dataset, definition.where, self.shuffle_seed, self.max_rows, self.skipped_rows)
-        schema = outputs.schema.with_metadata(definition.metadata())
+        own = definition.check_key(key, outputs.schema, called)
+        named = own or definition.columns_of_key(key_columns(dataset.schema))
+        schema = with_key(called, outputs.schema, named).with_metadata(definition.metadata())
         with database.new_location(called) as location:
             create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
         keep_source(location, definition)

@@ -14,6 +14,7 @@ from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
 from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
+from airflow_geneva.engine.lance_io.table_key import check_key, check_key_stays, key_columns, key_metadata
 from airflow_geneva.engine.plan.failed_rows import FailedRows
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
@@ -94,7 +95,36 @@ class Table(Summarized, Readable, FailedRows):
 
     def _summary(self, title: str) -> Summary:
         dataset = self.lance
-        return Summary(f"{title}: {self.state(dataset)}", _HEADINGS, self._columns(dataset.schema), self.preview)
+        key, columns = key_columns(dataset.schema), self._columns(dataset.schema)
+        shown = [(name, kind, ", ".join(filter(None, (how, "key" * (name in key))))) for name, kind, how in columns]
+        return Summary(f"{title}: {self.state(dataset)}", _HEADINGS, shown, self.preview)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns whose values name the table's rows in errors; empty without a key.
+
+        Without one that :meth:`set_key` set, those of Lance's unenforced primary key.
+        """
+        return key_columns(self.schema)
+
+    def set_key(self, key: str | Sequence[str] | None) -> None:
+        """Choose the column whose value names a row in errors, beside its row address; it is not checked to be unique.
+
+        The key follows the column when it is renamed. Records of earlier failures stay as they are.
+
+        Args:
+            key: a column of text, bytes, whole numbers or dates, or several; None: the table has no key.
+
+        Raises:
+            InvalidInput: there is no such column, or its values cannot name rows.
+        """
+        dataset = self.lance
+        columns = self._check_key(dataset.schema, key)
+        if changes := key_metadata(dataset.schema, columns):
+            dataset.update_field_metadata(changes)
+
+    def _check_key(self, schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[str, ...]:
+        return check_key(self.name, schema, key)
 
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
@@ -190,13 +220,14 @@ class Table(Summarized, Readable, FailedRows):
             columns: names of columns.
 
         Raises:
-            InvalidInput: there is no such column, a computed column that stays is computed from one of them, or none
-                would be left.
+            InvalidInput: there is no such column, a computed column that stays is computed from one of them, one is the
+                table's key, or none would be left.
         """
         dataset = self.lance
         names = [columns] if isinstance(columns, str) else list(columns)
         check_columns(self.name, dataset.schema.names, names)
         check_droppable(self.name, dataset.schema, names)
+        check_key_stays(self.name, dataset.schema, names)
         if names:
             dataset.drop_columns(list(dict.fromkeys(names)))
 

@@ -12,6 +12,7 @@ from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.lance_io.table_key import key_columns
 from airflow_geneva.engine.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
@@ -103,6 +104,19 @@ class View(Table):
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         origin = {column.name: column.origin for column in ViewDefinition.read(schema.metadata, self.name).columns}
         return [(name, str(schema.field(name).type), origin.get(name, "")) for name in visible_columns(schema)]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns whose values name the view's rows in errors: its own key, or its source's if the view has it."""
+        dataset = self.lance
+        if own := key_columns(dataset.schema):
+            return own
+        definition = ViewDefinition.read(dataset.schema.metadata, self.name)
+        return definition.columns_of_key(key_columns(self._source(definition).schema))
+
+    def _check_key(self, schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[str, ...]:
+        definition = ViewDefinition.read(schema.metadata, self.name)
+        return definition.check_key(key, pa.schema([schema.field(name) for name in visible_columns(schema)]), self.name)
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
         """Return the source row addresses of rows on which a UDF failed, ascending.

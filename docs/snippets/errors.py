@@ -15,7 +15,10 @@ def price(text: str) -> float:
 
 # --8<-- [end:define]
 db = connect("shop")
-table = db.create_table("offers", pa.table({"text": ["1.50", "2.25", "call us"]}))
+# --8<-- [start:key]
+offers = pa.table({"offer": ["a-1", "a-2", "b-7"], "text": ["1.50", "2.25", "call us"]})
+table = db.create_table("offers", offers, key="offer")
+# --8<-- [end:key]
 table.add_columns({"price": price})
 # --8<-- [start:read]
 r = table.backfill("price", udf=price, runner="inline")
@@ -24,7 +27,7 @@ print(r)  # DONE: 2 rows computed, ... 1 failed
 for group in table.group_errors():
     print(group)  # how many rows fail now for one cause, and one of them with the function's own traceback
 for error in table.get_errors(r.job_id):
-    print(error.row_address, error.exception, error.message)  # each row of one job
+    print(error.key, error.row_address, error.exception, error.message)  # each row of one job
 table.get_failed_row_addresses(column_name="price")  # rows that hold no value today
 # --8<-- [end:read]
 

@@ -209,6 +209,8 @@ def test_what_a_udf_says_is_text(reader: Get, database: Database) -> None:
         raise ValueError(f"{hostile} with {SECRET}")
 
     table = make_table(database)
+    table.lance.add_columns({"path": f"concat('<b>key</b> {SECRET} ', x)"})
+    table.set_key("path")
     table.alter_columns({"y": shouts})
     with pytest.raises(JobFailed) as failed:
         table.backfill("y", udf=shouts, runner="inline", where="x < 50 and x > 0 or x = 3")
@@ -218,6 +220,7 @@ def test_what_a_udf_says_is_text(reader: Get, database: Database) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert hostile in unescape(page)
     assert "with ***" in page
+    assert "<td>&lt;b&gt;key&lt;/b&gt; *** 1</td>" in page
     assert "x &lt; 50 and x &gt; 0" in page
 
 

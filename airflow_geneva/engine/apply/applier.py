@@ -34,6 +34,7 @@ from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
@@ -117,9 +118,9 @@ class Applier:
     """Calls the UDFs of a task on the rows of one fragment after another.
 
     Calls of an async UDF stay in flight from one fragment to the next; results are handed over in row order. `udf`, if
-    given, provides default sizes. `on_rows` is called after every step, and may raise StopComputing. `fitting`
-    estimates the number of rows whose results fit in memory. With `windows`, a step is a window of rows, which the
-    mapper cuts into batches.
+    given, provides default sizes. `on_rows` is called after every step, and may raise StopComputing. `names` has the
+    key of a row that ends the job. `fitting` estimates the number of rows whose results fit in memory. With `windows`,
+    a step is a window of rows, which the mapper cuts into batches.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Applier:
         self.mapper = mapper
         self.skipped = skipped
         self.on_rows: Callable[[int], None] = lambda rows: None
+        self.names: RowNames | None = None
         self.attempts = max((rule.attempts for rule in rules_of(skipped.policy) if isinstance(rule, Retry)), default=1)
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.windows = windows
@@ -421,7 +423,9 @@ class Applier:
             where = f"rows {span[0]} to {span[1]} of {whole}"
         else:
             offset = int(offsets[error.row_index])
-            where = f"row {offset} of {whole} (row address {fragment.id << 32 | offset})"
+            named = self.names.of([int(ids[error.row_index])])[0] if self.names else ""
+            key = f", key {named}" if named else ""
+            where = f"row {offset} of {whole} (row address {fragment.id << 32 | offset}{key})"
         if (row := error.row_index) is not None:
             failures = [fatal_failure(error, row)]
             if row and error.computed is not None:

@@ -25,6 +25,7 @@ from airflow_geneva.engine.checkpoint.records import (
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.storage.files import Storage
@@ -50,6 +51,7 @@ class Keeper:
     work: JobSpec
     fragment: FragmentWork
     on_kept: Callable[[Unkept], None]
+    names: RowNames
     most: int | None = None
     steps: list[StepResult] = field(default_factory=list)
     records: list[ErrorRecord] = field(default_factory=list)
@@ -111,5 +113,6 @@ class Keeper:
         self.steps, self.rows, self.bytes = [], 0, 0
 
     def _write_records(self) -> None:
-        write_records(self.work, self.fragment, self.job, self.records)
+        named = zip(self.records, self.names.of([record.row_id for record in self.records]), strict=True)
+        write_records(self.work, self.fragment, self.job, [replace(record, key=key) for record, key in named])
         self.records = []

@@ -38,6 +38,7 @@ _SCHEMA = pa.schema(
         ("time", pa.float64()),
         ("rule", pa.int64()),
         ("source", pa.string()),
+        ("key", pa.string()),
     ]
 )
 _MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
@@ -71,6 +72,7 @@ class ErrorRecord(Listed):
         time: seconds since the epoch.
         rule: position of the policy rule that skipped the row; -1 if the failure ended the job.
         source: for a view, the source table of the row; else "".
+        key: the value of the table's key in the row, cut after 200 bytes; "" without a key.
     """
 
     job_id: str
@@ -87,6 +89,7 @@ class ErrorRecord(Listed):
     time: float
     rule: int = 0
     source: str = ""
+    key: str = ""
 
     @property
     def kind(self) -> str:
@@ -107,9 +110,10 @@ class ErrorRecord(Listed):
 
     def __str__(self) -> str:
         source = f" of source {self.source}" if self.source else ""
+        key = f"key {self.key}, " if self.key else ""
         times = f", {self.calls} calls" if self.calls > 1 else ""
         lines = [
-            f"row address {self.row_address}{source} (fragment {self.fragment}, offset {self.offset}): "
+            f"{key}row address {self.row_address}{source} (fragment {self.fragment}, offset {self.offset}): "
             f"{self.kind}: {self.message}",
             f"  column {self.column}, UDF {self.udf} (version {self.udf_version}), attempt {self.attempt}{times}, "
             f"{format_time(self.time)}, job {self.job_id}",
@@ -195,11 +199,15 @@ def _is_error_file(name: str) -> bool:
 
 
 def _batches(
-    folder: Storage, names: Iterable[str], columns: Sequence[str] = _SCHEMA.names
+    folder: Storage, names: Iterable[str], columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     for name in names:
         try:
             batch = from_bytes(folder.read_bytes(name), columns, _MOST_BYTES)
+            if columns is None:
+                if "key" not in batch.schema.names:  # written before tables had keys
+                    batch = batch.append_column(_SCHEMA.field("key"), pa.array([""] * batch.num_rows))
+                batch = batch.select(_SCHEMA.names)
             parts = zip(batch.schema, batch.columns, strict=True)
             wrong = [one.name for one, values in parts if one.type != _SCHEMA.field(one.name).type or values.null_count]
             if wrong or batch.num_rows > _MOST_ROWS:
@@ -207,5 +215,5 @@ def _batches(
             yield batch
         except FileNotFoundError:
             continue
-        except ValueError as error:
+        except (LookupError, ValueError) as error:
             logger.warning("Cannot read the error records in %s; they are left out: %s", folder.path(name), error)

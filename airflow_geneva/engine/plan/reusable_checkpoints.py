@@ -19,6 +19,7 @@ from airflow_geneva.engine.lance_io.fragments import FragmentFiles, output_ids, 
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
+from airflow_geneva.engine.lance_io.table_key import RowNames, key_columns
 from airflow_geneva.engine.plan.shard import FragmentWork, Works
 from airflow_geneva.engine.storage.files import AT_A_TIME, Storage, in_threads
 from airflow_geneva.errors import InvalidInput
@@ -68,6 +69,11 @@ class Reusable(ABC):
     source: lance.LanceDataset
     work: JobSpec
     data: StagedFiles = field(default_factory=StagedFiles, kw_only=True, compare=False)
+
+    @property
+    def names(self) -> RowNames:
+        """The keys of the source's rows."""
+        return RowNames(self.source, key_columns(self.source.schema))
 
     @abstractmethod
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
@@ -131,6 +137,10 @@ class ReusableColumn(Reusable):
 class ReusableView(Reusable):
     work: RefreshSpec
     view: lance.LanceDataset
+
+    @property
+    def names(self) -> RowNames:
+        return RowNames(self.source, self.work.definition.key_in_source(self.view.schema, self.source.schema))
 
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.sql_text import read_sql
+from airflow_geneva.engine.lance_io.table_key import check_key, key_columns
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
@@ -217,6 +218,32 @@ class ViewDefinition:
     def keys(self) -> dict[str, str]:
         """The columns' first names, which promotions do not change, by their names."""
         return {column.name: column.first_name or column.name for column in self.columns}
+
+    @property
+    def _taken(self) -> dict[str, str]:
+        """The columns that the query takes from the source as they are, with their names there."""
+        return {column.name: column.expression or "" for column in self.columns if column.kind == "column"}
+
+    def check_key(self, key: str | Sequence[str] | None, schema: pa.Schema, view: str) -> tuple[str, ...]:
+        """Return the columns of a key of the view; InvalidInput if they do not name rows of its source."""
+        columns, taken = check_key(view, schema, key), self._taken
+        if other := [name for name in columns if name not in taken]:
+            raise InvalidInput(
+                f"Column {other[0]!r} cannot be a key of view {view!r}: errors name rows of the source, which has no "
+                f"such column. Choose one that the query takes as it is: {', '.join(taken) or 'it takes none'}."
+            )
+        return columns
+
+    def columns_of_key(self, key: Sequence[str]) -> tuple[str, ...]:
+        """Return the view's columns that hold the key of its source; none if one of them is not in the view."""
+        names = {source: name for name, source in reversed(self._taken.items())}
+        return tuple(names[column] for column in key) if set(key) <= names.keys() else ()
+
+    def key_in_source(self, view: pa.Schema, source: pa.Schema) -> tuple[str, ...]:
+        """Return the source columns that name the view's rows: those of its own key, or the source's if it has them."""
+        taken = self._taken
+        own = key_columns(view) or self.columns_of_key(key_columns(source))
+        return tuple(taken[name] for name in own) if set(own) <= taken.keys() else ()
 
     def promoted(self, column: str, to: str, keep_as: str) -> ViewDefinition:
         """Return the definition after a promotion; computed columns go on to read the same columns of the view."""
