@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ def table(make_table: MakeTable) -> Table:
     return make_table(121, per_fragment=40)
 
 
-def make_view(table: Table, where: str | None = None, **how: Any) -> View:
+def make_view(table: Table, where: str | None = None, fails: Sequence[str] = (), **how: Any) -> View:
     """A view whose column ``language`` reads ``ocr``, and whose column ``words`` reads the source only."""
-    columns = {"ocr": deploy("ocr", 1), "language": deploy("language", 1, "ocr"), "words": deploy("words", 1)}
+    inputs = {"ocr": "x", "language": "ocr", "words": "x"}
+    columns = {name: deploy(name, 1, read, name in fails) for name, read in inputs.items()}
     query = table.query() if where is None else table.query().where(where)
     query = query.select({"id": "id", "twice": "x * 2"}).add_columns(columns)
     for name, argument in how.items():
@@ -171,3 +173,22 @@ def test_values_of_any_shape_are_carried(make_table: MakeTable, trace: Trace) ->
     refresh(view, on_code_change="recompute")
     assert calls(trace) == {"language": 28}
     assert found() == right(2, 2, range(32))
+
+
+def test_failures_are_counted_by_column_and_version_and_retried_alone(table: Table, trace: Trace) -> None:
+    view, bad = make_view(table, fails=("ocr",)), 12
+    refresh(view)
+    calls(trace)
+    deploy("words", 2, fails=True)
+    ocr = {"ocr": bad, "language": bad}
+    for expected_calls in (ocr | {"words": 121}, ocr | {"words": bad}, {"words": bad}, {}):
+        refresh(view, on_code_change="recompute")
+        assert calls(trace) == expected_calls
+    deploy("ocr", 2)
+    refresh(view, on_code_change="new_rows")
+    assert calls(trace) == ocr
+    deploy("words", 3)
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"words": 121, "ocr": 109, "language": 109}
+    assert rows(view) == expected({x: x for x in range(121)}, 2, 1, 3)
+    assert view.get_failed_row_addresses() == []

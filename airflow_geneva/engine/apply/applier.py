@@ -26,8 +26,15 @@ from airflow_geneva.engine.apply.batch_mapper import (
 from airflow_geneva.engine.apply.event_loop import LOOP
 from airflow_geneva.engine.apply.queues import Unkept
 from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch, UnreadableFragment
-from airflow_geneva.engine.apply.skipped_rows import SkipCount, error_records, failed_offsets, fatal_failure
+from airflow_geneva.engine.apply.skipped_rows import (
+    SkipCount,
+    error_records,
+    failed_columns,
+    failed_offsets,
+    fatal_failure,
+)
 from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.checkpoint.records import ROW_ID, RowRuns, encode_runs
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import ErrorRecord
@@ -60,7 +67,8 @@ class StepResult:
     """The result of one step: the offsets ``[start, end)``, and the rows on which the UDF ran, run-length encoded.
 
     `looked_at` also has the due rows that the filter did not select; None: the same rows as `runs`. `row_ids` are the
-    row ids of `runs`, which are soon dropped. Failed rows have the value NULL. If `unkept` is set, a checkpoint is due
+    row ids of `runs`, which are soon dropped. Failed rows have the value NULL; those of a view are also given by the
+    columns that failed. If `unkept` is set, a checkpoint is due
     after this step. A step without offsets only carries the error record of the row that failed the job.
     """
 
@@ -71,6 +79,7 @@ class StepResult:
     values: pa.Array
     looked_at: Ranges | None
     failed: Ranges = field(default_factory=Ranges.empty)
+    failed_columns: RowsByColumn = ()
     records: tuple[ErrorRecord, ...] = ()
     unkept: Unkept | None = None
 
@@ -362,10 +371,10 @@ class Applier:
         count: int | None = None,
     ) -> StepResult:
         """Make the result of the first ``count`` rows of a step, which have values; later rows may be in `failures`."""
-        failed = Ranges.from_offsets(failed_offsets(failures, offsets))
+        failed, columns = Ranges.from_offsets(failed_offsets(failures, offsets)), failed_columns(failures, offsets)
         records = error_records(self.work, fragment, failures, offsets, ids)
         offsets, ids = offsets[:count], ids[:count]
-        return StepResult(*span, encode_runs(offsets, ids), ids, values, looked_at, failed, records)
+        return StepResult(*span, encode_runs(offsets, ids), ids, values, looked_at, failed, columns, records)
 
     def _keep_succeeded(self, begun: Iterable[_BegunStep]) -> None:
         """Cancel the calls of started steps, and keep their finished rows, which may have been paid for."""

@@ -13,7 +13,7 @@ from airflow_geneva.engine.apply.applier import StepResult
 from airflow_geneva.engine.apply.batch_api import StillWaiting
 from airflow_geneva.engine.apply.queues import Unkept
 from airflow_geneva.engine.apply.skipped_rows import write_records
-from airflow_geneva.engine.checkpoint.provenance import Failures
+from airflow_geneva.engine.checkpoint.provenance import Failures, join_columns
 from airflow_geneva.engine.checkpoint.records import (
     RangeContent,
     RowRuns,
@@ -107,7 +107,8 @@ class Keeper:
             values = pa.concat_arrays([step.values for step in self.steps])
             offsets, ids = decode_runs(runs)
             failed = Ranges.union(step.failed for step in self.steps)
-            failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment))
+            columns = join_columns(step.failed_columns for step in self.steps)
+            failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment), columns)
             rows = RangeContent(offsets, ids, looked_at, failures, self.work.agreement)
             write_range(self.store, self.work.key(self.fragment), self.steps[0].start, self.steps[-1].end, values, rows)
         self.steps, self.rows, self.bytes = [], 0, 0

@@ -382,13 +382,17 @@ class _BegunQuery(BegunBatch):
         return pa.StructArray.from_arrays([as_bytes(values[name]) for name in names], names)
 
     def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
-        seen: set[int] = set()
+        columns: dict[int, list[str]] = {}
+        for name, outcome in mapped.items():
+            for failure in outcome.failures:
+                columns.setdefault(failure.index, []).append(name)
         for name, outcome in mapped.items():
             for failure in outcome.failures:
                 # A row is listed only for the first column that failed on it.
-                if failure.index not in seen:
-                    seen.add(failure.index)
-                    yield replace(failure, rule=failure.rule + self.computer.first_rule[name], column=name)
+                first, *also = columns[failure.index]
+                if name == first:
+                    rule = failure.rule + self.computer.first_rule[name]
+                    yield replace(failure, rule=rule, column=name, also=tuple(also))
 
 
 class _BegunGroups(BegunBatch):

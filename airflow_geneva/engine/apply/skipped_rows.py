@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from airflow_geneva.engine.apply.udf_call import RowFailure
+from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
-from airflow_geneva.engine.lance_io.row_ranges import Offsets, RowIds
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.storage.files import Storage
@@ -96,6 +97,15 @@ def error_records(
 def failed_offsets(failures: Sequence[RowFailure], offsets: Offsets) -> Offsets:
     """Return the offsets of the rows of a batch that failed."""
     return offsets[[failure.index for failure in failures]] if failures else offsets[:0]
+
+
+def failed_columns(failures: Sequence[RowFailure], offsets: Offsets) -> RowsByColumn:
+    """Return the failed rows of a view by the columns that failed on them."""
+    found: dict[str, list[int]] = {}
+    for failure in failures:
+        for name in (failure.column, *failure.also) if failure.column else ():
+            found.setdefault(name, []).append(int(offsets[failure.index]))
+    return tuple((name, Ranges.from_offsets(rows)) for name, rows in sorted(found.items()))
 
 
 def _maker(work: JobSpec, column: str) -> tuple[str, str, str]:

@@ -124,7 +124,7 @@ class PreprocessedMapper(BatchMapper):
         values, rows = mapped.values, len(mapped.values)
         states: list[str | None] = [_DONE] * rows + [None] * (batch.num_rows - rows)
         for failure in mapped.failures:
-            told = {name: value for name, value in asdict(failure).items() if name not in ("index", "column")}
+            told = {name: value for name, value in asdict(failure).items() if name not in ("index", "column", "also")}
             states[failure.index] = json.dumps(told)
         for row, text in fatal.items():
             states[row] = text

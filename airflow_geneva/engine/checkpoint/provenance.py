@@ -62,15 +62,32 @@ def prior_failures_of(known: dict[Provenance, Ranges], version: str | None = Non
     return tuple(sorted((p.failures, rows) for p, rows in failed))
 
 
+RowsByColumn = tuple[tuple[str, Ranges], ...]
+"""Rows of a view on which the UDFs of columns failed; a row may be in several."""
+
+
+def join_columns(parts: Iterable[RowsByColumn], among: Ranges | None = None) -> RowsByColumn:
+    """Join rows by column; with `among`, only these rows."""
+    found: dict[str, Ranges] = {}
+    for name, rows in (item for part in parts for item in part):
+        add_rows(found, [(name, rows if among is None else rows & among)])
+    return tuple(sorted((name, rows) for name, rows in found.items() if rows))
+
+
 @dataclass(frozen=True)
 class Failures:
-    """Rows that failed in a job, by the number of runs in which they failed, including this job."""
+    """Rows that failed in a job, by the number of runs in which they failed, including this job.
+
+    Args:
+        columns: of a view, the rows by the columns whose UDFs failed on them in this job.
+    """
 
     job_id: str
     rows: PriorFailures
+    columns: RowsByColumn = ()
 
     @staticmethod
-    def next(job_id: str, failed: Ranges, tried: PriorFailures) -> Failures:
+    def next(job_id: str, failed: Ranges, tried: PriorFailures, columns: RowsByColumn = ()) -> Failures:
         """Add the rows that failed in a job to those that failed in the runs before it."""
         found: list[tuple[int, Ranges]] = []
         first = failed
@@ -78,7 +95,7 @@ class Failures:
             if again := failed & rows:
                 found.append((runs + 1, again))
                 first = first - rows
-        return Failures(job_id, ((1, first), *found) if first else tuple(found))
+        return Failures(job_id, ((1, first), *found) if first else tuple(found), columns)
 
     @property
     def all(self) -> Ranges:
@@ -95,12 +112,15 @@ class Failures:
         return Ranges.union(rows for number, rows in self.rows if number == runs)
 
     def dumps(self) -> str:
-        return json.dumps([self.job_id, [[runs, rows.to_json()] for runs, rows in self.rows]])
+        columns = [[name, rows.to_json()] for name, rows in self.columns]
+        rows = [[runs, rows.to_json()] for runs, rows in self.rows]
+        return json.dumps([self.job_id, rows, columns] if columns else [self.job_id, rows])
 
     @staticmethod
     def loads(text: str | bytes) -> Failures:
-        job_id, rows = parse(text)
-        return Failures(job_id, tuple((int(runs), Ranges.from_json(found)) for runs, found in rows))
+        job_id, rows, *columns = parse(text)
+        by_column = tuple((str(name), Ranges.from_json(found)) for name, found in (columns[0] if columns else ()))
+        return Failures(job_id, tuple((int(runs), Ranges.from_json(found)) for runs, found in rows), by_column)
 
 
 NO_FAILURES = Failures("", ())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.keys import FragmentKey
-from airflow_geneva.engine.checkpoint.provenance import NO_FAILURES, Failures
+from airflow_geneva.engine.checkpoint.provenance import NO_FAILURES, Failures, join_columns
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -57,7 +57,8 @@ class RangeContent:
     def within(self, start: int, end: int, part: slice) -> RangeContent:
         """Return the content for rows from `start` to `end`; `part` has the positions of the computed ones."""
         failed = ((runs, rows.within(start, end)) for runs, rows in self.failures.rows)
-        failures = Failures(self.failures.job_id, tuple((runs, rows) for runs, rows in failed if rows))
+        columns = join_columns([self.failures.columns], Ranges.of(start, end))
+        failures = Failures(self.failures.job_id, tuple((runs, rows) for runs, rows in failed if rows), columns)
         looked_at = self.looked_at.within(start, end)
         return RangeContent(self.offsets[part], self.row_ids[part], looked_at, failures, self.agreement)
 

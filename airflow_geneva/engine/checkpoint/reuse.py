@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.keys import FragmentKey, parse_key
-from airflow_geneva.engine.checkpoint.provenance import Failures, PriorFailures
+from airflow_geneva.engine.checkpoint.provenance import Failures, PriorFailures, RowsByColumn, join_columns
 from airflow_geneva.engine.checkpoint.records import ROW_ID, VALUE, StagedFragment, read_range, read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -100,6 +100,7 @@ class CheckpointedRows:
         positions: positions of their values in the file.
         job_id: the job that computed them; "" if several did.
         failed: physical offsets of rows that failed; their value is NULL.
+        failed_columns: of a view, these rows by the columns whose UDFs failed on them.
     """
 
     key: str
@@ -111,6 +112,7 @@ class CheckpointedRows:
     job_id: str
     version: str
     failed: Ranges = field(default_factory=Ranges.empty)
+    failed_columns: RowsByColumn = ()
 
     def only(self, keep: Ranges) -> CheckpointedRows:
         mask = keep.mask(self.offsets)
@@ -120,6 +122,7 @@ class CheckpointedRows:
             positions=self.positions[mask],
             row_ids=self.row_ids[mask],
             failed=self.failed & keep,
+            failed_columns=join_columns([self.failed_columns], keep),
         )
 
 
@@ -134,6 +137,11 @@ class ReusableRows:
     def failed(self) -> Ranges:
         """Computed rows on which the UDF failed."""
         return Ranges.union(piece.failed for piece in self.pieces)
+
+    @property
+    def failed_columns(self) -> RowsByColumn:
+        """The failed rows of a view by the columns whose UDFs failed on them."""
+        return join_columns(piece.failed_columns for piece in self.pieces)
 
     @property
     def by_job(self) -> dict[str, int]:
@@ -282,8 +290,9 @@ class CheckpointIndex:
                 again = reuse_rules.failed_in_other_runs(content.failures, then)
             positions = np.arange(len(content.offsets), dtype=np.int64)
             failed = content.failures.all - again
+            job_id, columns = content.failures.job_id, join_columns([content.failures.columns], failed)
             piece = CheckpointedRows(
-                key, key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
+                key, key, False, content.offsets, positions, content.row_ids, job_id, version, failed, columns
             )
             piece = piece.only(Ranges.of(0, 1 << 32) - again) if again else piece
             return [moved.follow(piece) if moved else piece], content.looked_at - again
@@ -306,7 +315,8 @@ class CheckpointIndex:
         usable = reuse_rules.usable_rows(staged, version, then)
         positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
         failed = staged.failures.all & usable
-        piece = CheckpointedRows(key, staged.file, True, offsets, positions, ids, job_id, version, failed)
+        columns = join_columns([staged.failures.columns], failed)
+        piece = CheckpointedRows(key, staged.file, True, offsets, positions, ids, job_id, version, failed, columns)
         taken = [(maker, rows & usable) for maker, rows in staged.taken]
         own = piece.only(usable - Ranges.union(rows for _, rows in taken))
         pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
@@ -341,9 +351,18 @@ class MovedRows:
         at = np.minimum(np.searchsorted(ids, self.row_ids), len(order) - 1)
         hit = ids[at] == self.row_ids
         source, offsets = order[at[hit]], self.offsets[hit]
-        failed = Ranges.from_offsets(offsets[piece.failed.mask(piece.offsets[source])])
+
+        def moved(rows: Ranges) -> Ranges:
+            return Ranges.from_offsets(offsets[rows.mask(piece.offsets[source])])
+
+        columns = ((name, moved(rows)) for name, rows in piece.failed_columns)
         return replace(
-            piece, offsets=offsets, positions=piece.positions[source], row_ids=self.row_ids[hit], failed=failed
+            piece,
+            offsets=offsets,
+            positions=piece.positions[source],
+            row_ids=self.row_ids[hit],
+            failed=moved(piece.failed),
+            failed_columns=tuple((name, rows) for name, rows in columns if rows),
         )
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts
 from airflow_geneva.engine.checkpoint.keys import path_to_key
 from airflow_geneva.engine.checkpoint.packs import Packs
-from airflow_geneva.engine.checkpoint.provenance import PriorFailures, Provenance, add_rows
+from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, from_lists, to_lists
@@ -35,13 +35,15 @@ class Origin:
         made: the columns whose values have other code than the snapshot names, with the version of that code.
         failed: the columns whose UDF failed on the rows, with the number of runs under the version of their value; the
             column is "" if an older version of this package recorded the failure.
+        tried: in a plan, the columns that run on the rows and failed on them before, with the number of runs.
     """
 
     made: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
+    tried: tuple[tuple[str, int], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.made or self.failed)
+        return bool(self.made or self.failed or self.tried)
 
     @property
     def runs(self) -> int:
@@ -51,11 +53,17 @@ class Origin:
     def renamed(self, names: Mapping[str, str]) -> Origin:
         """Return the origin with other names of the columns, without the columns that have none."""
         names = {**names, "": ""}
-        made, failed = (
+        made, failed, tried = (
             tuple(sorted((names[name], what) for name, what in part if name in names))
-            for part in (self.made, self.failed)
+            for part in (self.made, self.failed, self.tried)
         )
-        return Origin(made, failed)  # type: ignore[arg-type]
+        return Origin(made, failed, tried)  # type: ignore[arg-type]
+
+    def ran(self, failed: Iterable[str]) -> Origin:
+        """Return the origin of rows after columns ran on them, some of which failed."""
+        before = dict(self.tried)
+        again = ((name, 1 + max(before.get(name, 0), before.get("", 0))) for name in failed)
+        return Origin(self.made, tuple(sorted({**dict(self.failed), **dict(again)}.items())))
 
     @property
     def provenance(self) -> Provenance:
@@ -68,13 +76,14 @@ class Origin:
         return Origin.from_json(text) if text else _USUAL
 
     def to_json(self) -> str:
-        return json.dumps([self.made, self.failed], separators=(",", ":"))
+        parts = [self.made, self.failed, *([self.tried] if self.tried else [])]
+        return json.dumps(parts, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Origin:
-        made, failed = parse(text)
-        found = tuple((str(name), str(version)) for name, version in made)
-        return Origin(found, tuple((str(name), int(runs)) for name, runs in failed))
+        made, *others = parse(text)
+        failed, tried = (tuple((str(name), int(runs)) for name, runs in part) for part in [*others, ()][:2])
+        return Origin(tuple((str(name), str(version)) for name, version in made), failed, tried)
 
 
 _USUAL = Origin()
@@ -107,14 +116,15 @@ class SourceFragment:
         add_rows(joined, ((origin, rows) for origin, rows in origins if origin and rows))
         return replace(self, unusual=tuple(sorted(joined.items(), key=lambda item: item[0])))
 
-    def failing(self, failed: PriorFailures) -> SourceFragment:
-        """Return the fragment with the rows on which a UDF failed in this refresh, by the number of runs."""
-        left, found = dict(self.unusual), list[tuple[Origin, Ranges]]()
-        for runs, rows in failed:
-            for origin, held in self.origins:
-                found.append((replace(origin, failed=(*origin.failed, ("", runs))), held & rows))
-        again = Ranges.union(rows for _, rows in failed)
-        return self.with_origins([*((origin, rows - again) for origin, rows in left.items()), *found])
+    def failing(self, failed: Iterable[tuple[str, Ranges]]) -> SourceFragment:
+        """Return the fragment after its rows ran, with those that failed, by column."""
+        if not self.unusual and not failed:
+            return self
+        parts: list[tuple[tuple[str, ...], Ranges, Origin]] = [((), rows, origin) for origin, rows in self.origins]
+        for name, rows in failed:
+            split = [((*names, name), held & rows, origin) for names, held, origin in parts]
+            parts = split + [(names, held - rows, origin) for names, held, origin in parts]
+        return self.with_origins((origin.ran(names), held) for names, held, origin in parts if held)
 
 
 @dataclass(frozen=True, eq=False)

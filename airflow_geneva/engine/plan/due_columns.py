@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,20 +51,21 @@ class DueColumns:
         return None if "" in due else self._with_readers(due)
 
     def after(self, origin: Origin, run: tuple[str, ...] | None) -> Origin:
-        """Return the origin of rows after some columns, or all for None, ran on them without a failure."""
+        """Return the origin of rows after some columns, or all for None, ran on them without a failure.
+
+        It also has the earlier failures of these columns, for those that fail again.
+        """
+        again = tuple(
+            (name, runs)
+            for name, runs in origin.failed
+            if (run is None or name in run) and not self._is_repaired(name, origin)
+        )
         if run is None:
-            return _USUAL
+            return Origin(tried=again)
         others = {name for name in self.now if name in self.before} - set(run)
         held = ((name, self._held(name, origin)) for name in sorted(others))
         made = tuple((name, version) for name, version in held if version != self.now[name])
-        return Origin(made, tuple(one for one in origin.failed if one[0] in {*others, ""}))
-
-    def tried(self, origin: Origin, run: Iterable[str] | None) -> int:
-        """Return in how many runs the current code of the columns that run has failed on rows with an origin."""
-        counted = (
-            runs for name, runs in origin.failed if (run is None or name in run) and not self._is_repaired(name, origin)
-        )
-        return max(counted, default=0)
+        return Origin(made, tuple(one for one in origin.failed if one[0] in {*others, ""}), again)
 
     def _held(self, name: str, origin: Origin) -> str:
         return dict(origin.made).get(name, self.before.get(name, ""))

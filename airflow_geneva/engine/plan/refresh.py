@@ -373,8 +373,8 @@ def _changed(
             carried.append((run, after, there))
             # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
             held = held if decide.exploded in run else there
-        if runs := decide.due.tried(origin, run):
-            add_rows(tried, [(runs, held)])
+        if after.tried:
+            add_rows(tried, [(max(runs for _, runs in after.tried), held)])
         rows, failed = rows | held, failed | held if origin.failed else failed
     found = replace(
         fragment,
@@ -558,6 +558,7 @@ def _with_calls(work: RefreshSpec, works: Sequence[FragmentWork], chosen: Sequen
     calls = Counter[str]()
     for fragment in works:
         calls.update(fragment.rows_by_column(work.udfs, fragment.due))
-    origins = {after for item in chosen for _, after, rows in item.carried if after and rows & item.rows}
+    origins = {replace(after, tried=()) for item in chosen for _, after, rows in item.carried if rows & item.rows}
+    origins.discard(Origin())
     other = md5(json.dumps([origin.to_json() for origin in sorted(origins)]))[:16] if origins else ""
     return replace(work, calls={name: rows for name, rows in calls.items() if rows}, carries=other)

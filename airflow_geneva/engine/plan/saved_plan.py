@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.engine.checkpoint.provenance import PriorFailures
+from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.job.folder import plan_name
 from airflow_geneva.engine.job.status import DAMAGED
@@ -73,13 +73,18 @@ class SwapPlan:
     idle: bool = False
     renumbered: RenumberedRows = field(default_factory=RenumberedRows)
 
-    def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
-        """Return the snapshot, and add the rows that failed in this refresh, given by fragment signature."""
-        fragments = tuple(
-            fragment.failing(failed[fragment.signature]) if fragment.signature in failed else fragment
+    def snapshot_with(self, failed: Mapping[str, RowsByColumn], names: Mapping[str, str]) -> Snapshot:
+        """Return the snapshot after the swap.
+
+        Args:
+            failed: the rows that failed in this refresh, by the signature of their fragment and by column.
+            names: the names of the columns in the snapshot, by their names in the plan.
+        """
+        fragments = (
+            fragment.failing([(names[name], rows) for name, rows in failed.get(fragment.signature, ())])
             for fragment in self.snapshot.fragments
         )
-        return replace(self.snapshot, fragments=fragments)
+        return replace(self.snapshot, fragments=tuple(fragments))
 
     def dump(self) -> bytes:
         """Serialize the swap for the plan; the snapshot is compressed as in packs, and base64-encoded."""

@@ -103,7 +103,7 @@ class ColumnTarget(ReusableColumn, Target):
         mask = held.computed.mask(offsets)
         runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
         layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
-        return self.record(fragment, writer, runs, held.by_job, held.failed, layout)
+        return self.record(fragment, writer, runs, held.by_job, (held.failed, ()), layout)
 
     def record_unchanged(self, fragment: FragmentWork, live: Ranges, rows: RowRuns, missing: int) -> StagedFragment:
         """Write the checkpoint of a fragment whose values stay as they are.

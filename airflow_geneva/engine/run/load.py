@@ -270,7 +270,7 @@ class FragmentLoader:
         layout = self.target.layout(self.work, self.live, self.live) | {"missing": self.missing}
         rows = int(runs[:, 2].sum()) if len(runs) else 0
         by_job = {self.spec.job_id: min(rows, self.changed) if not self.spec.keeps_facts else rows}
-        self.target.record(self.work, self.writer, runs, by_job, Ranges.empty(), layout)
+        self.target.record(self.work, self.writer, runs, by_job, (Ranges.empty(), ()), layout)
         return self.work.rows
 
 

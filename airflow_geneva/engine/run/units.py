@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from airflow_geneva.engine.apply.applier import StepResult
 from airflow_geneva.engine.apply.keeper import Keeper, joint_looked_at
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_fragment, windows
-from airflow_geneva.engine.checkpoint.provenance import Failures
+from airflow_geneva.engine.checkpoint.provenance import Failures, RowsByColumn, join_columns
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
@@ -262,8 +262,8 @@ class Target(Reusable):
         computed = merge_runs([step.runs for step in done])
         by_job = {self.work.job_id: int(computed[:, 2].sum())}
         layout = self.layout(fragment, live, joint_looked_at(done, computed))
-        failed = Ranges.union(step.failed for step in done)
-        return self.record(fragment, writer, computed, by_job, failed, layout, began)
+        failed, columns = Ranges.union(step.failed for step in done), join_columns(one.failed_columns for one in done)
+        return self.record(fragment, writer, computed, by_job, (failed, columns), layout, began)
 
     def record(
         self,
@@ -271,11 +271,15 @@ class Target(Reusable):
         writer: StagedWriter,
         runs: RowRuns,
         by_job: Mapping[str, int],
-        failed: Ranges,
+        failed: tuple[Ranges, RowsByColumn],
         layout: Mapping[str, Any],
         began: float | None = None,
     ) -> StagedFragment:
-        """Finish a data file and write its fragment checkpoint; delay the checkpoint of rows computed since `began`."""
+        """Finish a data file and write its fragment checkpoint; delay the checkpoint of rows computed since `began`.
+
+        Args:
+            failed: the rows that failed, and those of a view by column.
+        """
         staged = StagedFragment(
             file=writer.finish(),
             physical_rows=writer.rows,
@@ -283,7 +287,7 @@ class Target(Reusable):
             deletion=fragment.files.deletion,
             runs=runs,
             by_job=tuple(sorted(by_job.items())),
-            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
+            failures=Failures.next(self.work.job_id, failed[0], self.work.tried(fragment), failed[1]),
             agreement=self.work.agreement,
             nulls=writer.file.nulls,
             size_bytes=writer.file.size_bytes,

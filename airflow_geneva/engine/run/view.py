@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_geneva.engine.apply.carried import CarriedValues
 from airflow_geneva.engine.apply.query_columns import read_for
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, joint_width
-from airflow_geneva.engine.checkpoint.provenance import PriorFailures
+from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
@@ -128,7 +128,7 @@ class ViewTarget(ReusableView, Target):
             runs.append(encode_runs(offsets[order], ids))
             at = int(np.searchsorted(due, start + rows))
         layout = self.layout(fragment, fragment.due, fragment.due)
-        return self.record(fragment, writer, merge_runs(runs), held.by_job, held.failed, layout)
+        return self.record(fragment, writer, merge_runs(runs), held.by_job, (held.failed, held.failed_columns), layout)
 
     def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
         return True
@@ -172,8 +172,9 @@ class _StagedRows:
         return {"rows_computed": ours - failed, "rows_reused": due - ours, "rows_failed": failed}
 
     @property
-    def failed(self) -> dict[str, PriorFailures]:
-        return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
+    def failed(self) -> dict[str, RowsByColumn]:
+        """The rows that failed in this job, by the signature of the source's fragment and by column."""
+        return {work.files.signature: staged.failures.columns for work, staged in self.pairs if staged.failures.columns}
 
 
 @dataclass
@@ -290,7 +291,7 @@ class ViewPublisher:
 
             def snapshot() -> Snapshot:
                 judge()
-                return swap.snapshot_with(staged.failed)
+                return swap.snapshot_with(staged.failed, work.definition.keys)
 
             try:
                 if not done:
