@@ -317,9 +317,8 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
 
     uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
     found = _PLAN.fullmatch(uri)
-    # A plan of an earlier version of this package does not name its table.
-    name = reference.get("table") or (found["table"].rpartition("/")[2].removesuffix(".lance") if found else "")
-    location = database.location(str(name)) if found else None
+    name = str(reference["table"])
+    location = database.location(name) if found else None
     if found and location and database.in_catalog and location.uri != found["table"]:
         raise TableRemade(
             f"Table {name!r} was planned in {found['table']}, and the catalog {database.uri} says that it is in "

@@ -100,6 +100,4 @@ def _differs(table: Table, column: str, spec: _Spec) -> bool:
     if wanted.input_columns is None:
         # A record-batch UDF gets the columns that existed when its column was defined.
         wanted = replace(wanted, input_columns=stored.input_columns)
-    if wanted.version_before(stored):
-        wanted = replace(wanted, as_written=None)
     return wanted.to_json() != stored.to_json() or table.schema.field(column).type != udf.data_type

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
 
-from airflow_geneva.engine.code_hash import hasher
 from airflow_geneva.operators import AddColumnsOperator
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver
@@ -41,25 +38,6 @@ def test_another_version_of_the_udf_alters_the_column(desk: Desk) -> None:
     run = define(desk, {"n": "geneva_dag_udfs:longer"})
     assert run.xcom("define")["altered"] == ["n"]
     assert desk.table.definition("n").version == "2"
-
-
-def test_a_function_whose_relative_imports_are_hashed_by_full_names_now_is_altered_once(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "relative_udfs").mkdir()
-    (tmp_path / "relative_udfs" / "__init__.py").write_text("def clean(text): return text.strip()\n")
-    (tmp_path / "relative_udfs" / "lengths.py").write_text(
-        "import pyarrow as pa\nfrom airflow_geneva import udf\nfrom . import clean\n"
-        "@udf(data_type=pa.int64())\ndef length(text): return len(clean(text))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    columns = {"n": "relative_udfs.lengths:length"}
-    with monkeypatch.context() as before:
-        before.setattr(hasher, "absolute_name", lambda level, name, package: "." * level + name)
-        assert define(desk, columns).xcom("define")["added"] == ["n"]
-        monkeypatch.delitem(sys.modules, "relative_udfs.lengths")
-    assert define(desk, columns).xcom("define")["altered"] == ["n"]
-    assert define(desk, columns).xcom("define")["unchanged"] == ["n"]
 
 
 def test_a_column_of_another_type_is_an_error_and_nothing_is_changed(desk: Desk) -> None:

@@ -189,21 +189,6 @@ def test_an_input_that_gets_the_field_id_of_a_dropped_one_was_not_computed_from(
     assert_right(table, "y", joined, inputs=("s",))
 
 
-def test_facts_of_before_count_while_the_version_of_then_has_the_same_nested_fields(
-    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(fragments, "_nested_names", lambda *_: "")
-        run(table)
-    free(table, trace)
-    swap_names(table)
-    with pytest.raises(CodeChanged, match=f"6 {OTHER_INPUTS}"):
-        run(table)
-    run(table, on_code_change="recompute")
-    assert_right(table, "y", joined, inputs=("s",))
-    free(table, trace)
-
-
 def of_field(name: str = "of_field") -> UDF:
     def traced(a: int) -> int:
         leave_trace([a])

@@ -21,6 +21,7 @@ from airflow_geneva import UDF, connect
 from airflow_geneva.database import Database
 from airflow_geneva.engine import faults
 from airflow_geneva.engine.checkpoint import value_cache
+from airflow_geneva.engine.checkpoint.facts import load_state
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, STAGED
 from airflow_geneva.engine.job.folder import JobFolder
@@ -29,7 +30,6 @@ from airflow_geneva.engine.lance_io.fragments import columns_of
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import read_transaction
-from airflow_geneva.engine.plan.computed_rows import column_state
 from airflow_geneva.engine.plan.request import BackfillRequest
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.run.inline import apply_inline
@@ -598,7 +598,7 @@ def assert_facts(world: World, job: Job) -> int:
     """Check that every row that a ledger records as computed or failed is so."""
     dataset = world.table.lance
     columns = columns_of(dataset, [job.input], [], "y")
-    state = column_state(dataset, world.table.location.checkpoints, columns).about(columns.inputs_text)
+    state = load_state(world.table.location.checkpoints, columns.output[0]).about(columns.inputs_text)
     looked_at = 0
     for files in read_manifest(dataset, columns).values():
         rows = rows_of(dataset.get_fragment(files.id), ["x", "y"], with_row_address=True)

@@ -1,4 +1,4 @@
-"""DAGs, triggers and XComs that Airflow kept since an earlier commit, with the classes of this code."""
+"""DAGs, triggers and XComs that Airflow kept since an earlier release, with the classes of this code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.written_before.written import TRACE, place
 
 pytestmark = pytest.mark.airflow
 
+if not written.RECORD.exists():
+    pytest.skip("no release has stored its database yet", allow_module_level=True)
 KEPT = written.record()["airflow"]
 
 

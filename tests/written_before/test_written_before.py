@@ -1,4 +1,4 @@
-"""A database that an earlier commit wrote, opened by this code: nothing recomputes, and what was killed goes on.
+"""A database that an earlier release wrote, opened by this code: nothing recomputes, and what was killed goes on.
 
 `write.py` wrote it, noted its own commit, and did everything in `ACTS` with it; whatever this code does must come to
 the same. Everything in it is a month old by its own account, so no clock moves what is tested here.
@@ -23,6 +23,8 @@ from tests.written_before.written import ACTS, ROOT, SIZES, TRACE, database, out
 
 import written_before_udfs as udfs  # isort: skip  # found by way of `written`
 
+if not written.RECORD.exists():
+    pytest.skip("no release has stored its database yet", allow_module_level=True)
 RECORD = written.record()
 NOTHING = {"rows_computed": 0, "rows_reused": 0, "rows_failed": 0, "rows_left": 0, "commits": 0, "versions": 0}
 
@@ -43,12 +45,7 @@ def assert_free(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 def test_it_comes_to_the_same_as_with_the_code_that_wrote_it(act: str) -> None:
-    found, expected = outcome(act), RECORD["acts"][act]
-    if act == "jobs":
-        for job, before in zip(found[1], expected[1], strict=True):
-            added = {name: job.pop(name) for name in sorted(set(job) - set(before))}
-            assert added == {"key_column": None, "siblings": []}  # fields that came later, empty in earlier jobs
-    assert found == expected
+    assert outcome(act) == RECORD["acts"][act]
 
 
 @pytest.mark.parametrize("name", RECORD["code_versions"])

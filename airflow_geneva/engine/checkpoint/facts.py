@@ -198,23 +198,6 @@ class ColumnState:
         """Return the state with only the facts about values that were computed from the given inputs."""
         return replace(self, facts=self.facts.about(inputs)) if self.other_inputs(inputs) else self
 
-    def renamed(self, before: Collection[str], version: str) -> tuple[ColumnState, Facts]:
-        """Treat facts about UDF versions as facts about another version with the same code.
-
-        Returns:
-            The state, and the new facts, which name the other version for the first time.
-        """
-        table = self.facts.table
-        texts = {what: _renamed(what, before, version) for what in table["what"].unique().to_pylist()}
-        changed = pc.is_in(table["what"], pa.array([what for what, now in texts.items() if now != what], pa.string()))
-        if not pc.any(changed, min_count=0).as_py():
-            return self, Facts()
-        named = pa.array([texts[what] for what in table["what"].to_pylist()], pa.string())
-        now = table.set_column(table.schema.get_field_index("what"), "what", named)
-        known = set(_identities(table))
-        new = [identity not in known for identity in _identities(now)]
-        return replace(self, facts=Facts(now)), Facts(now.filter(pa.array(new)))
-
     def given_up(self, signature: str, version: str) -> Ranges:
         """Return the rows of a fragment that failed in the maximum number of runs, deleted rows included."""
         wanted = Provenance(version, failures=MOST_RUNS).what
@@ -243,14 +226,6 @@ class ColumnState:
         """Return the provenances in facts that cover all live rows of a fragment."""
         whole = [fact.what for fact in self.facts.get(signature, ()) if fact.covers(deletion)]
         return [provenance for what in whole if (provenance := Provenance.of(what)) is not None]
-
-
-def _renamed(what: str, before: Collection[str], version: str) -> str:
-    return ":".join(version if part in before else part for part in what.split(":"))
-
-
-def _identities(facts: pa.Table) -> Iterator[tuple[str, str, str]]:
-    return zip(*(facts[name].to_pylist() for name in ("signature", "what", "inputs")), strict=True)
 
 
 def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:

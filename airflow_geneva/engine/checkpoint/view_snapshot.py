@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -150,15 +150,11 @@ class Snapshot:
     def renamed(self, names: Mapping[str, str]) -> Snapshot:
         """Return the snapshot with other names of the columns, without the columns that have none."""
         code = tuple(sorted((names[name], version) for name, version in self.code if name in names))
-        return replace(self, code=code).mapped(lambda origin: origin.renamed(names))
-
-    def mapped(self, change: Callable[[Origin], Origin]) -> Snapshot:
-        """Return the snapshot with other origins."""
         fragments = (
-            one.with_origins((change(origin), rows) for origin, rows in one.unusual) if one.unusual else one
+            one.with_origins((origin.renamed(names), rows) for origin, rows in one.unusual) if one.unusual else one
             for one in self.fragments
         )
-        return replace(self, fragments=tuple(fragments))
+        return replace(self, code=code, fragments=tuple(fragments))
 
     def state(self, inputs: str) -> ColumnState:
         """Convert the snapshot to facts; the origins of rows are their provenances."""

@@ -40,9 +40,7 @@ from airflow_geneva.engine.code_hash.values import (
 from airflow_geneva.errors import InvalidInput
 
 
-def code_version(
-    target: Any, deps: Iterable[Any] = (), name: str = "udf", as_written: bool = False, preprocess: Any = None
-) -> str:
+def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", preprocess: Any = None) -> str:
     """Hash what a callable does, as 16 hex digits.
 
     The hash covers the source (without comments, formatting, docstrings and decorators), and the values of defaults,
@@ -56,15 +54,13 @@ def code_version(
             `pathlib.Path` (the file's bytes), a string or other literal (itself). With deps, an object without a
             stable hash is not an error: only its name is hashed.
         name: the UDF's name, for messages.
-        as_written: hash relative imports as they are written, as earlier versions of this package did, so that
-            packages with the same text have one version.
         preprocess: the UDF that makes the input of this one, or None.
 
     Raises:
         InvalidInput: the code refers to something without a stable hash, or its source is not available.
     """
     deps = tuple(deps)
-    hasher = _Hasher(tolerant=bool(deps), as_written=as_written)
+    hasher = _Hasher(tolerant=bool(deps))
     try:
         hasher.add_source(target, "the UDF itself")
         for dep in deps:
@@ -84,7 +80,7 @@ def identity_of_code(target: Any, preprocess: Any = None) -> str:
     The hash distinguishes functions within a few processes, such as those of a notebook. It may differ between Python
     versions.
     """
-    hasher = _Hasher(tolerant=True, as_written=False, by_bytecode=True)
+    hasher = _Hasher(tolerant=True, by_bytecode=True)
     hasher.add_source(target, "the function")
     hasher.preprocess(preprocess)
     return hasher.hexdigest()
@@ -92,7 +88,7 @@ def identity_of_code(target: Any, preprocess: Any = None) -> str:
 
 def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
     """Hash only the `deps` of a UDF; "" if there are none. The hash is stored beside a code version."""
-    hasher = _Hasher(tolerant=True, as_written=True)
+    hasher = _Hasher(tolerant=True)
     given = tuple(deps)
     try:
         for dep in given:
@@ -105,10 +101,9 @@ def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
 class _Hasher:
     """Builds one hash; a definition that occurs again is hashed by its number."""
 
-    def __init__(self, tolerant: bool, as_written: bool, by_bytecode: bool = False) -> None:
+    def __init__(self, tolerant: bool, by_bytecode: bool = False) -> None:
         self._sha = hashlib.sha256()
         self._tolerant = tolerant
-        self._as_written = as_written
         self._by_bytecode = by_bytecode
         # Keep the object too, so that Python does not reuse its id.
         self._numbers: dict[int, tuple[int, Any]] = {}
@@ -261,7 +256,7 @@ class _Hasher:
         if isinstance(node, ast.Constant):
             self._value(node.value, "a constant", "")
             return
-        if isinstance(node, ast.ImportFrom) and node.level and not self._as_written:
+        if isinstance(node, ast.ImportFrom) and node.level:
             dotted = absolute_name(node.level, node.module or "", package)
             level = 0 if dotted[0] != "." else node.level
             node = ast.ImportFrom(dotted.lstrip(".") or None, node.names, level)
@@ -296,7 +291,7 @@ class _Hasher:
     def _imported(self, name: str, source: SourceFile, namespace: dict[str, Any]) -> str:
         """Return the dotted name that a module imports under a name; "" if there is none."""
         level, dotted = source.imports.get(name, (0, ""))
-        return absolute_name(level, dotted, "" if self._as_written else package_of(namespace))
+        return absolute_name(level, dotted, package_of(namespace))
 
     def _value(self, value: Any, where: str, module: str, imported_as: str = "") -> None:
         """Hash a value that code of `module` refers to; `imported_as`: its dotted name if it was imported."""
@@ -338,7 +333,7 @@ class _Hasher:
         if isinstance(value, (set, frozenset)):
             digests = []
             for item in value:
-                alone = _Hasher(self._tolerant, self._as_written, self._by_bytecode)
+                alone = _Hasher(self._tolerant, self._by_bytecode)
                 alone._numbers, alone._open_containers = dict(self._numbers), list(self._open_containers)
                 alone._value(item, where, module)
                 digests.append(alone._sha.digest())
@@ -356,7 +351,7 @@ def _only_definition(nodes: list[Definition], label: str) -> Definition:
         raise InvalidInput(f"the source of {label} is no longer where it was when it was imported")
     digests = set()
     for node in nodes:
-        alone = _Hasher(tolerant=False, as_written=True)
+        alone = _Hasher(tolerant=False)
         alone._tree(node)
         digests.add(alone.hexdigest())
     if len(digests) > 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, looked_at
+from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.engine.checkpoint.keys import FragmentKey
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
@@ -31,7 +31,6 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
-from airflow_geneva.engine.plan.computed_rows import column_state
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.moved_rows import MOVED, LostRows, find_moved_rows
@@ -331,7 +330,7 @@ class ShardCommitter:
     def _follow(self, dataset: lance.LanceDataset) -> list[Candidate]:
         """Find the fragments of a version that hold the lost rows now, and stage these fragments."""
         lost, self._lost = self._lost, []
-        state = column_state(dataset, self.location.checkpoints, self.columns)
+        state = load_state(self.location.checkpoints, self.columns.output[0])
         found = find_moved_rows(dataset, self.columns, self.work, state, lost)
         for files, there, of in found.computed:
             self._add_committed(files, there, of)

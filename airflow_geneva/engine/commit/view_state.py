@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -263,7 +263,6 @@ class CommittedViewState:
         self._note: AdvanceNote | None
         look = partial(newest_swap, location, dataset), partial(read_advance_note, location)
         self.newest, self._note = location.checkpoints.side_by_side(*look)
-        self.renamed: tuple[str, ...] = ()
 
     @property
     def source_version(self) -> int | None:
@@ -305,21 +304,6 @@ class CommittedViewState:
             if note == missed:
                 break
         return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
-
-    def rename_code(self, same: Mapping[tuple[str, str], str]) -> None:
-        """Treat versions of the columns' code as other versions with the same code.
-
-        Args:
-            same: the other version, by column and version; ``renamed`` collects the versions that occurred.
-        """
-        if self.snapshot is None or not (found := [made for made in self.snapshot.code if made in same]):
-            return
-        code = tuple((name, same.get((name, made), made)) for name, made in self.snapshot.code)
-        found += [made for made in self.snapshot.older if made in same]
-        changed = replace(self.snapshot, code=code).mapped(
-            lambda origin: replace(origin, made=tuple(made for made in origin.made if made not in same))
-        )
-        self.snapshot, self.renamed = changed, tuple(sorted({made for _, made in found}))
 
     @cached_property
     def shown(self) -> Ranges:

@@ -61,11 +61,6 @@ class Columns:
         return ",".join(self._texts[: len(self.inputs)])
 
     @property
-    def inputs_text_without_nested(self) -> str:
-        """The inputs' field ids, as earlier versions of this package stored them in facts: without nested fields."""
-        return ",".join(str(fields[0]) for fields in self.inputs)
-
-    @property
     def nested(self) -> str:
         """The nested fields of all structs that are read, as in checkpoint keys; "" if there is no struct."""
         return ",".join(text for text, named in zip(self._texts, self.names, strict=False) if named)

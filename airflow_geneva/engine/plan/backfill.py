@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, looked_at
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, load_state, looked_at
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
@@ -31,8 +31,8 @@ from airflow_geneva.engine.lance_io.manifest import Manifest
 from airflow_geneva.engine.lance_io.messages import Numbers
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import open_version
-from airflow_geneva.engine.plan.computed_rows import ComputedRows, column_state
-from airflow_geneva.engine.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows, renamed_code
+from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.engine.plan.reusable_checkpoints import (
     ReusableColumn,
@@ -70,11 +70,8 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
     work = replace(work, nested=columns.nested)
     with garbage_collector_off():
-        state, renamed = column_state(dataset, checkpoints, columns).renamed(work.same_code, work.udf_version)
-        planner = _Planner(dataset, work, columns, state, wanted)
-        if renamed:
-            planner.say_renamed(renamed)
-        return planner.plan(CheckpointStore(checkpoints))
+        state = load_state(checkpoints, columns.output[0])
+        return _Planner(dataset, work, columns, state, wanted).plan(CheckpointStore(checkpoints))
 
 
 class _Planner:
@@ -99,11 +96,6 @@ class _Planner:
             for inputs in state.other_inputs(columns.inputs_text)
             if _are_replaced(dataset, work.inputs, columns, inputs)
         }
-
-    def say_renamed(self, facts: Facts) -> None:
-        """Note that a version has a new hash, and record its facts under the new hash for later plans."""
-        self.computed.learned += [fact for signature in facts for fact in facts[signature]]
-        self.computed.notes.append(renamed_code(self.work.same_code, (self.work.udf_version,)))
 
     def plan(self, store: CheckpointStore) -> Plan:
         manifest = self.computed.manifest

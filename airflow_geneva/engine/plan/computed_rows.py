@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, load_state, seen
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, load_state, seen
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.engine.job.outbox import find_commits
@@ -54,29 +52,6 @@ if TYPE_CHECKING:
 HISTORY_CLEANED_UP = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
 _MOST_REFERENCES = 4
 _MOST_VERSIONS = 1_000
-
-
-def column_state(dataset: lance.LanceDataset, checkpoints: Storage, columns: Columns) -> ColumnState:
-    """Read the facts about a column.
-
-    Facts of an older package version name no nested fields. They count as facts about the nested fields of `columns`
-    if the table version at which they were recorded had the same ones.
-    """
-    state = load_state(checkpoints, columns.output[0])
-    now, before = columns.inputs_text, columns.inputs_text_without_nested
-    if now == before or before not in state.other_inputs(now):
-        return state
-    facts = state.facts.table
-    unnamed = pc.equal(facts["inputs"], before)
-    alike = [
-        version
-        for version in facts["at"].filter(unnamed).unique().to_pylist()
-        if (then := open_version_or_none(dataset, version)) is not None
-        and all(columns_in(then, now, columns.output)[1])
-    ]
-    meant = pc.and_(unnamed, pc.is_in(facts["at"], pa.array(alike, pa.int64())))
-    at = facts.schema.get_field_index("inputs")
-    return replace(state, facts=Facts(facts.set_column(at, "inputs", pc.if_else(meant, now, facts["inputs"]))))
 
 
 class ComputedRows:
@@ -125,7 +100,7 @@ class ComputedRows:
     ) -> ComputedRows:
         """Find the rows of a column that were computed from the columns which have its inputs' names now."""
         columns = columns_of(dataset, inputs, (), column)
-        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
+        state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
         return ComputedRows(dataset, columns, (*inputs, *output_names(dataset, columns.output)), state)
 
     @staticmethod

@@ -107,13 +107,6 @@ def check_code_change(
         )
 
 
-def renamed_code(before: tuple[str, ...], now: tuple[str, ...]) -> str:
-    return (
-        f"UDF version {', '.join(before)} is {', '.join(now)} now: the code is the same, and relative imports are "
-        "hashed by the full name of what they import. The values stay, and nothing is computed again for it."
-    )
-
-
 def check_view_code_change(
     view_state: CommittedViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
 ) -> tuple[tuple[str, int], ...]:

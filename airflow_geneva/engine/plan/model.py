@@ -275,7 +275,6 @@ class BackfillSpec(_JobSpec):
         field_id: the number that identifies the column in facts: its field id, or the number of a group of siblings.
         siblings: the other columns that the function fills.
         makers: versions whose values count as this version's.
-        same_code: earlier version hashes of this same code.
         former_names: former names of the column, under which earlier jobs wrote their checkpoints.
     """
 
@@ -288,7 +287,6 @@ class BackfillSpec(_JobSpec):
     siblings: tuple[str, ...] = ()
     continue_from: tuple[str, ...] = ()
     makers: tuple[str, ...] = ()
-    same_code: tuple[str, ...] = ()
     former_names: tuple[str, ...] = ()
 
     @cached_property
@@ -329,8 +327,7 @@ class BackfillSpec(_JobSpec):
     @cached_property
     def reuse_rules(self) -> ReuseRules:
         identity = self.identity
-        counts_as = [*((before, self.udf_version) for before in self.same_code), *((v, v) for v in self.continue_from)]
-        others = [(replace(identity, version=made).prefix, version) for made, version in counts_as]
+        others = [(replace(identity, version=made).prefix, made) for made in self.continue_from]
         former = () if self.key_column != self.column else self.former_names
         others += [(replace(identity, column=name).prefix, self.udf_version) for name in former]
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)

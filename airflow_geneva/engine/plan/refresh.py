@@ -46,7 +46,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
 from airflow_geneva.engine.plan.backfill import FAILED
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
-from airflow_geneva.engine.plan.due_rows import check_view_code_change, renamed_code
+from airflow_geneva.engine.plan.due_rows import check_view_code_change
 from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renumbered
 from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
@@ -191,7 +191,7 @@ def plan_refresh(
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
             planned = Works(works)
-        changes.notes.extend(_notes(changes, renumbered, view_state, code))
+        changes.notes.extend(_notes(changes, renumbered, view_state))
         if request.errors_only and dataset.version < newest.version:
             changes.notes.append(
                 f"the view stays at version {dataset.version} of its source; the next refresh brings it to the newest."
@@ -210,7 +210,6 @@ def plan_refresh(
             gone=gone,
             snapshot=snapshot.renamed(definition.keys),
             advances=base is None
-            or bool(view_state.renamed)
             or (base.source_version, base.code, base.older) != (dataset.version, snapshot.code, snapshot.older),
             max_rows_per_fragment=request.max_rows_per_fragment,
             shuffle_seed=definition.shuffle_seed,
@@ -255,15 +254,12 @@ def _notes(
     changes: SourceChanges,
     renumbered: RenumberedRows,
     view_state: CommittedViewState,
-    code: tuple[tuple[str, str], ...],
 ) -> Iterator[str]:
     if renumbered:
         yield (
             f"{counted(len(renumbered), 'row')} of the source came back under another row id with the same values: "
             "the view keeps what it has of them."
         )
-    if view_state.renamed:
-        yield renamed_code(view_state.renamed, tuple(sorted({version for _, version in code})))
     if changes.given_up:
         yield (
             f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "

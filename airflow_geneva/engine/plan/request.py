@@ -26,7 +26,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.annotations import check_inputs
-from airflow_geneva.engine.udf.definition import check_type, columns_to_take, former_names, stored_definition
+from airflow_geneva.engine.udf.definition import check_type, columns_to_take, former_names
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -189,8 +189,6 @@ def plan_request(
             continue_from=_versions(request.continue_from),
             agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
-        if before := definition.version_before(stored_definition(dataset.schema, request.column)):
-            work = replace(work, same_code=(before,))
         wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
         return cap_rows(plan_backfill(dataset, location.checkpoints, work, wanted))
 

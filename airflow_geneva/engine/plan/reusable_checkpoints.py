@@ -246,7 +246,7 @@ def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
     found = [name[len(head) : len(name) - len(tail)] for name in named]
-    known = {key_part(version) for version in (work.udf_version, *work.same_code, *work.continue_from)}
+    known = {key_part(version) for version in (work.udf_version, *work.continue_from)}
     return [version for version in found if version not in known]
 
 

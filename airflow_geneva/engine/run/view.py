@@ -380,9 +380,6 @@ def plan(
 
     state, read = view.checkpoints.side_by_side(shown, source.open)
     with reporting_cleaned_up(view, dataset):
-        named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.items())
-        if same := {(name, before): udf.version for name, udf, before in named if before}:
-            state.rename_code(same)
         for name, udf in code.items():
             column = definition.column(name)
             check_view_type(view.name, name, column.type, udf, column.udf if column.field else None)

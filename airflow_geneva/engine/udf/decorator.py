@@ -210,14 +210,6 @@ class UDF:
         return self.version or code_version(self.func, self.deps, self.name, preprocess=self.preprocess)
 
     @cached_property
-    def as_written(self) -> str | None:
-        """The code hash of package versions that did not resolve relative imports; None if it is the same."""
-        if self.version is not None:
-            return None
-        found = code_version(self.func, self.deps, self.name, as_written=True, preprocess=self.preprocess)
-        return found if found != self.code_version else None
-
-    @cached_property
     def value_identity(self) -> str:
         """Identifies its values among UDFs with equal name and version: its import path, or a hash of its code.
 

@@ -56,15 +56,14 @@ def redefine(
     table: str, schema: pa.Schema, columns: tuple[str, ...], spec: ColumnSpec
 ) -> Iterator[tuple[str, UdfDefinition, UDF]]:
     """Yield each column that gets a UDF, with its new definition: the given ones and their siblings."""
-    before = [read_definition(table, schema, name) for name in columns]
+    for name in columns:
+        read_definition(table, schema, name)
     output = Output.in_schema(schema, columns[0])
     if not set(columns) <= set(output.columns):
         raise InvalidInput(
             f"Columns {list(columns)} of table {table!r} are not filled by one function. Name each with its own."
         )
     definition, udf = define_column(table, schema, output.column, spec)
-    if definition.version_before(before[0]):
-        definition = replace(definition, as_written=None)
     check_type(table, output, schema, udf)
     for name in output.columns:
         yield name, definition, udf

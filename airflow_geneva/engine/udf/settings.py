@@ -217,9 +217,6 @@ class UdfDefinition:
 
     With `reports_cost`, calls report their cost. `connection` names the connection of the service that the function
     calls, which Airflow tasks look up.
-
-    `as_written` is the version according to package versions that did not resolve relative imports, if it differs. In
-    the metadata, it means that the column never had values of that version of this function.
     """
 
     name: str
@@ -245,12 +242,6 @@ class UdfDefinition:
     expect: list[dict[str, Any]] | None = None
     reports_cost: bool | None = None
     connection: str | None = None
-    as_written: str | None = None
-
-    def version_before(self, stored: UdfDefinition | None) -> str | None:
-        """Return `as_written` if values of that version, in a column with this stored definition, are its own."""
-        is_own = stored is not None and stored.import_path == self.import_path and stored.as_written is None
-        return self.as_written if is_own else None
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
