@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -468,6 +469,31 @@ def test_rows_that_are_moved_or_deleted_during_a_load_get_their_values(table: Ta
     result = committed(plan, job)
     assert (result.state, result.rows_loaded, result.rows_left) == ("DONE", 39, 0)
     assert [row["caption"] for row in rows(table, "caption")] == [f"c{one}" for one in range(40) if one != 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "loaded", "missing", "left"),
+    [
+        (lambda table: table.lance.optimize.compact_files(), 27, 5, 0),
+        (lambda table: table.lance.delete("id in (7, 8)"), 26, 4, 0),
+        (lambda table: table.lance.delete("id = 33"), 27, 4, 0),
+        (lambda table: table.lance.update({"x": "-x"}, where="id in (7, 8, 33)"), 27, 5, 0),
+        (lambda table: table.lance.update({"id": "id + 100"}, where="id in (7, 33)"), 27, 3, 2),
+    ],
+    ids=["compaction", "delete", "delete in a fragment that stays", "update of another column", "update of keys"],
+)
+def test_rows_without_a_match_are_counted_where_they_are_when_the_load_ends(
+    table: Table, change: Callable[[Table], object], loaded: int, missing: int, left: int
+) -> None:
+    table.load_columns(captions(list(range(40))), on="id", runner="inline")
+    given = captions([one for one in range(40) if one not in (3, 7, 15, 33, 34)])
+    new = pa.array([f"n{one}" if one < 30 else f"c{one}" for one in given["id"].to_pylist()])
+    plan, job = begun(table, given.set_column(1, "caption", new))
+    change(table)
+    result = committed(plan, job)
+    assert (result.rows_loaded, result.rows_missing, result.rows_left) == (loaded, missing, left)
+    assert result.state == ("PARTIAL" if left else "DONE")
+    assert loaded + missing + left + result.rows_skipped == 40
 
 
 def test_a_load_tells_what_it_did(table: Table) -> None:

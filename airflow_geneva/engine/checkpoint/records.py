@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +28,7 @@ _RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", p
 _PLACES_A_RUN = 128
 _PLAIN = ("file", "deletion", "physical_rows", "agreement", "dense")
 _AS_JSON = ("src_data_files", "output_field_ids", "output_files", "by_job")
+_NO_RUNS: RowRuns = np.empty((0, 3), np.int64)
 _DOCUMENTS = pa.list_(pa.large_binary())
 _MOST_EARLIER = 4
 _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
@@ -106,7 +107,7 @@ class StagedFragment:
         dense: whether the file holds only the computed rows, without gaps, as a view's new rows.
         nulls: positions of NULLs in the file, by blob column.
         size_bytes: size of the file; 0 if it is unknown.
-        missing: of a load, the number of selected rows whose key its source lacks.
+        missing: of a load, the selected rows whose key its source lacks.
         earlier: what this checkpoint replaced, newest first, as far as rows were in it that are not in the fragment any
             more: another fragment may hold them now.
     """
@@ -127,7 +128,7 @@ class StagedFragment:
     dense: bool = False
     nulls: tuple[tuple[str, Ranges], ...] = ()
     size_bytes: int = 0
-    missing: int = 0
+    missing: RowRuns = field(default_factory=lambda: _NO_RUNS)
     earlier: tuple[StagedFragment, ...] = ()
 
     @property
@@ -157,14 +158,14 @@ class StagedFragment:
     def to_batch(self) -> pa.RecordBatch:
         head = {name: getattr(self, name) for name in _PLAIN}
         head |= {name: json.dumps(getattr(self, name)) for name in _AS_JSON}
-        head |= {"size_bytes": self.size_bytes, "missing": self.missing}
+        head["size_bytes"] = self.size_bytes
         head["failures"] = self.failures.dumps()
         head["taken"] = json.dumps([[version, rows.to_json()] for version, rows in self.taken])
         head["nulls"] = json.dumps([[column, rows.to_json()] for column, rows in self.nulls])
         columns = {name: pa.array([value]) for name, value in head.items()}
-        stretches, bits = pack_runs(self.runs)
-        columns["rows"] = _one_list(_RUN, stretches.T)
-        columns["rows_among"] = pa.array([bits])
+        for name, runs in {"rows": self.runs, **({"missing_rows": self.missing} if len(self.missing) else {})}.items():
+            stretches, bits = pack_runs(runs)
+            columns[name], columns[f"{name}_among"] = _one_list(_RUN, stretches.T), pa.array([bits])
         if self.earlier:
             columns["earlier"] = pa.array([[to_bytes(one.to_batch()) for one in self.earlier]], _DOCUMENTS)
         computed = self.computed
@@ -177,9 +178,15 @@ class StagedFragment:
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
-        row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
+        lists = {"rows", "missing_rows", "live", "looked_at"} & set(batch.schema.names)
+        row = batch.drop_columns(sorted(lists)).to_pylist()[0]
+        if row.get("missing"):
+            raise ValueError("an earlier version counted the missing rows, and did not say which they are")
         earlier = tuple(StagedFragment.from_batch(from_bytes(one)) for one in row.get("earlier", ()))
-        runs = unpack_runs(_from_list(batch.column("rows")), row["rows_among"])
+        runs, missing = (
+            unpack_runs(_from_list(batch.column(name)), row[f"{name}_among"]) if name in lists else _NO_RUNS
+            for name in ("rows", "missing_rows")
+        )
         computed = computed_rows(runs)
         live, looked_at = (
             Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
@@ -199,7 +206,7 @@ class StagedFragment:
             taken=_ranges_by_name(row["taken"]),
             nulls=_ranges_by_name(row["nulls"]),
             size_bytes=row["size_bytes"],
-            missing=row.get("missing", 0),
+            missing=missing,
             earlier=earlier,
         )
 

@@ -33,7 +33,15 @@ from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import BackfillSpec
-from airflow_geneva.engine.plan.moved_rows import MOVED, LostRows, find_moved_rows
+from airflow_geneva.engine.plan.moved_rows import (
+    CHANGED,
+    MOVED,
+    NO_ROW_IDS,
+    LostRows,
+    count_unchanged,
+    find_moved_rows,
+    has_inputs,
+)
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
@@ -226,6 +234,7 @@ class ShardCommitter:
     _lost: list[LostRows] = field(default_factory=list)
     _removed: list[Candidate] = field(default_factory=list)
     _left: list[tuple[int, int, str]] = field(default_factory=list)
+    _lacking: list[Candidate] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
     _earlier: int = 0
     _by_others: int = 0
@@ -266,6 +275,7 @@ class ShardCommitter:
             TableRemade: the table was dropped and created again; a commit to the new table is undone.
         """
         self._left.extend(missing)
+        self._lacking = [candidate for candidate in candidates if len(candidate.staged.missing)]
         for rounds in range(_MOST_ROUNDS + 1):
             left = self._without_repeated_failures(candidates)
             asked = len(candidates) if at_once else self.work.sizing.commit_granularity
@@ -291,6 +301,7 @@ class ShardCommitter:
         """Return the result of a shard's rows after the last commit."""
         for lost in self._lost:
             self._leave(lost.work.id, len(lost.rows), lost.why)
+        rows_missing = self._count_missing()
         if self._warned > _MOST_WARNED:
             logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
         ours = sum(min(self._computed_by_this_job(done.staged), len(done.rows)) for done in self._done)
@@ -309,8 +320,32 @@ class ShardCommitter:
             fragments=len(self._done),
             versions=tuple(self._versions),
             left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
-            rows_missing=sum(done.staged.missing for done in self._done),
+            rows_missing=rows_missing,
         )
+
+    def _count_missing(self) -> int:
+        """Count the rows whose key a load's source lacks, wherever they are now; leave those with another key."""
+        if not self._lacking:
+            return 0
+        newest = self.newest or self.location.open()
+        there = read_fragments(newest, self.columns, {candidate.work.id for candidate in self._lacking})
+        rows, moved = 0, list[LostRows]()
+        for candidate in self._lacking:
+            staged = replace(candidate.staged, runs=candidate.staged.missing)
+            gone, now = staged.computed, there.get(candidate.work.id)
+            in_place = now is not None and has_inputs(now, candidate.work.files)
+            if now is not None and in_place:
+                gone = gone - live_offsets(newest, now)
+            rows += len(staged.computed) - len(gone)
+            if gone and newest.has_stable_row_ids:
+                moved.append(LostRows(candidate.source, candidate.work, staged, gone, _UPDATED))
+            elif not in_place:
+                self._leave(candidate.work.id, len(gone), NO_ROW_IDS)
+        for one in moved:
+            same, changed = count_unchanged(newest, self.columns, one)
+            rows += same
+            self._leave(one.work.id, changed, CHANGED)
+        return rows
 
     def _computed_by_this_job(self, staged: StagedFragment) -> int:
         return sum(rows for job, rows in staged.by_job if job == self.work.job_id)

@@ -118,6 +118,23 @@ def find_moved_rows(
     return found
 
 
+def count_unchanged(newest: lance.LanceDataset, columns: Columns, lost: LostRows) -> tuple[int, int]:
+    """Count the lost rows that the newest version has with the same inputs, and those with others or unknown ones."""
+    ids, found = lost.row_ids, list[int]()
+    inputs = replace(columns, where=(), output=(), names=columns.names[: len(columns.inputs)])
+    then, now = (ReferenceVersion.at(at, inputs) for at in (lost.source, newest))
+    if then is not None and now is not None:
+        try:
+            with engine_errors():
+                compared = list(compare_rows(then, newest, ids, now.names))
+                found = [sum(int((rows.same == same).sum()) for rows in compared) for same in (True, False)]
+        except EngineError:
+            if version_exists(newest, int(lost.source.version)):
+                raise
+    same, changed = found or (0, len(take_rows(newest, ids.tolist(), ["_rowid"])))
+    return same, changed
+
+
 @dataclass(frozen=True, eq=False)
 class _Moved:
     """Rows of a planned fragment, by id, and the fragment that holds them now; `same` if they are unchanged."""
@@ -168,7 +185,7 @@ class _Search:
         """Find rows whose fragment still has the planned input files."""
         for one in self.lost.values():
             files = self.computed.manifest.get(one.work.id)
-            if files is None or not _has_inputs(files, one.work.files):
+            if files is None or not has_inputs(files, one.work.files):
                 continue
             offsets, ids = decode_runs(one.staged.runs)
             there = one.rows & live_offsets(self.newest, files)
@@ -206,7 +223,7 @@ class _Search:
             with suppress(EngineError):  # a version in between was cleaned up: `_by_value` searches the other rows
                 for origin in history.origins(lineage, files, not_lost):
                     one = self.lost.get(origin.fragment.id)
-                    if one is not None and _has_inputs(origin.fragment, one.work.files):
+                    if one is not None and has_inputs(origin.fragment, one.work.files):
                         same = origin.fragment in unwritten and origin.fragment.output == one.work.files.output
                         yield from self._by_output(one, self._take(one, origin.row_ids), files.id, same)
 
@@ -296,6 +313,6 @@ def _failed_already(known: Mapping[Provenance, Ranges], version: str, failures: 
     return Ranges.union(there & rows for runs, there in failures for number, rows in said if number >= runs)
 
 
-def _has_inputs(files: FragmentFiles, planned: FragmentFiles) -> bool:
+def has_inputs(files: FragmentFiles, planned: FragmentFiles) -> bool:
     """Whether a fragment is the planned one with the planned data files of the inputs."""
     return files.id == planned.id and files.inputs == planned.inputs and files.physical_rows == planned.physical_rows

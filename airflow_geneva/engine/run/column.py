@@ -105,11 +105,14 @@ class ColumnTarget(ReusableColumn, Target):
         layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
         return self.record(fragment, writer, runs, held.by_job, (held.failed, ()), layout)
 
-    def record_unchanged(self, fragment: FragmentWork, live: Ranges, rows: RowRuns, missing: int) -> StagedFragment:
+    def record_unchanged(
+        self, fragment: FragmentWork, live: Ranges, rows: RowRuns, missing: RowRuns
+    ) -> StagedFragment:  # fmt: skip
         """Write the checkpoint of a fragment whose values stay as they are.
 
         Args:
             rows: the rows whose values were found to be the wanted ones.
+            missing: the rows whose key the source lacks.
         """
         staged = StagedFragment(
             file="",
@@ -323,14 +326,15 @@ class ColumnPublisher:
         there = {result.shard: result for result in committed}
         results = [there.get(index) or self._begun(index) for index in range(len(saved.shards))]
         counts = sum(results, Counts())
-        skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
         capped = (work.cap_note,) if work.rows_beyond else ()
         missing = sum(result.rows_missing for result in results)
         if isinstance(work, LoadSpec):
             # A plan does not know which rows a load changes.
-            skipped += sum(int(shard["rows"]) for shard in saved.shards) - counts.rows_visible - counts.rows_left
-            skipped -= missing + counts.rows_failed
+            rows = sum(int(shard["rows"]) for shard in saved.shards) - missing
+            skipped = saved.rows_skipped + rows - counts.rows_visible - counts.rows_left - counts.rows_failed
+        else:
+            skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
         commits = self._commits(there.get(index) for index in range(len(saved.shards)))
         return BackfillResult(
             job_id=work.job_id,

@@ -158,7 +158,7 @@ class FragmentLoader:
         self.kind = self.output.type(schema)
         self.size = ReadSize.of(target.source, list(self.output.columns), self.spec.sizing.batch_bytes)
         self.at = 0
-        self.missing = 0
+        self.missing = list[RowRuns]()
         self.writer: ColumnFileWriter | None = None
         self.runs = list[RowRuns]()
         self.changed = 0
@@ -173,7 +173,7 @@ class FragmentLoader:
                 "changed, or does not give the same rows each time. Write it to files, and load these."
             )
         found = rows.column(FOUND).to_numpy(zero_copy_only=False).astype(np.bool_)
-        self.missing += int((~found).sum())
+        self.missing.append(encode_runs(offsets[~found], ids[~found]))
         values = self._values(rows)
         replaced = found if self.spec.on_missing == "keep" else np.ones(len(found), np.bool_)
         end = int(offsets[-1]) + 1
@@ -261,20 +261,17 @@ class FragmentLoader:
 
     def finish(self) -> int:
         """Write the fragment's checkpoint, and its data file if a value differs; return the number of its rows."""
-        runs = merge_runs([one for one in self.runs if len(one)]) if self.runs else encode_runs(*_NO_ROWS)
+        runs, missing = (merge_runs([one for one in parts if len(one)]) for parts in (self.runs, self.missing))
         if self.writer is None:
-            self.target.record_unchanged(self.work, self.live, runs, self.missing)
+            self.target.record_unchanged(self.work, self.live, runs, missing)
             return self.work.rows
         for low, high, old in self._old(self.at, self.work.files.physical_rows):
             self.writer.put(self._dense(low, high, old))
-        layout = self.target.layout(self.work, self.live, self.live) | {"missing": self.missing}
+        layout = self.target.layout(self.work, self.live, self.live) | {"missing": missing}
         rows = int(runs[:, 2].sum()) if len(runs) else 0
         by_job = {self.spec.job_id: min(rows, self.changed) if not self.spec.keeps_facts else rows}
         self.target.record(self.work, self.writer, runs, by_job, (Ranges.empty(), ()), layout)
         return self.work.rows
-
-
-_NO_ROWS = np.empty(0, np.int64), np.empty(0, np.uint64)
 
 
 def _same(before: pa.Array, values: pa.Array) -> Mask:
