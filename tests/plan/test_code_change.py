@@ -221,6 +221,40 @@ def test_starting_over_uses_no_checkpoint(
         table.plan_backfill("y", udf=scaled(2))
 
 
+AGAIN = "column 'x', which 'y' reads, was removed and added again"
+
+
+def test_an_input_that_was_removed_and_added_again_is_not_said_to_be_other_code(table: Table, trace: Trace) -> None:
+    run(table, scaled(2), where="id < 60")
+    table.lance.drop_columns(["x"])
+    table.lance.add_columns({"x": "id + 1000"})
+    trace.clear()
+    with pytest.raises(CodeChanged, match=AGAIN[1:]) as caught:
+        run(table, scaled(2))
+    assert str(caught.value) == (
+        "Column 'x', which 'y' reads, was removed and added again: 60 rows of table 'docs' were computed from the "
+        'column that was there before. Recompute 60 rows with on_code_change="recompute", or leave the old values and '
+        'compute only new rows with on_code_change="new_rows".'
+    )
+    kept = table.plan_backfill("y", udf=scaled(2), on_code_change="new_rows")
+    assert f"  {AGAIN}: 60 rows were computed from the column that was there before" in str(kept)
+    assert "UDF version" not in str(kept)
+    plan = table.plan_backfill("y", udf=scaled(2), on_code_change="recompute")
+    assert plan.reasons == {AGAIN: 75, "never computed": 25}
+    assert "UDF version" not in str(plan)
+    run(table, scaled(2), on_code_change="recompute")
+    assert_exact(trace, range(1000, 1100))
+    assert_right(table, "y", lambda x: 2 * x)
+
+
+def test_other_code_is_told_apart_from_an_input_that_was_removed_and_added_again(table: Table) -> None:
+    run(table, scaled(2))
+    table.lance.drop_columns(["x"])
+    table.lance.add_columns({"x": "id"})
+    with pytest.raises(CodeChanged, match="100 rows of version v2 with other input columns"):
+        run(table, scaled(3))
+
+
 @pytest.mark.parametrize("between", ["nothing", "compaction", "unrelated update", "dropped input"])
 def test_other_input_columns_ask_first(make_table: MakeTable, trace: Trace, between: str) -> None:
     table = make_table(100)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, load_state, looked_at
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, load_state, looked_at
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
@@ -21,6 +21,7 @@ from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
+    TableFields,
     columns_of,
     garbage_collector_off,
     ids_by_name,
@@ -30,7 +31,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.manifest import Manifest
 from airflow_geneva.engine.lance_io.messages import Numbers
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.lance_io.table_versions import open_version
+from airflow_geneva.engine.lance_io.table_versions import open_version, open_version_or_none
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan, ReasonCount
@@ -81,6 +82,8 @@ class _Planner:
         self.dataset = dataset
         self.work = work
         self.state = state.about(columns.inputs_text)
+        self.every_fact = state.facts
+        self._again: dict[str, str] = {}
         self.wanted = wanted
         self.fragments: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
@@ -107,8 +110,9 @@ class _Planner:
             of_what = "of the table" if all_looked_at else "that is due"
             self.computed.notes.append(f"where {self.work.where} selects no row {of_what}.")
         given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
+        again = {one: said for one in {**self.rows_by_other_version, **self.mixed} if (said := self._added_again(one))}
         if not self.wanted.errors_only:
-            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change, own)
+            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change, own, again)
         if selected or not self.wanted.errors_only:
             for files, provenance, rows in self.accepted:
                 self.computed.learn(files, provenance, rows, all_live=False)
@@ -139,6 +143,7 @@ class _Planner:
             rows_total=int(manifest.live_rows.sum()),
             reason_counts=tuple(ReasonCount(reason, n, self.rows[reason]) for reason, n in self.fragments.items()),
             rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
+            inputs_again=again,
             learned=tuple(self.computed.learned),
             notes=tuple(self.computed.notes),
             savings=tuple(continue_from_savings(self.dataset, store, self.work, works, others)),
@@ -212,13 +217,26 @@ class _Planner:
     def _why(
         self, files: FragmentFiles, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]
     ) -> str:  # fmt: skip
-        if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
-            return CODE
+        others = [maker for maker, rows in found.others.items() if due & rows]
+        if others or self.wanted.recompute_mixed:
+            return self._added_again(others[0]) if others and all(map(self._added_again, others)) else CODE
         if not due - failed_rows(known):
             return FAILED
         # Of rows beside computed ones, and of a fragment without the column, there was never a value.
         known_files = not files.output or files.signature in self.state.facts
         return NEW if known_files or not self.state.facts else CHANGED
+
+    def _added_again(self, maker: str) -> str:
+        """Say that inputs were removed and added again, if values of this code were computed from other columns."""
+        version, _, inputs = maker.partition("/")
+        if not inputs or version != self.work.udf_version:
+            return ""
+        if inputs not in self._again:
+            names = _added_again(self.dataset, self.work.inputs, self.computed.columns, self.every_fact, inputs)
+            self._again[inputs] = "; ".join(
+                f"column {name!r}, which {self.work.column!r} reads, was removed and added again" for name in names
+            )
+        return self._again[inputs]
 
     def _why_not(self) -> str:
         if self.wanted.errors_only or self.wanted.recompute_mixed:
@@ -300,6 +318,29 @@ class _Planner:
                 work = replace(work, ancestors=ancestors[work.id])
             asked.append((work, due.live))
         return whole.replaced(reusable.look_up_all(asked, index))
+
+
+def _added_again(
+    dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, facts: Facts, inputs: str
+) -> tuple[str, ...]:
+    """Return the columns that were removed and added again under their names since facts about inputs.
+
+    Nothing is returned if another column was an input then, or if the versions of these facts were cleaned up.
+    """
+    now, then = columns.inputs_text.split(","), inputs.split(",")
+    if len(now) != len(then):
+        return ()
+    pairs = zip(names, now, then, strict=True)
+    changed = {int(before.partition(".")[0]): name for name, text, before in pairs if text != before}
+    if not changed.keys().isdisjoint(TableFields(dataset).paths):
+        return ()
+    about = facts.table.filter(pc.equal(facts.table["inputs"], inputs))
+    for version in sorted(about["at"].unique().to_pylist(), reverse=True):
+        if (before := open_version_or_none(dataset, version)) is not None:
+            called = TableFields(before).paths
+            same = all(called.get(field) == name for field, name in changed.items())
+            return tuple(changed.values()) if same else ()
+    return ()
 
 
 def _are_replaced(dataset: lance.LanceDataset, names: Sequence[str], columns: Columns, inputs: str) -> bool:

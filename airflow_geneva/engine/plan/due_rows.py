@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 
 
+BEFORE = "were computed from the column that was there before"
+
+
 @dataclass(frozen=True)
 class DueRules:
     """The user's choice of the rows that a backfill computes, besides the filter and the read version.
@@ -81,16 +84,30 @@ def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...
 
 
 def check_code_change(
-    work: BackfillSpec, rows_by_other_version: Mapping[str, int], on_code_change: str, own: UdfDefinition | None
+    work: BackfillSpec,
+    rows_by_other_version: Mapping[str, int],
+    on_code_change: str,
+    own: UdfDefinition | None,
+    again: Mapping[str, str],
 ) -> None:
     """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
 
     Args:
         own: the column's definition.
+        again: of versions with the code of now, what happened to their inputs.
     """
     at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
     if at_stake and on_code_change == "error":
         rows = sum(at_stake.values())
+        choices = (
+            f'Recompute {counted(rows, "row")} with on_code_change="recompute", or leave the old values and compute '
+            'only new rows with on_code_change="new_rows".'
+        )
+        if at_stake.keys() <= again.keys():
+            said = "; ".join(sorted({again[maker] for maker in at_stake}))
+            raise CodeChanged(
+                f"{said[0].upper()}{said[1:]}: {counted(rows, 'row')} of table {work.table_name!r} {BEFORE}. {choices}"
+            )
         versions = ", ".join(f"{counted(n, 'row')} of version {version_label(v)}" for v, n in sorted(at_stake.items()))
         is_own = own is not None and own.version == work.udf_version
         other = (
@@ -101,9 +118,7 @@ def check_code_change(
             f"The code of UDF {work.udf_name!r} changed behind column {work.column!r} of "
             f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
             f"{versions}. {other if is_own else ''}"
-            f'Recompute {counted(rows, "row")} with on_code_change="recompute", or leave the old values and compute '
-            'only new rows with on_code_change="new_rows". '
-            f"table.compare({work.column!r}, udf) shows values of both on a sample of rows."
+            f"{choices} table.compare({work.column!r}, udf) shows values of both on a sample of rows."
         )
 
 

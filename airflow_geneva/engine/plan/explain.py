@@ -7,6 +7,7 @@ from itertools import islice
 from airflow_geneva.engine.checkpoint.provenance import version_label
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
+from airflow_geneva.engine.plan.due_rows import BEFORE
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 
 _LISTED = 8
@@ -47,8 +48,7 @@ def explain(plan: Plan) -> str:
             caps.append(f"max_rows={work.most_rows}" if work.most_rows == work.sizing.max_rows else "max_cost")
         cap = ", ".join(caps)
         lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
-    for version, count in plan.rows_by_other_version:
-        lines.append(f"  values of UDF version {version_label(version)}: {counted(count, 'row')}")
+    lines += _of_other_versions(plan)
     if plan.shards and plan.estimator is not None:
         expected = plan.estimate()
         where = "in this process" if expected.runner == "inline" else "on Spark"
@@ -69,6 +69,17 @@ def _calls(plan: Plan) -> list[str]:
         return []
     runs = ", ".join(f"{name} on {counted(rows, 'row')}" for name, rows in plan.calls_to_run.items())
     return [f"  runs {runs or 'no function'}; the view's other values of these rows are carried"]
+
+
+def _of_other_versions(plan: Plan) -> list[str]:
+    """Say which rows hold values of other code, or values computed from columns that are no longer there."""
+    again, found = plan.inputs_again, [(version, counted(rows, "row")) for version, rows in plan.rows_by_other_version]
+    return [
+        f"  {again[version]}: {rows} {BEFORE}"
+        if version in again
+        else f"  values of UDF version {version_label(version)}: {rows}"
+        for version, rows in found
+    ]
 
 
 def _deduplicated(work: JobSpec) -> list[str]:

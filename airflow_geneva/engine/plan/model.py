@@ -464,6 +464,7 @@ class Plan(Described):
         rows_total: live rows of the table at the planned version.
         reason_counts: number of fragments and rows for every reason, including those with nothing to do.
         rows_by_other_version: number of rows that hold the value of another UDF version, by version.
+        inputs_again: of those with the current code, what happened to their inputs.
         learned: new facts that the planner found, for the next plan.
         notes: sentences for the user, for example why whole fragments are recomputed; the job's result repeats them.
         savings: sentences about the rows that `continue_from` would save; no longer true after the job has run.
@@ -481,6 +482,7 @@ class Plan(Described):
     rows_total: int
     reason_counts: tuple[ReasonCount, ...]
     rows_by_other_version: tuple[tuple[str, int], ...] = ()
+    inputs_again: Mapping[str, str] = field(default_factory=dict, repr=False)
     learned: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
     savings: tuple[str, ...] = ()
