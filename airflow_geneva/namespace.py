@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
-from datetime import datetime, timezone
-from secrets import token_hex
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 from lance_namespace import (
@@ -31,7 +25,7 @@ from lance_namespace import (
 from airflow_geneva.database import Database, connect_namespace
 from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.storage.arrow_documents import read_schema
-from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.udf import load_stored_udf
 from airflow_geneva.errors import (
     CodeChanged,
@@ -40,7 +34,6 @@ from airflow_geneva.errors import (
     InvalidInput,
     NoSuchTable,
     TableRemade,
-    mask_secrets,
 )
 from airflow_geneva.query import Query
 from airflow_geneva.view import View
@@ -68,36 +61,23 @@ _REFRESH = {
     "source_task_size": "task_size",
 }
 _QUERY = ("source", "select", "where", "shuffle", "limit", "offset", "explode")
-DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh", "create_view": "geneva_create_view"}
-"""The DAGs that answer requests, unless others are named."""
-RUN_STATUS = {"queued": "Queued", "running": "Running", "success": "Succeeded", "failed": "Failed"}
-NOT_YET = 0
-"""The version of a view that a DAG run is going to create; versions of Lance begin at 1."""
-_AIRFLOW = "airflow."
-_AIRFLOW_SECONDS = 60.0
-_NEWEST_JOBS = 20
 _STATUS = {"PENDING": "Queued", "RUNNING": "Running", "DONE": "Succeeded", "PARTIAL": "Succeeded", "FAILED": "Failed"}
 
 
 class GenevaNamespace(LanceNamespace):
     """Any namespace of Lance, with three more operations: backfill a column, create and refresh a view.
 
-    All other operations are those of the namespace that it wraps. Jobs run in the background of this process. With
-    the properties ``airflow.url``, ``airflow.token`` and ``airflow.lance_conn_id`` they are DAG runs, which are started
-    by Airflow's public REST API; the connection names the same tables in Airflow. This process checks the requests, so
-    it must be able to read the tables, too. The DAGs are ``geneva_backfill``, ``geneva_refresh`` and
-    ``geneva_create_view``, unless ``airflow.backfill_dag``, ``airflow.refresh_dag`` or ``airflow.create_view_dag``
-    names another.
+    All other operations are those of the namespace that it wraps. Jobs run in the background of this process.
 
     Args:
         impl: the kind of the wrapped namespace, as `lance_namespace.connect` takes it: ``dir``, ``rest``, or the path
             of a class.
         runner: ``inline`` computes in this process, ``spark`` on the active SparkSession or a local one; ``auto`` in
             this process what takes less than ten seconds there.
-        properties: the properties of the wrapped namespace, and those of Airflow.
+        properties: the properties of the wrapped namespace.
 
     Raises:
-        InvalidInput: there is no such kind of namespace, or it takes other properties; or those of Airflow do not fit.
+        InvalidInput: there is no such kind of namespace, or it takes other properties.
 
     Example:
         ```python
@@ -114,10 +94,7 @@ class GenevaNamespace(LanceNamespace):
 
         check_runner(runner)
         self._runner = runner
-        own = {name: value for name, value in properties.items() if name.startswith(_AIRFLOW)}
-        self._airflow = AirflowRuns.of({name.removeprefix(_AIRFLOW): value for name, value in own.items()})
-        rest = {name: value for name, value in properties.items() if name not in own}
-        self._database = connect_namespace(impl, rest)
+        self._database = connect_namespace(impl, properties)
 
     @property
     def wrapped(self) -> LanceNamespace:
@@ -133,12 +110,7 @@ class GenevaNamespace(LanceNamespace):
         """Start a backfill of a column, and return the id of its job."""
         with answering():
             options, table = backfill_options(request), self._database.open_table(name_of(request.id))
-            if self._airflow is None:
-                job_id = table.backfill_async(request.column, runner=self._runner, **options).job_id
-            else:
-                table.definition(request.column)
-                conf = {"table": table.name, "column": request.column, **options}
-                job_id = self._airflow.start("backfill", conf)
+            job_id = table.backfill_async(request.column, runner=self._runner, **options).job_id
         return AlterTableBackfillColumnsResponse(job_id=job_id)
 
     def refresh_materialized_view(self, request: RefreshMaterializedViewRequest) -> RefreshMaterializedViewResponse:
@@ -151,42 +123,18 @@ class GenevaNamespace(LanceNamespace):
         """Create a view from a query in the form of :func:`read_query`, and refresh it if data are asked for."""
         with answering():
             name = name_of(request.id)
-            if self._airflow is not None:
-                check_view(self._database, name, request)
-                job_id = self._airflow.start("create_view", create_options(name, request))
-                return CreateMaterializedViewResponse(version=NOT_YET, job_id=job_id)
             view = create_view(self._database, name, request)
             started = self._refresh(name, {}) if request.with_no_data is False else None
         return CreateMaterializedViewResponse(version=view.version, job_id=started)
 
     def describe_transaction(self, request: DescribeTransactionRequest) -> DescribeTransactionResponse:
         """Describe a job by its id, or by the parts of its table's name and its id, which reads that table only."""
-        dag_id, is_run, run_id = (request.id or [""])[-1].partition(":")
         with answering():
-            if self._airflow is not None and is_run:
-                return self._describe_run(self._airflow, dag_id, run_id)
             job = find_job(self._database, request.id or [])
         return self.wrapped.describe_transaction(request) if job is None else describe_job(job)
 
     def _refresh(self, name: str, options: Mapping[str, Any]) -> str:
-        view = self._database.open_view(name)
-        if self._airflow is not None:
-            return self._airflow.start("refresh", {"view": name, **options})
-        return view.refresh_async(self._runner, **options).job_id
-
-    def _describe_run(self, airflow: AirflowRuns, dag_id: str, run_id: str) -> DescribeTransactionResponse:
-        state, conf = airflow.read(dag_id, run_id)
-        about, name = {"dag_id": dag_id, "run_id": run_id}, conf.get("table") or conf.get("view")
-        jobs: list[Job] = []
-        with suppress(InvalidInput):  # the run has not created its view
-            jobs = self._database.jobs(_NEWEST_JOBS, name) if state != "queued" and isinstance(name, str) else []
-        for job in jobs:
-            if job.airflow is not None and (job.airflow.dag_id, job.airflow.run_id) == (dag_id, run_id):
-                about |= {**(describe_job(job).properties or {}), "job_id": job.id}
-        if state == "failed" and "error" not in about:
-            with suppress(errors.PermissionDeniedError):  # the token may not read XComs
-                about |= {"error": error} if (error := airflow.error_of(dag_id, run_id)) else {}
-        return DescribeTransactionResponse(status=RUN_STATUS.get(state, "Queued"), properties=about)
+        return self._database.open_view(name).refresh_async(self._runner, **options).job_id
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
@@ -201,98 +149,6 @@ def _passed_on(name: str) -> Callable[..., Any]:
 for _name, _operation in vars(LanceNamespace).items():
     if not _name.startswith("_") and callable(_operation) and _name not in vars(GenevaNamespace):
         setattr(GenevaNamespace, _name, _passed_on(_name))
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token is for one server only."""
-
-    def redirect_request(self, *args: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
-
-
-@dataclass(frozen=True)
-class AirflowRuns:
-    """Starts DAG runs by Airflow's public REST API, and asks for them.
-
-    Args:
-        url: the address of the API server, such as ``https://airflow.example``.
-        token: a token of that API.
-        lance_conn_id: the Airflow connection of the database.
-        backfill_dag: the DAG of backfills; the other two are those of refreshes and of new views.
-    """
-
-    url: str
-    token: str = field(repr=False)
-    lance_conn_id: str
-    backfill_dag: str = DAGS["backfill"]
-    refresh_dag: str = DAGS["refresh"]
-    create_view_dag: str = DAGS["create_view"]
-
-    @staticmethod
-    def of(properties: Mapping[str, str]) -> AirflowRuns | None:
-        """Return what properties name, given without their prefix; None if there are none."""
-        names = [one.name for one in fields(AirflowRuns)]
-        if not properties:
-            return None
-        if not set(names[:3]) <= set(properties) <= set(names):
-            raise InvalidInput(
-                f"The properties {sorted(_AIRFLOW + name for name in properties)} do not fit. Give airflow.url, "
-                "airflow.token and airflow.lance_conn_id, and where DAGs have other names airflow.backfill_dag, "
-                "airflow.refresh_dag or airflow.create_view_dag."
-            )
-        found = {name: str(value).strip() for name, value in properties.items()}
-        if not found["url"].startswith(("https://", "http://")):
-            raise InvalidInput("airflow.url is no address of an API server. Give one such as https://airflow.example.")
-        if not (found["token"].isascii() and found["token"].isprintable()):
-            raise InvalidInput("airflow.token has characters that no token has.")
-        return AirflowRuns(**{**found, "url": found["url"].rstrip("/")})
-
-    def start(self, kind: str, conf: Mapping[str, Any]) -> str:
-        """Start a run, and return its id as the job's, which is `DAG:RUN`."""
-        dag_id, run_id = str(getattr(self, f"{kind}_dag")), new_run_id()
-        whole = {"lance_conn_id": self.lance_conn_id, **conf}
-        self._call((dag_id, "dagRuns"), {"dag_run_id": run_id, "logical_date": None, "conf": whole})
-        return f"{dag_id}:{run_id}"
-
-    def read(self, dag_id: str, run_id: str) -> tuple[str, Mapping[str, Any]]:
-        """Return the state of a run, and its configuration."""
-        found = self._call((dag_id, "dagRuns", run_id))
-        return str(found["state"]), found.get("conf") or {}
-
-    def error_of(self, dag_id: str, run_id: str) -> str | None:
-        """Return the error that a task of a run pushed to XCom."""
-        run = (dag_id, "dagRuns", run_id, "taskInstances")
-        for entry in self._call((*run, "~", "xcomEntries"))["xcom_entries"]:
-            if entry["key"] == "error":
-                return str(self._call((*run, entry["task_id"], "xcomEntries", "error"))["value"])
-        return None
-
-    def _call(self, path: tuple[str, ...], body: Any = None) -> dict[str, Any]:
-        address = "/".join([self.url, "api/v2/dags", *(quote(part, safe="~") for part in path)])
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(address, data, headers)  # noqa: S310 - `of` checks the scheme
-        try:
-            with _OPENER.open(request, timeout=_AIRFLOW_SECONDS) as answer:
-                return dict(parse(answer.read(LARGEST_BYTES)))
-        except urllib.error.HTTPError as error:
-            kinds = {401: errors.UnauthenticatedError, 403: errors.PermissionDeniedError}
-            kinds |= dict.fromkeys((400, 409, 422), errors.InvalidInputError)
-            kinds[404] = errors.TransactionNotFoundError if body is None else errors.InvalidInputError
-            kind = kinds.get(error.code, errors.ServiceUnavailableError)
-            text = error.read(2_000).decode(errors="replace")
-        except (OSError, ValueError) as error:
-            kind, text = errors.ServiceUnavailableError, str(error)
-        message = f"Airflow at {self.url} does not accept a request about DAG {path[0]!r}: {text}"
-        raise kind(mask_secrets(message).replace(self.token, "***"))
-
-
-def new_run_id() -> str:
-    """Return the id of a DAG run that a request starts."""
-    return f"namespace__{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}__{token_hex(4)}"
 
 
 def name_of(parts: list[str] | None) -> str:
@@ -340,12 +196,6 @@ def check_view(database: Database, name: str, request: CreateMaterializedViewReq
         rest = {column: sql for column, sql in selected.items() if column not in udfs}
         given, schema = {**given, "select": rest or None, "explode": None}, ""
     read_query(database, json.dumps(given), schema)
-
-
-def create_options(name: str, request: CreateMaterializedViewRequest) -> dict[str, Any]:
-    """Return the configuration of a DAG run that creates a view, besides its connection."""
-    given = {"view": name, "source_query": request.source_query, "output_schema": request.output_schema}
-    return {**given, "with_no_data": request.with_no_data is not False}
 
 
 def _check_request(database: Database, name: str, request: CreateMaterializedViewRequest) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from http import HTTPStatus
+from secrets import token_hex
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request
@@ -34,15 +36,10 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.namespace import (
-    DAGS,
-    NOT_YET,
-    RUN_STATUS,
     as_namespace_error,
     backfill_options,
-    create_options,
     describe_job,
     name_of,
-    new_run_id,
     refresh_options,
 )
 from airflow_geneva.operators._airflow_internals import start_run, state_of_run, user_of_token
@@ -65,9 +62,14 @@ from airflow_geneva.pages.xcoms import databases_of, error_of_run, jobs_of_run
 
 logger = logging.getLogger("airflow_geneva.pages")
 
+DAGS = {"backfill": "geneva_backfill", "refresh": "geneva_refresh", "create_view": "geneva_create_view"}
+"""The DAGs that answer requests, unless the connection names others."""
 PREFIX = "/namespace/"
 MOST_BYTES = 1_000_000
 """The body of a request; more is answered by 413."""
+_NOT_YET = 0
+"""The version of a view that a DAG run is going to create; versions of Lance begin at 1."""
+_RUN_STATUS = {"queued": "Queued", "running": "Running", "success": "Succeeded", "failed": "Failed"}
 _OF_A_TABLE = {"id", "identity", "context", "vend_credentials", "check_declared"}
 _CODES = {
     HTTPStatus.BAD_REQUEST: errors.InvalidInputError,
@@ -331,12 +333,14 @@ def create_view(
     asked = CreateMaterializedViewRequest.model_validate(body)
     name = name_of(parts)
     read(database.viewer, (conn_id, name), check_new_view, database, name, asked)
-    return _start(viewer, conn_id, dag_id, create_options(name, asked), version=NOT_YET)
+    query = {"source_query": asked.source_query, "output_schema": asked.output_schema}
+    conf = {"view": name, **query, "with_no_data": asked.with_no_data is not False}
+    return _start(viewer, conn_id, dag_id, conf, version=_NOT_YET)
 
 
 def _start(viewer: CurrentUser, conn_id: str, dag_id: str, conf: Mapping[str, Any], **more: int) -> Response:
     """Start a DAG run, and return its id as the job's, which is `DAG:RUN`."""
-    run_id = new_run_id()
+    run_id = f"namespace__{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}__{token_hex(4)}"
     start_run(dag_id, run_id, {"lance_conn_id": conn_id, **conf}, viewer.user)
     return JSONResponse({"job_id": f"{dag_id}:{run_id}", **more}, headers=NOT_KEPT)
 
@@ -366,7 +370,7 @@ def _describe_run(viewer: CurrentUser, dag_id: str, run_id: str) -> DescribeTran
     unexplained = state == "failed" and "error" not in about
     if unexplained and viewer.may_read_xcoms(dag_id) and (error := error_of_run(dag_id, run_id)):
         about["error"] = mask_secrets(error)
-    return DescribeTransactionResponse(status=RUN_STATUS.get(state, "Queued"), properties=about)
+    return DescribeTransactionResponse(status=_RUN_STATUS.get(state, "Queued"), properties=about)
 
 
 @router.api_route("/{rest:path}", methods=["GET", "POST"])

@@ -36,8 +36,7 @@ from lance_namespace import (
     errors,
 )
 
-from airflow_geneva.namespace import DAGS
-from airflow_geneva.pages.namespace import MOST_BYTES
+from airflow_geneva.pages.namespace import DAGS, MOST_BYTES
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_view
 from tests.support.driving import DagBag, Driver, register

@@ -15,16 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lance_namespace
 import psutil
 import pytest
-from lance_namespace import (
-    AlterTableBackfillColumnsRequest,
-    CreateMaterializedViewRequest,
-    DescribeTransactionRequest,
-)
 
-from airflow_geneva.operators._airflow_internals import default_retry_policy
 from airflow_geneva.spark.submit import CREDENTIALS
 from tests.support.object_store import SECRET
 from tests.support.operating_site import APPLY, COMMIT, DAYS, KEPT, ROOT, ROWS, Site, open_site
@@ -452,37 +445,6 @@ def test_a_program_that_knows_lance_only_has_a_column_and_a_view_computed(site: 
     assert read == [f"asked {ROWS} 0", f"asked_view {ROWS} 0"]
     assert site.visible("asked") == ROWS
     assert site.database.open_view("asked_view").to_arrow()["n"].to_pylist() == list(range(ROWS))
-
-
-def test_a_namespace_elsewhere_has_airflow_compute(site: Site) -> None:
-    for dag_id in ("geneva_backfill", "geneva_create_view"):
-        site.stack.unpause(dag_id)
-    airflow = {"url": site.stack.url, "token": site.stack.token, "lance_conn_id": "lance_local"}
-    catalog = lance_namespace.connect(
-        "airflow_geneva.namespace.GenevaNamespace",
-        {"impl": "dir", "root": site.database.uri, **{f"airflow.{name}": value for name, value in airflow.items()}},
-    )
-
-    def end(job_id: str | None) -> tuple[str, dict[str, str]]:
-        asked = DescribeTransactionRequest(id=[str(job_id)])
-        wait_for(
-            lambda: catalog.describe_transaction(asked).status in ("Succeeded", "Failed"), RUN_SECONDS, str(job_id)
-        )
-        found = catalog.describe_transaction(asked)
-        return found.status, found.properties or {}
-
-    backfill = AlterTableBackfillColumnsRequest(id=["host"], column="n", where="text = 'nothing'")
-    view = {"kind": "query", "output_schema": "", "source_query": '{"source": "host", "select": {"n": ["no:udf", []]}}'}
-    jobs = [
-        catalog.alter_table_backfill_columns(backfill).job_id,
-        catalog.create_materialized_view(CreateMaterializedViewRequest(id=["host_view"], **view)).job_id,
-    ]
-    status, about = end(jobs[0])
-    assert (status, about["rows_computed"], about["state"]) == ("Succeeded", "0", "DONE")
-    if default_retry_policy() is not None:  # before Airflow 3.3 the task waits for minutes, and fails again
-        status, about = end(jobs[1])
-        assert status == "Failed"
-        assert "UDF 'no:udf' cannot be loaded" in about["error"]
 
 
 def drivers(site: Site, table: str) -> list[psutil.Process]:
