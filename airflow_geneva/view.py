@@ -20,7 +20,7 @@ from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import allowed_places, with_places
 from airflow_geneva.engine.udf import UDF, load_udf
-from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, visible_columns
+from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, filled_by, visible_columns
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
@@ -124,28 +124,32 @@ class View(Table):
         Args:
             job_id: rows that failed in this job, at their addresses then; None: rows that are NULL or missing in the
                 view now because a UDF failed on them, at their current addresses.
-            column_name: only rows of this column; needs ``job_id``.
+            column_name: only rows on which the UDF of this column failed.
 
         Raises:
-            InvalidInput: ``job_id`` is not a job id, or ``column_name`` is given without it.
+            InvalidInput: ``job_id`` is not a job id, or the column is not one that a UDF fills.
         """
         if job_id is not None:
             return super().get_failed_row_addresses(job_id, column_name)
-        if column_name is not None:
+        definition = self.view_definition
+        if column_name is not None and column_name not in filled_by(definition.columns):
             raise InvalidInput(
-                f"View {self.name!r} does not record which column a row failed on. Leave column_name out, give job_id "
-                f"too, or call view.get_errors(column_name={column_name!r}), which lists what fails now."
+                f"Column {column_name!r} of view {self.name!r} has no UDF that could fail. Those with one: "
+                f"{', '.join(filled_by(definition.columns)) or 'none'}."
             )
-        return sorted(addresses_of_rows(self._failed_source_rows(self.source().lance)))
+        source = self._source(definition).lance
+        return sorted(addresses_of_rows(self._failed_source_rows(definition, source, column_name)))
 
-    def _failed_ids(self, _column: str) -> set[int]:
-        source = self.source().lance
-        return ids_of_rows(source, self._failed_source_rows(source))
+    def _failed_ids(self, column: str) -> set[int]:
+        definition = self.view_definition
+        source = self._source(definition).lance
+        return ids_of_rows(source, self._failed_source_rows(definition, source, column))
 
-    def _failed_source_rows(self, source: LanceDataset) -> FailedRows:
+    def _failed_source_rows(self, definition: ViewDefinition, source: LanceDataset, column: str | None) -> FailedRows:
         snapshot = CommittedViewState(self.location, self.lance).snapshot
         if snapshot is not None:
-            yield from failed_rows_of_source(source, [column.name for column in self.view_definition.reads], snapshot)
+            made_by = None if column is None else filled_by(definition.columns).get(column, column)
+            yield from failed_rows_of_source(source, [one.name for one in definition.reads], snapshot, made_by)
 
     def plan_refresh(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -130,3 +131,49 @@ def test_errors_only_is_refused_where_failed_rows_are_not_known(
     before(view)
     with pytest.raises(InvalidInput, match=message):
         refresh(view, **{"errors_only": True, **options})
+
+
+def functions(version: str, of_f: int, of_both: int) -> dict[str, UDF]:
+    """Two functions that fail on one row each, one with two columns, and a third that reads the first."""
+
+    def f(x: int) -> int:
+        leave_trace([x], ".f")
+        if x == of_f:
+            raise ValueError(f"not {x}")
+        return x
+
+    def low(x: int) -> dict[str, int]:
+        leave_trace([x], ".low")
+        if x == of_both:
+            raise ValueError(f"not {x}")
+        return {"low": x - 1, "high": x + 1}
+
+    def r(f: int | None) -> int:
+        leave_trace([f], ".r")
+        return -1 if f is None else f
+
+    pair, each = pa.struct([("low", pa.int64()), ("high", pa.int64())]), pa.int64()
+    made = ((f, each), (low, pair), (r, each))
+    return {one.__name__: udf(data_type=kind, version=version, on_error="skip")(one) for one, kind in made}
+
+
+def test_a_failed_row_is_listed_for_the_columns_that_failed_and_these_alone_run_again(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, first = make_table(10), functions("1", 7, 3)
+    query = table.query().select({"id": "id", "f": first["f"], ("low", "high"): first["low"], "r": first["r"]})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    refresh(view)
+    listed = {name: view.get_failed_row_addresses(column_name=name) for name in ("f", "low", "high", "r")}
+    assert listed == {"f": [7], "low": [3], "high": [3], "r": []}
+    assert view.get_failed_row_addresses() == [3, 7]
+    assert {(error.column, error.row_id) for error in view.get_errors()} == {("f", 7), ("low", 3)}
+    monkeypatch.setattr(run, "load_udfs", lambda definition: functions("2", -1, 3))
+    traces = {name: Trace(Path(f"{trace.path}.{name}")) for name in first}
+    for each in traces.values():
+        each.clear()
+    result = refresh(view, errors_only=True)
+    assert {name: each.rows() for name, each in traces.items()} == {"f": [7], "low": [3], "r": [7]}
+    assert result.rows_failed == 1
+    assert {name: view.get_failed_row_addresses(column_name=name) for name in ("f", "high")} == {"f": [], "high": [3]}
+    assert [(error.column, error.row_id) for error in view.get_errors()] == [("low", 3)]

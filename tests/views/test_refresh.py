@@ -297,8 +297,9 @@ def test_failed_rows_are_found_where_they_lie_in_the_source_now(make_table: Make
     table.lance.optimize.compact_files()
     assert view.get_failed_row_addresses() == where([7, 37, 47]) != then
     assert view.get_failed_row_addresses(job) == then
-    with pytest.raises(InvalidInput, match="does not record which column"):
-        view.get_failed_row_addresses(column_name="e")
+    assert view.get_failed_row_addresses(column_name="e") == where([7, 37, 47])
+    with pytest.raises(InvalidInput, match=r"Column 'id' of view 'v' has no UDF that could fail\. Those with one: e\."):
+        view.get_failed_row_addresses(column_name="id")
 
 
 def test_code_that_changed_behind_a_view_stops_the_refresh(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, load_state
-from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, by_code_version, failed_rows, rows_that
-from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
+from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, by_code_version, failed_rows, rows_that
+from airflow_geneva.engine.checkpoint.view_snapshot import Origin, Snapshot
 from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.engine.lance_io.fragments import (
     FragmentFiles,
@@ -175,20 +175,33 @@ def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, co
             yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs, fields))
 
 
-def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:
-    """Yield the rows of a version of a view's source for which the last UDF call of the view failed."""
+def failed_rows_of_source(
+    dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot, column: str | None
+) -> FailedRows:
+    """Yield the rows of a version of a view's source for which the last UDF call of a column of the view failed.
+
+    Args:
+        column: the column with the UDF, or None for any. Rows whose column an older version did not record count for
+            every column.
+    """
     columns = columns_of(dataset, reads, (), None)
     state = snapshot.state(columns.inputs_text)
-    yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))
+
+    def holds(provenance: Provenance) -> bool:
+        return column is None or not {column, ""}.isdisjoint(dict(Origin.of(provenance).failed))
+
+    yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state), holds)
 
 
-def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> FailedRows:
+def _failed(
+    dataset: lance.LanceDataset, computed_rows: ComputedRows, holds: Callable[[Provenance], bool] = lambda _: True
+) -> FailedRows:
     for files in computed_rows.manifest.values():
         live = live_offsets(dataset, files)
         # The facts about a fragment name all rows in it that failed.
         facts = files.signature in computed_rows.state.facts
         known = computed_rows.of(files) if facts else computed_rows.resolve(files, live)
-        if failed := failed_rows(known) & live:
+        if failed := rows_that(known, lambda provenance: provenance.failures > 0 and holds(provenance)) & live:
             yield files.id, failed
 
 
