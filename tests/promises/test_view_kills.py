@@ -73,19 +73,30 @@ def test_a_refresh_that_dies_is_seen_whole_or_not_at_all_and_runs_no_row_again(
     assert_nothing_to_refresh(view, trace)
 
 
-@pytest.mark.parametrize("point", ["ground.write", "swap.ground", "swap.before", "swap.after", "mirror.write"])
-def test_a_first_refresh_of_an_empty_view_that_dies_is_done_by_the_next(
-    make_table: MakeTable, trace: Trace, point: str
+SWAP = ("swap.before", "swap.after", "mirror.write")
+
+
+@pytest.mark.parametrize(
+    ("point", "rows", "indexed"),
+    [(point, rows, indexed) for point in SWAP for rows in (0, 5) for indexed in (False, True)]
+    + [(point, 0, True) for point in ("ground.write", "swap.ground")],
+)
+def test_a_first_refresh_that_dies_is_done_by_the_next(
+    make_table: MakeTable, trace: Trace, point: str, rows: int, indexed: bool
 ) -> None:
-    table = make_table(0)
+    """Without an index, it replaces the view's version; with one, rows, and an empty view gets one first."""
+    table = make_table(rows)
     view = Asked().make(table)
-    table.add([{"id": number, "x": number} for number in range(10)])
+    if indexed:
+        view.lance.create_scalar_index("twice", "BTREE")
+    table.add([{"id": number, "x": number} for number in range(rows, 10)])
     assert die_at(view, trace, f"{point}:1")
     assert shown(view) in ([], Asked().rows(table))
     view.refresh(runner="inline")
     assert_equals_query(view, table, Asked())
     assert view.lance.count_rows() == 10
     assert len(trace) == 10
+    assert [index.name for index in view.lance.describe_indices()] == ["twice_idx"] * indexed
     assert_nothing_to_refresh(view, trace)
 
 

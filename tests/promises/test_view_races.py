@@ -88,6 +88,10 @@ def test_what_happens_to_a_view_just_before_its_swap_is_seen_by_this_refresh_or_
     assert_equals_query(view, table, Asked())
     assert view.lance.count_rows() == 100
     assert_nothing_to_refresh(view, trace)
+    # What is no row stays, whether rows were replaced or the whole version.
+    assert view.lance.config().get("a") == ("b" if name == "configuration" else None)
+    assert [index.name for index in view.lance.describe_indices()] == ["id_idx"] * (name == "index")
+    assert ("theirs" in view.lance.schema.names) == (name == "another column")
 
 
 @pytest.mark.parametrize("name", ["rows of others", "delete", "update"])
@@ -156,13 +160,30 @@ RIVALS: dict[str, Callable[[Table], tuple[Callable[[], Any], Callable[[], Any]]]
 }
 
 
-@pytest.mark.parametrize("rows", [100, 0])
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize(
+    ("rows", "indexed", "name", "loser"),
+    [
+        (100, False, "both append", "PARTIAL"),
+        (100, False, "updates in places of their own", "PARTIAL"),
+        (0, False, "both append", "PARTIAL"),
+        (0, True, "both append", "PARTIAL"),
+        # The faster one finds no rows, in the source or in the view, and changes nothing that the slower one replaces.
+        (0, False, "updates in places of their own", "DONE"),
+    ],
+)
 def test_of_two_refreshes_that_swap_at_once_one_wins(
-    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, rows: int, name: str
+    make_table: MakeTable,
+    trace: Trace,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    indexed: bool,
+    name: str,
+    loser: str,
 ) -> None:
     table = make_table(rows)
     view = Asked().make(table)
+    if indexed:
+        view.lance.create_scalar_index("twice", "BTREE")
     if rows:
         view.refresh(runner="inline")
     else:
@@ -175,7 +196,7 @@ def test_of_two_refreshes_that_swap_at_once_one_wins(
     states: list[str] = []
     at_the_worst_moment(monkeypatch, lambda: states.append(faster.finish().state))
     states.append(slower.finish().state)
-    assert states == ["DONE", "PARTIAL"]
+    assert states == ["DONE", loser]
     seen = len(trace)
     view.refresh(runner="inline")
     assert_equals_query(view, table, Asked())

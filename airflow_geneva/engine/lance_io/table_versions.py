@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _CLEANED_UP = "cleaned up"
 _MEM_WAL = "__lance_mem_wal"
+_LANCE_RETRIES = 20  # pylance's own default
 _RUN_AGAIN = (
     "Renew the credentials, or correct what they permit, and run again: the run finds what is visible, and commits the "
     "rest."
@@ -249,6 +250,7 @@ class PlannedTable:
         after: str,
         first: Callable[[], object] = lambda: None,
         then: Callable[[lance.LanceDataset], object] = lambda committed: None,
+        at_once: bool = False,
     ) -> lance.LanceDataset:
         """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table.
 
@@ -258,6 +260,7 @@ class PlannedTable:
             transaction: makes the transaction.
             first: a call that must finish before the commit.
             then: a call with the committed version, for checks after the commit.
+            at_once: conflict with every commit since the version that the transaction has read.
 
         Raises:
             StorageError: the commit landed, or may have, and the store refuses to tell more.
@@ -270,7 +273,8 @@ class PlannedTable:
         # A commit on an older version would restore that version in place of a table that was created again.
         newest = place.open()
         try:
-            committed = lance.LanceDataset.commit(newest, made, **place.access)
+            retries = 0 if at_once else _LANCE_RETRIES
+            committed = lance.LanceDataset.commit(newest, made, max_retries=retries, **place.access)
         except OSError as error:
             if is_undecided(error):
                 raise
