@@ -32,7 +32,7 @@ from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
-from airflow_geneva.engine.job.folder import JobFolder, plan_name
+from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.engine.lance_io.table_versions import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
@@ -647,8 +647,8 @@ def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(
     desk.append("a")
     view = f"v_{desk.table.name}"
     desk.table.query().select(["text"]).create_materialized_view(desk.database, view)
-    with DAG(f"refresh_{desk.table.name}", schedule=None) as dag:
-        RefreshTaskGroup(view=view, inline_below_rows=10**9)
+    with DAG(f"refresh_{desk.table.name}", schedule=None, params={"errors_only": False}) as dag:
+        RefreshTaskGroup(view=view, inline_below_rows=10**9, errors_only="{{ params.errors_only }}")
     run = Driver.trigger(dag).go()
     assert run.state == "success", run.errors
     Rights.give("reader", dags=[dag.dag_id])
@@ -685,8 +685,16 @@ def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(
     with create_session() as session:
         asked = select(Log.owner).where(Log.event == "trigger_dag_run", Log.dag_id == dag.dag_id)
         assert set(session.scalars(asked)) == {"starter"}
-    # What an XCom says is not trusted: the job's record names another DAG.
     folder = JobFolder.of(desk.database.location(view).checkpoints, run.xcom("refresh.plan", "summary")["job_id"])
+    # Another button runs failed rows alone, by a parameter that the DAG has to have.
+    assert "errors_only" not in page
+    write_errors(folder.storage, "a", [ErrorRecord(folder.job_id, "y", "f", "v", 1, 1, "E", "m", "", 1, 1, 1.0)])
+    folder.update_record(ended={**folder.read(RECORD)["ended"], "errors": 1})
+    page = browse(job_page, "starter")
+    assert 'data-param="errors_only"' in page
+    details = unescape(re.search(r'data-details="([^"]*)"', page)[1])  # type: ignore[index]
+    assert [*ask(details, "starter")["params"]] == ["errors_only"]
+    # What an XCom says is not trusted: the job's record names another DAG.
     folder.update_record(airflow={"dag_id": "another", "run_id": "r", "task_id": "t", "try": 1})
     assert ">DONE<" not in browse(f"/dag?dag_id={dag.dag_id}")
 
@@ -702,6 +710,15 @@ def start(address: str, user: str) -> int:
         != 200
     )
     return client.post(address, json={"logical_date": None}).status_code
+
+
+def ask(address: str, user: str) -> dict[str, dict[str, object]]:
+    from airflow.api_fastapi.app import create_app
+
+    client = TestClient(create_app(apps="core"))
+    client.cookies.set("_token", Rights.token(user, create_auth_manager()))
+    found: dict[str, dict[str, object]] = client.get(address).json()
+    return found
 
 
 def test_a_graph_costs_what_it_has_nodes() -> None:

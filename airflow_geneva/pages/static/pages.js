@@ -69,6 +69,7 @@ for (const element of document.querySelectorAll("[data-live]")) {
 
 // Starts a run of the DAG that maintains a table, by Airflow's own API: it checks the user's rights, and logs who did it.
 // It takes JSON only, which no other site can send, and Airflow's cookie is not sent with another site's request.
+// A button with a data-param sets that parameter of the DAG to true; without it the run would be an ordinary one.
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-trigger]");
   if (button === null) {
@@ -77,12 +78,21 @@ document.addEventListener("click", async (event) => {
   const said = button.nextElementSibling;
   button.disabled = true;
   said.textContent = "Starting...";
+  const { param, details } = button.dataset;
   try {
+    if (param !== undefined) {
+      const dag = await (await fetch(details, { credentials: "same-origin" })).json();
+      if (!Object.hasOwn(dag.params ?? {}, param)) {
+        said.textContent = `The DAG has no parameter ${param}: add it, and hand it to the task group.`;
+        button.disabled = false;
+        return;
+      }
+    }
     const answer = await fetch(button.dataset.trigger, {
       method: "POST",
       credentials: "same-origin",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ logical_date: null }),
+      body: JSON.stringify({ logical_date: null, ...(param === undefined ? {} : { conf: { [param]: true } }) }),
     });
     const found = await answer.json().catch(() => ({}));
     if (answer.ok) {
