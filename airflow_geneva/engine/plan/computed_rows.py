@@ -264,11 +264,13 @@ class ComputedRows:
                 continue
             due = (work.due if work.selected is None else work.selected) - followed.get(work.id, Ranges.empty())
             offsets, here = self.rows(work.files)
+            found: dict[tuple[str, int], Ranges] = {}
             for rows in compare_rows(then, self.dataset, here[due.mask(offsets) & ids.mask(here)], now.names):
                 fragments = rows.then >> 32
                 for fragment in np.unique(fragments[rows.same]).tolist():
-                    found = rows.now[rows.same & (fragments == fragment)] & OFFSET_BITS
-                    yield work.id, Ancestor(moved[fragment], Ranges.from_offsets(found))
+                    same = rows.now[rows.same & (fragments == fragment)] & OFFSET_BITS
+                    add_rows(found, [(moved[fragment], Ranges.from_offsets(same))])
+            yield from ((work.id, Ancestor(*one)) for one in found.items())
 
     def _has_lost_rows(self, before: FragmentFiles) -> bool:
         """Whether rows of a fragment of an earlier version may be elsewhere now, or have other inputs."""
