@@ -123,6 +123,7 @@ BETWEEN: list[Between] = [
     lambda table, view, dice: None,
     lambda table, view, dice: table.add([{"id": 1_000 + table.version, "x": dice.randrange(90)}]),
     lambda table, view, dice: table.lance.update({"x": "x + 1"}, where=f"id % {dice.randint(3, 9)} = 0"),
+    lambda table, view, dice: table.lance.update({"other": "7"}, where=f"id % {dice.randint(2, 5)} = 0"),
     lambda table, view, dice: table.lance.delete(f"id % {dice.randint(9, 19)} = 1"),
     lambda table, view, dice: table.lance.optimize.compact_files(target_rows_per_fragment=dice.choice([30, 1_000])),
     lambda table, view, dice: table.location.open(dice.randint(max(1, table.version - 3), table.version)).restore(),
@@ -144,10 +145,10 @@ def upsert_in_place(table: Table, dice: random.Random) -> None:
 def test_a_history_with_kills_ends_with_the_query(make_table: MakeTable, trace: Trace, seed: int) -> None:
     dice = random.Random(seed)
     asked = dice.choice(QUERIES)
-    table = make_table(60, per_fragment=20)
+    table = make_table(60, per_fragment=20, other=pa.array(range(60), pa.int64()))
     view = asked.make(table)
     for _ in range(3):
-        for what in dice.choices(BETWEEN[:7], k=dice.randint(0, 2)):
+        for what in dice.choices(BETWEEN[:8], k=dice.randint(0, 2)):
             what(table, view, dice)
         for _ in range(dice.randint(1, 2)):
             before = Counter(shown(view))
