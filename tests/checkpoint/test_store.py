@@ -18,6 +18,7 @@ import pytest
 from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.engine.checkpoint.packs import Packs
 from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput, StorageError
 
@@ -233,7 +234,7 @@ for read in (lambda: store[{key(1, 0)!r}], lambda: {key(1, 0)!r} in store):
         "endpoint": "http://127.0.0.1:9", "client_max_retries": "0",
     }  # fmt: skip
     with pytest.raises(StorageError, match="run again"):
-        CheckpointStore("s3://bucket/table.lance/_checkpoints", options)[key(1, 0)]
+        CheckpointStore(Storage.at("s3://bucket/table.lance/_checkpoints", options))[key(1, 0)]
 
 
 def test_a_pack_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

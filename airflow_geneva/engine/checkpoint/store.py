@@ -33,8 +33,8 @@ _METADATA = ""
 class CheckpointStore:
     """Maps keys to record batches, one Lance file per key in a folder; damaged and incomplete files count as absent."""
 
-    def __init__(self, root: str | Storage, storage_options: Mapping[str, str] | None = None) -> None:
-        self.storage = root if isinstance(root, Storage) else Storage.at(root, storage_options)
+    def __init__(self, root: str | Storage) -> None:
+        self.storage = root if isinstance(root, Storage) else Storage.at(root)
         self._packs: dict[str, Packs] = {}
         self._only_packed = set[str]()
 

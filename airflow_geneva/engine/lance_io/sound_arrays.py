@@ -6,8 +6,6 @@ of range, can no longer be scanned, compacted or indexed, and rows cannot be del
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -129,8 +127,8 @@ def _of_indices(values: pa.Array, bad_values: Mask) -> Mask:
     return found
 
 
-def _halve(values: pa.Array, start: int, found: Mask, is_sound: Callable[[pa.Array], bool] = _is_sound) -> None:
-    if is_sound(values):
+def _halve(values: pa.Array, start: int, found: Mask) -> None:
+    if _is_sound(values):
         return
     if len(values) == 1:
         found[start] = True
