@@ -138,13 +138,13 @@ def functions(version: str, of_f: int, of_both: int) -> dict[str, UDF]:
 
     def f(x: int) -> int:
         leave_trace([x], ".f")
-        if x == of_f:
+        if x in (of_f, 99):
             raise ValueError(f"not {x}")
         return x
 
     def low(x: int) -> dict[str, int]:
         leave_trace([x], ".low")
-        if x == of_both:
+        if x in (of_both, 99):
             raise ValueError(f"not {x}")
         return {"low": x - 1, "high": x + 1}
 
@@ -161,19 +161,25 @@ def test_a_failed_row_is_listed_for_the_columns_that_failed_and_these_alone_run_
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, first = make_table(10), functions("1", 7, 3)
+    table.add([{"id": 10, "x": 99}])
     query = table.query().select({"id": "id", "f": first["f"], ("low", "high"): first["low"], "r": first["r"]})
     view = query.create_materialized_view(connect(table.location.database_uri), "v")
     refresh(view)
     listed = {name: view.get_failed_row_addresses(column_name=name) for name in ("f", "low", "high", "r")}
-    assert listed == {"f": [7], "low": [3], "high": [3], "r": []}
-    assert view.get_failed_row_addresses() == [3, 7]
-    assert {(error.column, error.row_id) for error in view.get_errors()} == {("f", 7), ("low", 3)}
+    both = 1 << 32
+    assert listed == {"f": [7, both], "low": [3, both], "high": [3, both], "r": []}
+    assert view.get_failed_row_addresses() == [3, 7, both]
+    # A row has a record for each column that failed on it, and counts as one failed row.
+    failed = [(error.column, error.row_address) for error in view.get_errors()]
+    assert sorted(failed) == [("f", 7), ("f", both), ("low", 3), ("low", both)]
     monkeypatch.setattr(run, "load_udfs", lambda definition: functions("2", -1, 3))
     traces = {name: Trace(Path(f"{trace.path}.{name}")) for name in first}
     for each in traces.values():
         each.clear()
     result = refresh(view, errors_only=True)
-    assert {name: each.rows() for name, each in traces.items()} == {"f": [7], "low": [3], "r": [7]}
-    assert result.rows_failed == 1
-    assert {name: view.get_failed_row_addresses(column_name=name) for name in ("f", "high")} == {"f": [], "high": [3]}
-    assert [(error.column, error.row_id) for error in view.get_errors()] == [("low", 3)]
+    assert {name: each.rows() for name, each in traces.items()} == {"f": [7, 99], "low": [3, 99], "r": [7, None]}
+    assert result.rows_failed == 2
+    listed = {name: view.get_failed_row_addresses(column_name=name) for name in ("f", "high")}
+    assert listed == {"f": [both], "high": [3, both]}
+    failed = [(error.column, error.row_address) for error in view.get_errors()]
+    assert sorted(failed) == [("f", both), ("low", 3), ("low", both)]

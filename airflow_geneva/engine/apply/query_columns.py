@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -381,18 +381,14 @@ class _BegunQuery(BegunBatch):
         names = [column.name for column in self.computer.columns]
         return pa.StructArray.from_arrays([as_bytes(values[name]) for name in names], names)
 
-    def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
-        columns: dict[int, list[str]] = {}
+    def _failures(self, mapped: Mapping[str, MappedBatch]) -> list[RowFailure]:
+        found: dict[int, list[RowFailure]] = {}
         for name, outcome in mapped.items():
+            first_rule = self.computer.first_rule[name]
             for failure in outcome.failures:
-                columns.setdefault(failure.index, []).append(name)
-        for name, outcome in mapped.items():
-            for failure in outcome.failures:
-                # A row is listed only for the first column that failed on it.
-                first, *also = columns[failure.index]
-                if name == first:
-                    rule = failure.rule + self.computer.first_rule[name]
-                    yield replace(failure, rule=rule, column=name, also=tuple(also))
+                named = replace(failure, rule=failure.rule + first_rule, column=name)
+                found.setdefault(failure.index, []).append(named)
+        return [replace(first, also=tuple(also)) for first, *also in found.values()]
 
 
 class _BegunGroups(BegunBatch):

@@ -72,25 +72,26 @@ def error_records(
     source = work.source_name
     records = []
     for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
-        column, udf, udf_version = _maker(work, failure.column)
-        records.append(
-            ErrorRecord(
-                job_id=work.job_id,
-                column=column,
-                udf=udf,
-                udf_version=udf_version,
-                row_address=fragment.id << 32 | offset,
-                row_id=int(ids[failure.index]),
-                exception=failure.exception,
-                message=failure.message,
-                traceback=work.with_source_paths(failure.traceback),
-                attempt=attempt,
-                calls=failure.calls,
-                rule=failure.rule,
-                time=now,
-                source=source,
+        for one in (failure, *failure.also):
+            column, udf, udf_version = _maker(work, one.column)
+            records.append(
+                ErrorRecord(
+                    job_id=work.job_id,
+                    column=column,
+                    udf=udf,
+                    udf_version=udf_version,
+                    row_address=fragment.id << 32 | offset,
+                    row_id=int(ids[failure.index]),
+                    exception=one.exception,
+                    message=one.message,
+                    traceback=work.with_source_paths(one.traceback),
+                    attempt=attempt,
+                    calls=one.calls,
+                    rule=one.rule,
+                    time=now,
+                    source=source,
+                )
             )
-        )
     return tuple(records)
 
 
@@ -103,8 +104,8 @@ def failed_columns(failures: Sequence[RowFailure], offsets: Offsets) -> RowsByCo
     """Return the failed rows of a view by the columns that failed on them."""
     found: dict[str, list[int]] = {}
     for failure in failures:
-        for name in (failure.column, *failure.also) if failure.column else ():
-            found.setdefault(name, []).append(int(offsets[failure.index]))
+        for one in (failure, *failure.also) if failure.column else ():
+            found.setdefault(one.column, []).append(int(offsets[failure.index]))
     return tuple((name, Ranges.from_offsets(rows)) for name, rows in sorted(found.items()))
 
 
@@ -137,7 +138,8 @@ def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
     if not has_limits(work):
         return {}
     records = read_errors(location.checkpoints, work.job_id)
-    new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
+    # A row of a view counts for the first column that failed on it; of the same time, that record comes first.
+    new = {record.row_id: record.rule for record in reversed(records) if record.rule != FATAL and record.attempt == 1}
     return dict(Counter(new.values()))
 
 

@@ -52,7 +52,7 @@ class RowFailure:
         traceback: the UDF's own frames; "" after a timeout or a crash.
         calls: the number of UDF calls on the row in this run, including calls with other rows.
         column: for a view, the column that was computed; else "".
-        also: for a view, the other columns that failed on the row.
+        also: for a view, the failures of other columns on the row, which fails once.
     """
 
     index: int
@@ -62,7 +62,7 @@ class RowFailure:
     traceback: str
     calls: int
     column: str = ""
-    also: tuple[str, ...] = ()
+    also: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
