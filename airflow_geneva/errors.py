@@ -99,6 +99,22 @@ def _forms(value: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((value, *quoted, packed, packed.rstrip("="))))
 
 
+_environment: tuple[dict[Any, Any], list[str]] = {}, []
+"""The environment when it was last looked through, and the forms of its secrets."""
+
+
+def _forms_of_environment() -> list[str]:
+    """Return how secrets of the environment may stand in a text; looks through it again only after it changed."""
+    global _environment
+    now = os.environ._data  # type: ignore[attr-defined]  # all public ways decode every variable at every call
+    if now != _environment[0]:
+        _environment = (
+            dict(now),
+            [f for value in _secrets_of_environment() if not _is_ordinary(value) for f in _forms(value)],
+        )
+    return _environment[1]
+
+
 def _secrets_of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         kind = _kind_of(name)
@@ -108,7 +124,6 @@ def _secrets_of_environment() -> Iterator[str]:
             yield password
 
 
-@lru_cache(maxsize=4_096)
 def _kind_of(variable: str) -> str:
     """Return whether an environment variable holds a "secret" or a "connection" with a password; "" if neither."""
     if variable.startswith(_SERVICE[0]) or _SECRET_VARIABLE.search(variable):
@@ -116,7 +131,6 @@ def _kind_of(variable: str) -> str:
     return "connection" if _CONNECTION.match(variable) else ""
 
 
-@lru_cache(maxsize=256)
 def _password_of(connection: str) -> str:
     """Return the password in the URL or the JSON of a connection; "" if there is none."""
     with suppress(ValueError, AttributeError):
@@ -133,9 +147,7 @@ def mask_secrets(text: str) -> str:
     itself shows to be one.
     """
     forms = [form for forms in tuple(_secrets.values()) for form in forms]
-    for value in _secrets_of_environment():
-        if not _is_ordinary(value):
-            forms += _forms(value)
+    forms += _forms_of_environment()
     for form in sorted((form for form in forms if form in text), key=len, reverse=True):
         text = text.replace(form, "***")
     masked = _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))

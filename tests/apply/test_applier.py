@@ -7,6 +7,7 @@ import decimal
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.engine.apply.udf_call import Mapper
+from airflow_geneva.engine.apply.udf_call import CallFailure, Mapper
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.to_arrow import array_from_values
 from airflow_geneva.engine.udf import UDF, udf
@@ -229,6 +230,32 @@ def test_an_exception_of_a_scalar_udf_carries_its_row_its_traceback_and_the_rows
     assert isinstance(failed.value.__cause__, KeyError)
     assert 'raise KeyError("no seven")' in str(failed.value)
     assert "apply/mapper.py" not in str(failed.value)
+
+
+def _recursive(depth: int, message: str) -> None:
+    if depth:
+        _recursive(depth - 1, message)
+    raise KeyError(message)
+
+
+def _effect(depth: int, message: str) -> None:
+    try:
+        _recursive(depth, message)
+    except KeyError as cause:
+        raise ValueError("effect") from cause
+
+
+@pytest.mark.parametrize("fail", [_recursive, _effect])
+@pytest.mark.parametrize("depth", [0, 9])
+def test_the_traceback_of_a_failure_is_pythons_whether_or_not_its_lines_are_known(
+    fail: Callable[[int, str], None], depth: int
+) -> None:
+    for message in ("first", "second", "second"):
+        with pytest.raises((KeyError, ValueError)) as raised:
+            fail(depth, message)
+        said = CallFailure.of(raised.value, (), raised.value.__traceback__).traceback
+        assert said == "".join(traceback.format_exception(raised.value))
+        assert message in said
 
 
 def test_an_exception_of_an_array_udf_carries_no_row() -> None:

@@ -133,6 +133,22 @@ def test_a_bare_key_is_masked_by_its_form(key: str) -> None:
     assert mask_secrets("task-sk-learn and sk-learn-estimators") == "task-sk-learn and sk-learn-estimators"
 
 
+def test_the_environment_is_looked_through_again_only_after_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    look = errors._secrets_of_environment
+    monkeypatch.setattr(errors, "_secrets_of_environment", lambda: (looked.append(1), look())[1])
+    for value in ("the-first-key", "the-second-key", ""):
+        if value:
+            monkeypatch.setenv("MY_API_KEY", value)
+        else:
+            monkeypatch.delenv("MY_API_KEY")
+        looked.clear()
+        assert [mask_secrets(f"at {value or 'the-second-key'}!") for _ in range(3)] == [
+            "at ***!" if value else "at the-second-key!"
+        ] * 3
+        assert len(looked) == 1
+
+
 def test_only_the_newest_secrets_are_kept() -> None:
     remember_secrets(f"secret-{at:04}" for at in range(600))
     assert mask_secrets("secret-0000 secret-0599") == "secret-0000 ***"

@@ -28,7 +28,7 @@ from airflow_geneva.services.limits.calls import limited
 from airflow_geneva.services.limits.rate_limit import Usage, count
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import CodeType, TracebackType
 
     from airflow_geneva.engine.udf import UDF
 
@@ -40,6 +40,9 @@ _NOT_USERS = (
     "asyncio.",
 )
 _TRACEBACK_CHARS = 8_000
+_MOST_FORMATTED = 64
+_FORMATTED: dict[tuple[tuple[CodeType, int, int], ...], str] = {}
+"""The texts of tracebacks, by the code and the lines that they go through."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class CallFailure:
     ) -> CallFailure:
         """Describe an exception; ``trace`` is the traceback from the UDF's first frame, ``udf`` the UDF that raised."""
         too_large = udf is not None and is_out_of_memory(error, udf.out_of_memory)
-        text = "" if complete else "".join(traceback.format_exception(type(error), error, trace))
+        text = "" if complete else _traceback_of(error, trace)
         return CallFailure(
             exception=f"{type(error).__module__}.{type(error).__qualname__}",
             message=_printable(_text_of(error), _MESSAGE_CHARS),
@@ -459,6 +462,22 @@ class BatchResults:
                 f"The output of UDF {self.mapper.udf.name!r} for a batch of {counted(self.rows, 'row')} cannot be "
                 f"combined: {error}. Set a smaller batch_size, or a large_ type."
             ) from error
+
+
+def _traceback_of(error: Exception, trace: TracebackType | None) -> str:
+    """Format an exception; many rows fail at the same lines, whose texts are made once."""
+    if error.__cause__ or error.__context__ or hasattr(error, "exceptions"):
+        return "".join(traceback.format_exception(type(error), error, trace))
+    lines: list[tuple[CodeType, int, int]] = []
+    tb = trace
+    while tb is not None:
+        lines.append((tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti))
+        tb = tb.tb_next
+    if (key := tuple(lines)) not in _FORMATTED:
+        if len(_FORMATTED) >= _MOST_FORMATTED:
+            _FORMATTED.clear()
+        _FORMATTED[key] = "".join(("Traceback (most recent call last):\n" if key else "", *traceback.format_tb(trace)))
+    return _FORMATTED[key] + "".join(traceback.format_exception_only(type(error), error))
 
 
 def _text_of(error: Exception) -> str:
