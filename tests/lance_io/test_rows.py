@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from airflow_geneva import connect
 from airflow_geneva.engine.lance_io.rows import as_rows, fit_schema
 from airflow_geneva.errors import InvalidInput
 
@@ -94,3 +97,23 @@ def test_rows_that_are_no_arrow_values_are_an_invalid_input(values: list[Any]) -
     for data in ({"x": values}, [{"x": value} for value in values]):
         with pytest.raises(InvalidInput, match="cannot be converted to Arrow"):
             read(data)
+
+
+ID = uuid.UUID(int=7)
+EXTENDED = {
+    "list of json": (pa.list_(pa.json_()), ['{"a":1}', None]),
+    "struct of json": (pa.struct({"j": pa.json_()}), {"j": '{"a":1}'}),
+    "list of uuid": (pa.list_(pa.uuid()), [ID, None]),
+    "struct of uuid": (pa.struct({"u": pa.uuid()}), {"u": ID}),
+    "list of structs of both": (pa.list_(pa.struct({"j": pa.json_(), "u": pa.uuid()})), [{"j": "[]", "u": ID}]),
+}
+
+
+@pytest.mark.parametrize("kind", EXTENDED)
+def test_rows_are_added_beside_nested_extension_types(tmp_path: Path, kind: str) -> None:
+    data_type, value = EXTENDED[kind]
+    schema = pa.schema({"id": pa.int64(), "v": data_type})
+    table = connect(tmp_path / "db").create_table("docs", [{"id": 0, "v": value}], schema=schema)
+    for row in ({"id": 1}, {"id": 2, "v": None}, {"id": 3, "v": value}):
+        table.add([row])
+    assert table.to_arrow()["v"].to_pylist() == [value, None, None, value]
