@@ -14,7 +14,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
-from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
+from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
 from airflow_geneva.engine.lance_io.reading import to_polars
 from airflow_geneva.engine.lance_io.table_key import key_columns, with_key
 from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
@@ -31,7 +31,13 @@ from airflow_geneva.engine.views.definition import (
     source_columns,
     visible_columns,
 )
-from airflow_geneva.engine.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
+from airflow_geneva.engine.views.resolve import (
+    QuerySpec,
+    ResolvedColumns,
+    check_expression,
+    check_repeatable,
+    resolve_columns,
+)
 from airflow_geneva.engine.views.rows import create_view, select_row_ids
 from airflow_geneva.engine.views.sources import keep_source
 from airflow_geneva.errors import InvalidInput
@@ -296,7 +302,7 @@ class Query:
         check_storable(outputs.schema, DATA_STORAGE_VERSION, f"a view of table {self.table.name!r}")
         expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]
         for sql in [*self.conditions, *expressions]:
-            _check_repeatable(sql)
+            check_repeatable(sql)
         for name, udf in outputs.udfs.items():
             give_udf(udf, f"column {name!r} of a view of {self.table.uri}")
         names = dataset.schema.names
@@ -314,15 +320,6 @@ class Query:
             offset=self.skipped_rows,
             explode=self.exploded,
             reads=source_columns(dataset, [name for name in names if name in reads]),
-        )
-
-
-def _check_repeatable(sql: str) -> None:
-    if found := volatile_functions(sql):
-        raise InvalidInput(
-            f"{sql!r} calls {', '.join(found)}, which returns another value at every call, and a view must have one "
-            "result, whenever it is computed. Write a fixed value, filter on a stored column, or store the value in "
-            "the table first."
         )
 
 

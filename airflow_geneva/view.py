@@ -20,6 +20,7 @@ from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import allowed_places, with_places
 from airflow_geneva.engine.udf import UDF, load_udf
+from airflow_geneva.engine.udf.definition import by_name
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, filled_by, visible_columns
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.errors import InvalidInput
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.compare import Comparison
     from airflow_geneva.engine.run.prepare import Udfs
     from airflow_geneva.engine.udf.expect import Expectation
+    from airflow_geneva.engine.udf.settings import UdfDefinition
+    from airflow_geneva.engine.views.resolve import QuerySpec
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,9 +321,9 @@ class View(Table):
             view.expect({"letters": [expect.not_null(), expect.between(1, 1_000)]})
             ```
         """
-        from airflow_geneva.engine.run.promotion import change_query
+        from airflow_geneva.engine.run.promotion import QueryChange, change_query
 
-        change_query(self.location, lambda now, schema: now.expecting(columns, schema, self.name))
+        change_query(self.location, lambda now, view: QueryChange(now.expecting(columns, view.schema, self.name)))
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""
@@ -329,17 +332,64 @@ class View(Table):
             f"{self.view_definition.source_table!r}, and refresh the view."
         )
 
-    def add_columns(self, columns: Any) -> NoReturn:
-        """Always raises: a view's columns come from its query."""
-        self._refuse_columns(columns)
+    def add_columns(self, columns: Mapping[Any, QuerySpec]) -> None:
+        """Add columns to the query; the next refresh computes them, and carries all other values.
 
-    def alter_columns(self, columns: Any) -> NoReturn:
-        """Always raises: a view's columns come from its query."""
-        self._refuse_columns(columns)
+        Args:
+            columns: by name, a UDF, its import path with its inputs, a column of the source, or an SQL expression over
+                them, as for :meth:`airflow_geneva.query.Query.add_columns`. An input is a column of the view or else
+                of the source.
 
-    def drop_columns(self, columns: Any) -> NoReturn:
-        """Always raises: a view's columns come from its query."""
-        self._refuse_columns(columns)
+        Raises:
+            InvalidInput: a column exists, or it does not fit the source.
+
+        Example:
+            ```python
+            view.add_columns({"words": count_words, "chars": (length, ["body"])})
+            view.refresh()  # runs count_words and length only
+            ```
+        """
+        from airflow_geneva.engine.run.view_columns import add_columns
+
+        add_columns(self.location, self._source(self.view_definition).location, by_name(columns))
+
+    def alter_columns(self, columns: Mapping[Any, QuerySpec]) -> None:
+        """Give computed columns another UDF or other inputs; values are kept until a refresh.
+
+        The next refresh asks what to do with them, as if the code of their UDF had changed: see `on_code_change`.
+
+        Args:
+            columns: as for :meth:`add_columns`, with UDFs only; columns that one UDF fills get it together.
+
+        Raises:
+            InvalidInput: no UDF computes the column, or the UDF's output type is not the column's.
+        """
+        from airflow_geneva.engine.run.view_columns import alter_columns
+
+        alter_columns(self.location, self._source(self.view_definition).location, by_name(columns))
+
+    def drop_columns(self, columns: Sequence[str]) -> None:
+        """Remove columns from the query, and with them their values, in a new version; nothing is computed for it.
+
+        Raises:
+            InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, or
+                no column would be left.
+        """
+        from airflow_geneva.engine.run.view_columns import drop_columns
+
+        source = locate_source(self.location, self.view_definition, self.sources)
+        drop_columns(self.location, source, [columns] if isinstance(columns, str) else list(columns))
+
+    def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
+        """Return the definition of a computed column, as the query has it.
+
+        Raises:
+            InvalidInput: no UDF computes a column of that name.
+        """
+        metadata = (dataset or self.lance).schema.metadata
+        found = ViewDefinition.read(metadata, self.name).computed_column(column, self.name).udf
+        assert found is not None
+        return found
 
     def rename_column(self, column: Any, to: Any) -> NoReturn:
         """Always raises: a view's columns come from its query."""
@@ -348,8 +398,8 @@ class View(Table):
     def _refuse_columns(self, columns: Any) -> NoReturn:
         named = list(columns) if isinstance(columns, (Mapping, Sequence)) else columns
         raise InvalidInput(
-            f"Columns {named!r:.200} cannot be added to view {self.name!r}, changed or dropped in it: its columns come "
-            "from its query. Create a view with another query, or compute them in the source."
+            f"Columns {named!r:.200} of view {self.name!r} cannot be renamed: other names would be read by those who "
+            "use the view. Add a column with the other name, and drop this one."
         )
 
     def _plan(self, request: BackfillRequest, udf: UDF | str | None, location: TableLocation | None = None) -> NoReturn:

@@ -11,6 +11,7 @@ from airflow.sdk import Context
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
+from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class AddColumnsOperator(LanceOperator):
-    """Define computed columns; columns that already have this definition are unchanged.
+    """Define computed columns of a table or a view; columns that already have this definition are unchanged.
 
     A new column is added, and a column with another UDF or UDF version is altered. No values are computed; a backfill
-    does that.
+    of the table, or a refresh of the view, does that.
 
     Args:
-        table: the table's name.
+        table: the name of the table or the view.
         columns: by name, the import path `"module:name"` of its UDF, or the path and the input columns for its
             parameters. JSON text is accepted, for templates.
 
@@ -100,4 +101,7 @@ def _differs(table: Table, column: str, spec: _Spec) -> bool:
     if wanted.input_columns is None:
         # A record-batch UDF gets the columns that existed when its column was defined.
         wanted = replace(wanted, input_columns=stored.input_columns)
-    return wanted.to_json() != stored.to_json() or table.schema.field(column).type != udf.data_type
+    if wanted.to_json() != stored.to_json():
+        return True
+    # The elements of a view's exploded column are of another type than what its UDF returns.
+    return not isinstance(table, View) and table.schema.field(column).type != udf.data_type

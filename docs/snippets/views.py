@@ -36,3 +36,9 @@ sentences.refresh(runner="inline")
 # --8<-- [start:back]
 view.refresh(src_version=1, runner="inline")
 # --8<-- [end:back]
+# --8<-- [start:columns]
+view.add_columns({"sentences": (split_sentences, ["text"]), "capitals": "upper(text)"})
+r = view.refresh(runner="inline")  # runs split_sentences only
+
+view.drop_columns(["capitals"])
+# --8<-- [end:columns]

@@ -73,10 +73,10 @@ def test_the_snippet_about_views_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "snippets"))
     left = runpy.run_path(str(ROOT / "docs" / "snippets" / "views.py"))
-    assert (left["r"].rows_computed, left["r"].commits != ()) == (1, True)
+    assert (left["r"].rows_computed, left["r"].commits != ()) == (2, True)
     assert left["view"].to_arrow().to_pylist() == [
-        {"id": 1, "letters": 9, "words": 2},
-        {"id": 2, "letters": 5, "words": 1},
+        {"id": 1, "letters": 9, "words": 2, "sentences": ["One", "Two"]},
+        {"id": 4, "letters": 14, "words": 3, "sentences": ["Four five six"]},
     ]
     assert left["sentences"].to_arrow().column("sentence").to_pylist() == ["One", "Two", "Four five six"]
 

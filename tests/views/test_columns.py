@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace
@@ -16,7 +17,7 @@ from tests.udfs_for_tests import columns as udfs
 from tests.udfs_for_tests.columns import deploy, value
 
 NAMES = ("ocr", "language", "words")
-OTHERS = ("parts", "ends", "picture")
+OTHERS = ("parts", "ends", "picture", "chars")
 
 
 @pytest.fixture
@@ -192,3 +193,87 @@ def test_failures_are_counted_by_column_and_version_and_retried_alone(table: Tab
     assert calls(trace) == {"words": 121, "ocr": 109, "language": 109}
     assert rows(view) == expected({x: x for x in range(121)}, 2, 1, 3)
     assert view.get_failed_row_addresses() == []
+
+
+def test_an_added_column_is_computed_alone_and_a_dropped_one_costs_nothing(table: Table, trace: Trace) -> None:
+    view = make_view(table)
+    refresh(view)
+    calls(trace)
+    table.lance.add_columns({"y": "x + 5"})
+    version = view.lance.version
+    view.add_columns({"chars": deploy("chars", 1, "y, ocr"), "more": "y * 2", "y": "y"})
+    assert view.lance.version == version + 1
+    assert view.view_definition.column("chars").inputs == ("y", "ocr")
+    table.add([{"id": 121, "x": 121, "y": 126}])
+    assert (view.to_arrow().num_rows, view.to_arrow()["chars"].null_count) == (121, 121)
+    refresh(view)
+    assert calls(trace) == {"chars": 122, "ocr": 1, "language": 1, "words": 1}
+    kept = expected({x: x for x in range(122)})
+    right = [(*row, value("chars", 1, row[0] + 5, row[2]), 2 * row[0] + 10, row[0] + 5) for row in kept]
+    assert rows(view) == right
+    view.drop_columns(["chars", "words"])
+    table.add([{"id": 122, "x": 122, "y": 127}])
+    refresh(view)
+    assert calls(trace) == {"ocr": 1, "language": 1}
+    view.drop_columns(["more", "y"])
+    table.lance.drop_columns(["y"])
+    table.lance.optimize.compact_files()
+    refresh(view)
+    assert (calls(trace), [one.name for one in view.view_definition.reads]) == ({}, ["id", "x"])
+    assert rows(view) == [row[:4] for row in expected({x: x for x in range(123)})]
+
+
+def test_a_column_that_is_dropped_and_added_again_holds_no_earlier_value(table: Table, trace: Trace) -> None:
+    view = make_view(table)
+    refresh(view)
+    words = udfs.__dict__["words"]
+    view.drop_columns("words")
+    view.add_columns({"words": words})
+    calls(trace)
+    refresh(view)
+    assert calls(trace) == {"words": 121}
+    assert rows(view) == expected({x: x for x in range(121)})
+
+
+def test_an_altered_column_runs_once_somebody_says_so(table: Table, trace: Trace) -> None:
+    view = make_view(table)
+    refresh(view)
+    calls(trace)
+    view.alter_columns({"words": (deploy("words", 1, "id"), ["id"])})
+    with pytest.raises(CodeChanged, match=r"column 'words' from version 1 to 1/\d+"):
+        refresh(view)
+    table.add([{"id": 500, "x": 7}])
+    refresh(view, on_code_change="new_rows")
+    assert calls(trace) == dict.fromkeys(NAMES, 1)
+    assert value("words", 1, 500) in view.to_arrow()["words"].to_pylist()
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"words": 121}
+    assert sorted(view.to_arrow()["words"].to_pylist()) == [value("words", 1, x) for x in [*range(121), 500]]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda view: view.drop_columns(["ocr"]), r"column 'language' is computed from \['ocr'\]"),
+        (lambda view: view.drop_columns(["parts"]), "'parts' is the exploded column"),
+        (lambda view: view.drop_columns(["low"]), r"one function fills them and \['high'\]"),
+        (lambda view: view.drop_columns(["nothing"]), "'nothing'"),
+        (lambda view: view.drop_columns(["__is_set"]), "'__is_set'"),
+        (lambda view: view.drop_columns(view.schema.names), "no other column would be left"),
+        (lambda view: view.add_columns({"ocr": udfs.parts}), r"already has columns \['ocr'\]"),
+        (lambda view: view.add_columns({"new": (udfs.parts, ["none"])}), r"there is no column \['none'\]"),
+        (lambda view: view.add_columns({"new": "random()"}), "random"),
+        (lambda view: view.add_columns(["new"]), "by name"),
+        (lambda view: view.alter_columns({"id": udfs.parts}), "No UDF computes a column 'id'"),
+        (lambda view: view.alter_columns({"ocr": (udfs.parts, ["x"])}), "Type mismatch for column 'ocr'"),
+        (lambda view: view.alter_columns({"high": (udfs.parts, ["x"])}), "Type mismatch for column 'low'"),
+    ],
+)  # fmt: skip
+def test_what_a_query_cannot_become_is_refused(table: Table, change: Callable[[View], Any], why: str) -> None:
+    columns = {"ocr": deploy("ocr", 1), "language": deploy("language", 1, "ocr")}
+    query = table.query().select(["id"]).add_columns({**columns, "parts": udfs.parts, ("low", "high"): udfs.ends})
+    view = query.explode("parts").create_materialized_view(connect(table.location.database_uri), "v")
+    version = view.lance.version
+    with pytest.raises(InvalidInput, match=why):
+        change(view)
+    assert view.lance.version == version

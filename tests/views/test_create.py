@@ -269,13 +269,12 @@ def test_what_only_its_query_may_change_is_refused(make_table: MakeTable) -> Non
     view = make_table(3).query().create_materialized_view(name="v")
     refused: list[Callable[[], object]] = [
         lambda: view.add([{"id": 1}]),
-        lambda: view.add_columns({"n": samples.double}),
-        lambda: view.alter_columns({"x": samples.double}),
+        lambda: view.rename_column("x", "y"),
         lambda: view.backfill("x", runner="inline"),
         lambda: view.plan_backfill("x"),
     ]
     for attempt in refused:
-        with pytest.raises(InvalidInput, match="its query"):
+        with pytest.raises(InvalidInput, match=r"its query|cannot be renamed"):
             attempt()
     assert view.version == 1
 

@@ -243,7 +243,7 @@ def test_a_refresh_that_was_planned_before_swaps_nothing(table: Table, monkeypat
     monkeypatch.setattr(PlannedJob, "finish", promoting_first)
     result = run(job, made.shards, udfs, Stopwatch())
     assert (result.state, result.rows_left) == ("PARTIAL", 1)
-    assert "a column of the view was promoted meanwhile" in str(result)
+    assert "the columns of the view changed meanwhile" in str(result)
     assert view.refresh(runner="inline").rows_left == 0
     assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
 
@@ -342,7 +342,7 @@ def test_a_task_that_is_tried_again_after_a_promotion_says_that_the_plan_must_ru
     monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
     promote(view)
     again = PlannedJob(view.location, job.saved)  # in another process, which opens the view now
-    with pytest.raises(JobFailed, match=r"a column of the view was promoted meanwhile\. Plan the refresh again"):
+    with pytest.raises(JobFailed, match=r"the columns of the view changed meanwhile\. Plan the refresh again"):
         run(again, made.shards, udfs, Stopwatch())
     assert view.refresh(runner="inline").rows_computed == 1
     assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
@@ -358,4 +358,4 @@ def test_a_finish_that_is_tried_again_after_a_promotion_leaves_the_rows(
     promote(view)
     result = PlannedJob(view.location, job.saved).finish(committed, 0.0)
     assert (result.state, result.rows_left) == ("PARTIAL", 1)
-    assert "a column of the view was promoted meanwhile" in str(result)
+    assert "the columns of the view changed meanwhile" in str(result)

@@ -69,7 +69,8 @@ class CarriedValues:
         """Return the columns that some of the rows carry, with the types of their values."""
         always = set.intersection(*(set(columns) for columns, _ in carried.runs))
         names = [name for name, filled in filled_by(self.columns).items() if filled not in always]
-        return {name: _type(self.view.schema.field(name), name == self.explode) for name in names}
+        types = {column.name: column.type for column in self.columns}
+        return {name: _type(self.view.schema.field(name), name == self.explode, types[name]) for name in names}
 
     def _with_values(
         self, rows: RowBatch, carried: CarriedRows, held: _HeldRows, read: dict[str, pa.DataType]
@@ -139,6 +140,9 @@ class _HeldRows:
         return _HeldRows(found[order], np.concatenate(rows)[order])
 
 
-def _type(column: pa.Field, exploded: bool) -> pa.DataType:
+def _type(column: pa.Field, exploded: bool, written: str) -> pa.DataType:
+    """Return the type of a column's values before they are exploded; `written` is its type as text."""
     kind = pa.large_binary() if is_blob(column) else column.type
-    return pa.large_list(kind) if exploded else kind
+    if not exploded:
+        return kind
+    return pa.large_list(kind) if written.startswith("large_list") else pa.list_(kind)

@@ -33,8 +33,7 @@ class Origin:
 
     Args:
         made: the columns whose values have other code than the snapshot names, with the version of that code.
-        failed: the columns whose UDF failed on the rows, with the number of runs under the version of their value; the
-            column is "" if an older version of this package recorded the failure.
+        failed: the columns whose UDF failed on the rows, with the number of runs under the version of their value.
         tried: in a plan, the columns that run on the rows and failed on them before, with the number of runs.
     """
 
@@ -52,7 +51,6 @@ class Origin:
 
     def renamed(self, names: Mapping[str, str]) -> Origin:
         """Return the origin with other names of the columns, without the columns that have none."""
-        names = {**names, "": ""}
         made, failed, tried = (
             tuple(sorted((names[name], what) for name, what in part if name in names))
             for part in (self.made, self.failed, self.tried)
@@ -62,7 +60,7 @@ class Origin:
     def ran(self, failed: Iterable[str]) -> Origin:
         """Return the origin of rows after columns ran on them, some of which failed."""
         before = dict(self.tried)
-        again = ((name, 1 + max(before.get(name, 0), before.get("", 0))) for name in failed)
+        again = ((name, 1 + before.get(name, 0)) for name in failed)
         return Origin(self.made, tuple(sorted({**dict(self.failed), **dict(again)}.items())))
 
     @property
@@ -134,12 +132,14 @@ class Snapshot:
     Args:
         code: the code of the columns' values, in all rows but those with another origin.
         matching: for a query with limit or offset, the row ids that the filter selected; else empty.
+        reads: the columns of the source that the query read: their names, and their field ids as in facts.
     """
 
     source_version: int
     code: Code
     fragments: tuple[SourceFragment, ...]
     matching: Ranges
+    reads: tuple[tuple[str, str], ...] = ()
 
     @property
     def older(self) -> Code:
@@ -172,6 +172,7 @@ class Snapshot:
         *texts, bounds = zip(*self._rows(), strict=True)
         arrays = [*(pa.array(values, pa.string()) for values in texts), to_lists(bounds, _SCHEMA.field("bounds").type)]
         metadata = {"source_version": str(self.source_version), "code": json.dumps(self.code)}
+        metadata["reads"] = json.dumps(self.reads)
         return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
 
     def _rows(self) -> Iterator[tuple[str, str, str, Ranges]]:
@@ -187,7 +188,7 @@ class Snapshot:
         """Read a snapshot; KeyError, ValueError or IndexError if the batch is not a snapshot."""
         metadata = batch.schema.metadata or {}
         version = int(metadata[b"source_version"])
-        code, older = _code(metadata[b"code"]), _code(metadata.get(b"older", b"[]"))
+        code, reads = _pairs(metadata[b"code"]), _pairs(metadata[b"reads"])
         texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
         fragments: list[SourceFragment] = []
         matching = live = Ranges.empty()
@@ -200,22 +201,12 @@ class Snapshot:
             elif what == "ids":
                 fragments.append(SourceFragment(signature, deletion_of_live, live, rows))
             else:
-                kind, _, about = what.partition(":")
-                origin = Origin(failed=(("", int(about)),)) if kind == "failed" else Origin.from_json(about)
+                origin = Origin.from_json(what.partition(":")[2])
                 fragments[-1] = replace(fragments[-1], unusual=(*fragments[-1].unusual, (origin, rows)))
-        found = Snapshot(version, code, tuple(fragments), matching)
-        # An older version of this package did not record which rows hold values of earlier code: any of them may.
-        return found._made_by(older) if older else found
-
-    def _made_by(self, older: Code) -> Snapshot:
-        fragments = (
-            one.with_origins((replace(origin, made=tuple(dict(older).items())), rows) for origin, rows in one.origins)
-            for one in self.fragments
-        )
-        return replace(self, fragments=tuple(fragments))
+        return Snapshot(version, code, tuple(fragments), matching, reads)
 
 
-def _code(text: bytes) -> Code:
+def _pairs(text: bytes) -> tuple[tuple[str, str], ...]:
     return tuple((str(a), str(b)) for a, b in parse(text))
 
 

@@ -135,7 +135,7 @@ def promoted_meanwhile(dataset: lance.LanceDataset, work: RefreshSpec) -> str:
     """Return why staged files, which name their columns, do not fit a version of the view; "" if they do."""
     planned = [column.name for column in work.definition.columns]
     now = [column.name for column in view_columns(dataset.schema)]
-    return "" if now == planned else "a column of the view was promoted meanwhile"
+    return "" if now == planned else "the columns of the view changed meanwhile"
 
 
 def _swap_of_rows(

@@ -33,11 +33,11 @@ class DueColumns:
     @staticmethod
     def unchanged(columns: Sequence[OutputColumn], before: Mapping[str, str]) -> DueColumns:
         """Compare with the code that the view has, whatever it is now."""
-        now = {column.name: "" for column in columns if column.udf}
+        now = {column.name: "" for column in columns if column.udf or (column.since and column.kind != "sibling")}
         return DueColumns(columns, {**now, **before}, before)
 
-    def of(self, origin: Origin) -> tuple[str, ...] | None:
-        """Return the columns that run on rows with an origin, in the order of the query; None: all of them.
+    def of(self, origin: Origin) -> tuple[str, ...]:
+        """Return the columns that run on rows with an origin, in the order of the query.
 
         They include the columns that read one of them. Without any, the rows stay as they are.
         """
@@ -48,32 +48,25 @@ class DueColumns:
         for name, runs in origin.failed:
             if runs < MOST_RUNS or self.errors_only or self._is_repaired(name, origin):
                 due.add(name)
-        return None if "" in due else self._with_readers(due)
+        return self._with_readers(due)
 
-    def after(self, origin: Origin, run: tuple[str, ...] | None) -> Origin:
-        """Return the origin of rows after some columns, or all for None, ran on them without a failure.
+    def after(self, origin: Origin, run: tuple[str, ...]) -> Origin:
+        """Return the origin of rows after some columns ran on them without a failure.
 
         It also has the earlier failures of these columns, for those that fail again.
         """
-        again = tuple(
-            (name, runs)
-            for name, runs in origin.failed
-            if (run is None or name in run) and not self._is_repaired(name, origin)
-        )
-        if run is None:
-            return Origin(tried=again)
+        again = tuple(one for one in origin.failed if one[0] in run and not self._is_repaired(one[0], origin))
         others = {name for name in self.now if name in self.before} - set(run)
         held = ((name, self._held(name, origin)) for name in sorted(others))
         made = tuple((name, version) for name, version in held if version != self.now[name])
-        return Origin(made, tuple(one for one in origin.failed if one[0] in {*others, ""}), again)
+        return Origin(made, tuple(one for one in origin.failed if one[0] in others), again)
 
     def _held(self, name: str, origin: Origin) -> str:
         return dict(origin.made).get(name, self.before.get(name, ""))
 
     def _is_repaired(self, name: str, origin: Origin) -> bool:
-        """Whether a column that failed has other code now; of an unknown column, whether any has."""
-        named = [name] if name else [one for one in self.now if one in self.before]
-        return any(self._held(one, origin) != self.now.get(one) for one in named)
+        """Whether a column that failed has other code now."""
+        return self._held(name, origin) != self.now.get(name)
 
     def _with_readers(self, due: set[str]) -> tuple[str, ...]:
         found, filled, earlier = set(due), filled_by(self.columns), dict[str, str]()
@@ -103,6 +96,10 @@ class Decisions:
     def none() -> Decisions:
         """Decide that no column runs on rows that the view reflects."""
         return Decisions(DueColumns((), {}, {}), Ranges.empty, None)
+
+    def runs_all(self, columns: tuple[str, ...]) -> bool:
+        """Whether these are all columns that UDFs compute, so that no value is worth carrying."""
+        return {column.name for column in self.due.columns if column.udf} <= set(columns)
 
     def runs_on(self, fragment: SourceFragment) -> bool:
         """Whether a column runs on rows of a fragment."""

@@ -14,7 +14,6 @@ from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.engine.lance_io.fragments import (
     FragmentFiles,
     TableFields,
-    columns_of,
     garbage_collector_off,
     live_offsets,
     output_ids,
@@ -24,7 +23,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
-from airflow_geneva.engine.plan.refresh import choose_rows, compare_source
+from airflow_geneva.engine.plan.refresh import choose_rows, columns_then, compare_source
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import definition_in, former_names
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
@@ -129,7 +128,7 @@ def view_freshness(
     with garbage_collector_off():
         due = DueColumns.unchanged(definition.columns, dict(snapshot.code) if snapshot else {})
         decide = Decisions(due, lambda: view_state.shown, definition.explode)
-        changes = compare_source(dataset, names, snapshot, decide)
+        changes = compare_source(dataset, names, snapshot, decide, instead)
         chosen, gone, _ = choose_rows(dataset, definition, changes, snapshot, view_state)
     leaving = Ranges.empty()
     if snapshot is not None and gone:
@@ -181,16 +180,15 @@ def failed_rows_of_source(
     """Yield the rows of a version of a view's source for which the last UDF call of a column of the view failed.
 
     Args:
-        column: the column with the UDF, or None for any. Rows whose column an older version did not record count for
-            every column.
+        column: the column with the UDF, or None for any.
     """
-    columns = columns_of(dataset, reads, (), None)
+    columns, names = columns_then(dataset, tuple(reads), snapshot)
     state = snapshot.state(columns.inputs_text)
 
     def holds(provenance: Provenance) -> bool:
-        return column is None or not {column, ""}.isdisjoint(dict(Origin.of(provenance).failed))
+        return column is None or column in dict(Origin.of(provenance).failed)
 
-    yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state), holds)
+    yield from _failed(dataset, ComputedRows(dataset, columns, names, state), holds)
 
 
 def _failed(

@@ -27,7 +27,9 @@ from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.engine_errors import is_engine_error
 from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
 from airflow_geneva.engine.lance_io.fragments import (
+    Columns,
     FragmentFiles,
+    columns_in,
     columns_of,
     consecutive_row_ids,
     garbage_collector_off,
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
 
 CHANGED, RECODED, REFLECTED, FILTERED = (
     "new or changed in the source",
-    "columns of the query changed",
+    "some columns changed",
     "unchanged since the last refresh",
     "not selected by the query",
 )
@@ -80,7 +82,8 @@ class ChangedFragment:
 
     Args:
         rows: the rows that run.
-        failed: the rows on which the last run failed.
+        again: the rows among them whose values the view has.
+        failed: those among these on which the last run failed.
         tried: those among them that failed with the current code, by the number of runs.
         carried: the rows on which only some UDFs run, by these and the origin of the rows afterwards.
     """
@@ -89,6 +92,7 @@ class ChangedFragment:
     live: Ranges
     ids: Ranges
     rows: Ranges
+    again: Ranges
     failed: Ranges
     tried: PriorFailures
     look_up: RowIdLookup
@@ -122,9 +126,11 @@ class SourceChanges:
         gone: ids of rows that were deleted or changed, so that the view must not show their old values.
         fragments: all fragments of the source for the next snapshot, without new failures.
         history: finds the fragments from which the source's fragments were compacted.
+        names: the columns that the query read at the snapshot; "" for one that cannot be compared any more.
     """
 
     history: ComputedRows
+    names: tuple[str, ...]
 
     changed: list[ChangedFragment] = field(default_factory=list)
     gone: Ranges = field(default_factory=Ranges.empty)
@@ -153,7 +159,7 @@ def plan_refresh(
         _check_version(definition, dataset, view.name)
         definition.check_source(dataset)
         names = tuple(column.name for column in definition.reads)
-        code = tuple(sorted((name, udf.version) for name, udf in udfs.items()))
+        code = definition.code({name: udf.version for name, udf in udfs.items()})
         on_code_change = "new_rows" if request.errors_only else request.on_code_change
         rows_by_other_version = check_view_code_change(view_state, code, on_code_change, view.name)
         base = view_state.snapshot
@@ -171,7 +177,7 @@ def plan_refresh(
             if base is not None and not definition.has_limit and definition.shuffle_seed is None:
                 alike = _alike(base, decide)
                 stay = gone & Ranges.union(alike.values()) - Ranges.union(item.ids_carried for item in chosen)
-                renumbered = find_renumbered(dataset, names, base, stay, [item.whole for item in chosen])
+                renumbered = find_renumbered(dataset, changes.names, base, stay, [item.whole for item in chosen])
             if renumbered:
                 chosen, origins = _without(chosen, renumbered, alike)
                 changes.fragments = [
@@ -202,7 +208,8 @@ def plan_refresh(
         if (left := looked - rows - len(renumbered)) > 0:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
-        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching)
+        reads = tuple((name, columns_of(dataset, (name,), (), None).inputs_text) for name in names)
+        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, reads)
         if request.errors_only and base is not None and not works:
             snapshot = base  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
@@ -210,7 +217,8 @@ def plan_refresh(
             gone=gone,
             snapshot=snapshot.renamed(definition.keys),
             advances=base is None
-            or (base.source_version, base.code, base.older) != (dataset.version, snapshot.code, snapshot.older),
+            or (base.source_version, base.code, base.older, base.reads)
+            != (dataset.version, snapshot.code, snapshot.older, snapshot.reads),
             max_rows_per_fragment=request.max_rows_per_fragment,
             shuffle_seed=definition.shuffle_seed,
             renumbered=renumbered,
@@ -291,17 +299,22 @@ def compare_source(
     names: tuple[str, ...],
     snapshot: Snapshot | None,
     decide: Decisions,
+    instead: Mapping[str, str] | None = None,
 ) -> SourceChanges:
     """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
 
     Args:
+        names: the columns of the source that the query reads.
         decide: which columns run on rows that the view reflects.
+        instead: names of columns that are read in place of others, by the name of the replaced column.
     """
-    columns = columns_of(dataset, names, (), None)
+    columns, then_names = columns_then(dataset, names, snapshot, instead)
     state = ColumnState() if snapshot is None else snapshot.state(columns.inputs_text)
-    computed_rows = ComputedRows(dataset, columns, names, state)
+    history = computed_rows = ComputedRows(dataset, columns, then_names, state)
+    if then_names != names:
+        history = ComputedRows(dataset, columns_of(dataset, names, (), None), names, ColumnState())
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
-    found = SourceChanges(computed_rows)
+    found = SourceChanges(history, then_names)
     seen = cache(lambda: Ranges.union(f.ids for f in before.values()))
     here: list[Ranges] = []
     kept: set[str] = set()
@@ -311,10 +324,14 @@ def compare_source(
         then = before.get(files.signature)
         if then is not None and then.deletion == files.deletion and not decide.runs_on(then):
             kept.add(files.signature)
-            found.fragments.append(decide.left(then))
+            left = decide.left(then)
+            if history is not computed_rows:
+                left = replace(left, signature=history.manifest[files.id].signature)
+            found.fragments.append(left)
             found.given_up += len(then.failed)
             continue
-        fragment, after, given_up = _changed(files, computed_rows, before, seen, decide)
+        now = files if history is computed_rows else history.manifest[files.id]
+        fragment, after, given_up = _changed(files, now, computed_rows, before, seen, decide)
         here.append(fragment.ids)
         found.given_up += given_up
         found.fragments.append(after)
@@ -330,8 +347,36 @@ def compare_source(
     return found
 
 
+def columns_then(
+    dataset: lance.LanceDataset,
+    names: tuple[str, ...],
+    snapshot: Snapshot | None,
+    instead: Mapping[str, str] | None = None,
+) -> tuple[Columns, tuple[str, ...]]:
+    """Return the columns that a view's query read at its snapshot, with their names in this version of the source.
+
+    They differ from the columns that it reads now if columns were added to the query or dropped from it.
+    """
+    reads = [] if snapshot is None else [((instead or {}).get(name, name), text) for name, text in snapshot.reads]
+    if not reads or tuple(name for name, _ in reads) == names:
+        return columns_of(dataset, names, (), None), names
+    texts = [
+        (name, columns_of(dataset, (name,), (), None).inputs_text if name in names else text) for name, text in reads
+    ]
+    now = [columns_in(dataset, text, ())[1][0] for _, text in texts]
+    return read_columns(dataset, texts), tuple(now)
+
+
+def read_columns(dataset: lance.LanceDataset, reads: Sequence[tuple[str, str]]) -> Columns:
+    """Return the columns with some field ids, as a snapshot has them; the version may lack some of them."""
+    parts = [columns_in(dataset, text, ())[0] for _, text in reads]
+    inputs = tuple(fields for part in parts for fields in part.inputs)
+    return Columns(inputs, (), (), tuple(hashed for part in parts for hashed in part.names))
+
+
 def _changed(
     files: FragmentFiles,
+    now: FragmentFiles,
     computed_rows: ComputedRows,
     before: Mapping[str, SourceFragment],
     seen: Callable[[], Ranges],
@@ -339,6 +384,7 @@ def _changed(
 ) -> tuple[ChangedFragment, SourceFragment, int]:
     """Find the rows of a fragment that run; `seen` returns the row ids in the snapshot.
 
+    `files` are those of the columns that the query read at the snapshot, `now` those of the columns that it reads now.
     Return also the fragment for the next snapshot, without new failures, and the number of rows that were given up.
     """
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
@@ -352,8 +398,10 @@ def _changed(
     elif files.deletion:
         live = before[files.signature].live
     known = computed_rows.resolve(files, live) if ids & seen() else {}
-    fragment = ChangedFragment(files, live, ids, live, Ranges.empty(), (), partial(computed_rows.rows, files))
-    rows, failed, given_up = live - Ranges.union(known.values()), Ranges.empty(), 0
+    fragment = ChangedFragment(
+        now, live, ids, live, Ranges.empty(), Ranges.empty(), (), partial(computed_rows.rows, files)
+    )
+    rows, again, failed, given_up = live - Ranges.union(known.values()), Ranges.empty(), Ranges.empty(), 0
     tried, origins = dict[int, Ranges](), list[tuple[Origin, Ranges]]()
     carried = list[tuple[tuple[str, ...], Origin, Ranges]]()
     for provenance, held in known.items():
@@ -364,22 +412,23 @@ def _changed(
         if run == ():
             given_up += len(held) if origin.failed else 0
             continue
-        if run is not None:
-            there = _shown_rows(fragment, held, decide.shown())
+        there = _shown_rows(fragment, held, decide.shown())
+        if not decide.runs_all(run):
             carried.append((run, after, there))
-            # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
-            held = held if decide.exploded in run else there
+        # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
+        held = held if decide.exploded in run else there
         if after.tried:
             add_rows(tried, [(max(runs for _, runs in after.tried), held)])
-        rows, failed = rows | held, failed | held if origin.failed else failed
+        rows, again, failed = rows | held, again | held, failed | held if origin.failed else failed
     found = replace(
         fragment,
         rows=rows,
+        again=again,
         failed=failed,
         tried=tuple(sorted(tried.items())),
         carried=tuple(one for one in carried if one[2]),
     )
-    return found, SourceFragment(files.signature, files.deletion, live, ids).with_origins(origins), given_up
+    return found, SourceFragment(now.signature, files.deletion, live, ids).with_origins(origins), given_up
 
 
 def _shown_rows(fragment: ChangedFragment, rows: Ranges, shown: Ranges) -> Ranges:
@@ -490,7 +539,7 @@ def _fragments_of_rows(
             if rows:
                 every = Ranges.from_offsets(ids)
                 look_up = lambda found=found: found  # noqa: E731
-                yield ChangedFragment(files, live, every, rows, Ranges.empty(), (), look_up)
+                yield ChangedFragment(files, live, every, rows, Ranges.empty(), Ranges.empty(), (), look_up)
 
 
 def _work(
@@ -540,9 +589,8 @@ def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: Committ
         udfs = tuple(name for name in columns if work.definition.column(name).udf)
         add_rows(runs, [(udfs, found)] if (found := rows & item.rows) else [])
     carried = CarriedRows(tuple(sorted(runs.items()))) if runs else None
-    reason = CHANGED if item.rows - item.failed else FAILED
+    reason = CHANGED if item.rows - item.again else RECODED if item.rows - item.failed else FAILED
     if carried is not None:
-        reason = RECODED if reason == CHANGED and carried.rows.contains(item.rows) else reason
         carried = replace(carried, view_fragments=view_state.fragments_with(item.ids_of(carried.rows)))
     return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept, carried=carried)
 

@@ -111,7 +111,7 @@ class _Shown:
     @staticmethod
     def at(dataset: lance.LanceDataset, names: tuple[str, ...], base: Snapshot) -> _Shown | None:
         """Open that version; None if it was cleaned up, or its values cannot be compared with the current ones."""
-        if not names or any(is_blob(dataset.schema.field(name)) for name in names):
+        if not names or not all(names) or any(is_blob(dataset.schema.field(name)) for name in names):
             return None
         then = open_version_or_none(dataset, base.source_version)
         try:

@@ -137,7 +137,7 @@ def view_column_function(
     one = query.computed_column(column, location.name)
     assert one.udf is not None
     state = CommittedViewState(location, dataset)
-    code = dict(state.snapshot.code) if state.snapshot else {}
+    code = {name: version.partition("/")[0] for name, version in state.snapshot.code} if state.snapshot else {}
     rows, made = (int(dataset.count_rows(where)) for where in (IS_SET, f"{IS_SET} AND `{column}` IS NOT NULL"))
     versions = {code[column]: made} if column in code else {}
     older = state.snapshot.older if state.snapshot else ()

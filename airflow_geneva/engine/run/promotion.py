@@ -345,15 +345,34 @@ def _commit(location: TableLocation, dataset: lance.LanceDataset, asked: Promoti
     return _commit_schema(location, dataset, schema, properties, f"promote column {asked.column!r}")
 
 
-def change_query(location: TableLocation, change: Callable[[ViewDefinition, pa.Schema], ViewDefinition]) -> None:
-    """Change a view's query, in a commit that conflicts with promotions: neither takes back what the other wrote."""
+@dataclass(frozen=True)
+class QueryChange:
+    """A view's query after a change, and the columns that its table gets or loses with it."""
+
+    query: ViewDefinition
+    added: tuple[pa.Field, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def change_query(
+    location: TableLocation, change: Callable[[ViewDefinition, lance.LanceDataset], QueryChange | None]
+) -> None:
+    """Change a view's query, in a commit that conflicts with promotions: neither takes back what the other wrote.
+
+    Args:
+        change: returns the change of a version's query, or None if there is nothing to change. If other writers
+            commit meanwhile, or the outcome of the commit is not known, it is called again with a newer version.
+    """
     location = location.patient()
     for _ in commit_tries(f"view {location.name!r}", "change its query"):
         dataset = location.open()
         now = ViewDefinition.read(dataset.schema.metadata, location.name)
-        if (wanted := change(now, dataset.schema)) == now:
+        if (wanted := change(now, dataset)) is None or wanted == QueryChange(now):
             return
-        schema = changed_schema(dataset, {}, {}, {QUERY_KEY: wanted.to_json()})
+        ids = ids_by_name(dataset)
+        dropped = {field for name in wanted.dropped for field in ids[name]}
+        query = {QUERY_KEY: wanted.query.to_json()}
+        schema = changed_schema(dataset, {}, {}, query, wanted.added, dropped)
         if _commit_schema(location, dataset, schema, {}, "change the query"):
             return
 

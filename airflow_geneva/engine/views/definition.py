@@ -63,7 +63,8 @@ class OutputColumn:
 
     `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
     that name, or else a column of the source. `expect` are the view's own expectations, in addition to the UDF's.
-    Promotions change `name`; `first_name` is then the name at the view's creation.
+    Promotions change `name`; `first_name` is then the name at the view's creation. `since` is the version of the view
+    that added the column, if that was not its first, and `revision` the version that gave it another UDF or inputs.
     """
 
     name: str
@@ -75,6 +76,18 @@ class OutputColumn:
     first_name: str | None = None
     field: str | None = None
     of: str | None = None
+    since: int | None = None
+    revision: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Identifies the column also after promotions, and apart from a dropped column of the same name."""
+        first = self.first_name or self.name
+        return first if self.since is None else f"{first}@{self.since}"
+
+    def code(self, version: str) -> str:
+        """Identify the code of the column's values, from the version of its UDF."""
+        return version if self.revision is None else f"{version}/{self.revision}"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -108,7 +121,7 @@ class OutputColumn:
     def of_document(document: Mapping[str, Any]) -> OutputColumn:
         udf = UdfDefinition.from_json(json.dumps(document["udf"])) if "udf" in document else None
         about = (document["name"], document["kind"], document["type"], document.get("expression"))
-        more = (document.get(name) for name in ("expect", "first_name", "field", "of"))
+        more = (document.get(name) for name in ("expect", "first_name", "field", "of", "since", "revision"))
         return OutputColumn(*about, udf, *more)
 
     def called(self, name: str) -> OutputColumn:
@@ -216,8 +229,16 @@ class ViewDefinition:
 
     @property
     def keys(self) -> dict[str, str]:
-        """The columns' first names, which promotions do not change, by their names."""
-        return {column.name: column.first_name or column.name for column in self.columns}
+        """The keys of the columns by their names."""
+        return {column.name: column.key for column in self.columns}
+
+    def code(self, versions: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        """Identify the code of the columns' values, from the versions of their UDFs.
+
+        A column that was added to the query without a UDF has the code "".
+        """
+        plain = {column.name: "" for column in self.columns if column.since is not None and column.kind != "sibling"}
+        return tuple(sorted((plain | {name: self.column(name).code(one) for name, one in versions.items()}).items()))
 
     @property
     def _taken(self) -> dict[str, str]:
@@ -431,7 +452,7 @@ def own_columns(schema: pa.Schema) -> list[str]:
 
 def filled_by(columns: Sequence[OutputColumn]) -> dict[str, str]:
     """Return the column with the UDF for each column that a UDF fills."""
-    first = {column.first_name or column.name: column.name for column in columns}
+    first = {column.key: column.name for column in columns}
     return {c.name: c.name if c.of is None else first[c.of] for c in columns if c.udf or c.kind == "sibling"}
 
 

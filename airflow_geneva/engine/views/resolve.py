@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +13,7 @@ import pyarrow as pa
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.lance_io.filters import volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.siblings import match_fields
 from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
 from airflow_geneva.engine.lance_io.sql_text import names_in, read_sql
@@ -47,11 +47,21 @@ class ResolvedColumns:
     reads: frozenset[str]
 
 
-def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> ResolvedColumns:
+def resolve_columns(
+    dataset: lance.LanceDataset,
+    table: str,
+    specs: Sequence[tuple[Any, Any]],
+    earlier: Mapping[str, pa.Field] | None = None,
+    computed: Collection[str] = (),
+) -> ResolvedColumns:
     """Check a query's columns, given by name and `QuerySpec`, and find their types.
 
     An input of a UDF is an earlier column of the query with that name, else the source's column. SQL expressions read
     the source's columns only.
+
+    Args:
+        earlier: the columns that the query has before these.
+        computed: those of them that UDFs compute.
     """
     visible = visible_columns(dataset.schema)
     names = [name for key, _ in specs for name in key_names(key)]
@@ -68,7 +78,8 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
         raise InvalidInput(f"The query of table {table!r} has no columns. Select some: {', '.join(visible)}.")
     source = _Source(dataset, table, visible)
     columns: list[OutputColumn] = []
-    fields: dict[str, pa.Field] = {}
+    before = dict(earlier or {})
+    fields = dict(before)
     udfs: dict[str, UDF] = {}
     reads: set[str] = set()
     for key, spec in specs:
@@ -79,8 +90,8 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
             column, made, read = source.resolve_text(name, spec)
         else:
             udf, inputs = _split(name, spec)
-            column = source.resolve_udf(name, udf, inputs, fields, names[len(fields) :])
-            if udf.is_batch_api and (fed := sorted(udfs.keys() & set(column.columns))):
+            column = source.resolve_udf(name, udf, inputs, fields, names[len(fields) - len(before) :])
+            if udf.is_batch_api and (fed := sorted({*udfs, *computed} & set(column.columns))):
                 raise InvalidInput(
                     f"Column {name!r}: UDF {udf.name!r} is a batch API, and takes {fed}, which other UDFs compute; "
                     "these would compute it again while the service works. Make a view with these, and a view of it "
@@ -93,7 +104,8 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
             columns.append(one)
             fields[one.name] = its
         reads |= read
-    return ResolvedColumns(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
+    schema = pa.schema([field for name, field in fields.items() if name not in before])
+    return ResolvedColumns(tuple(columns), schema, udfs, frozenset(reads))
 
 
 def _filled(
@@ -129,6 +141,16 @@ def check_expression(sql: object, what: str) -> str:
             # Lance would parse only the part before this bracket; in added brackets, the text has another meaning.
             raise InvalidInput(f"{what}, {sql!r}, closes a bracket that it did not open. Write one condition or value.")
     return sql.strip()
+
+
+def check_repeatable(sql: str) -> None:
+    """Refuse an expression that returns another value at every call."""
+    if found := volatile_functions(sql):
+        raise InvalidInput(
+            f"{sql!r} calls {', '.join(found)}, which returns another value at every call, and a view must have one "
+            "result, whenever it is computed. Write a fixed value, filter on a stored column, or store the value in "
+            "the table first."
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
-    columns_of,
     garbage_collector_off,
     live_offsets,
     open_fragment,
@@ -26,7 +25,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_or_none, written_at
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions
-from airflow_geneva.engine.plan.refresh import SourceChanges, compare_source
+from airflow_geneva.engine.plan.refresh import columns_then, compare_source
 from airflow_geneva.engine.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -74,9 +73,9 @@ def new_rows_for_view(
     if snapshot is None:
         return all_rows_as_new(dataset)
     with garbage_collector_off():
-        columns = columns_of(dataset, reads, (), None)
+        columns, _ = columns_then(dataset, tuple(reads), snapshot)
         found = compare_source(dataset, tuple(reads), snapshot, Decisions.none())
-        if _is_another_table(dataset, columns, snapshot, found):
+        if _is_another_table(dataset, columns, snapshot):
             return all_rows_as_new(dataset)
     before = Ranges.union(fragment.ids for fragment in snapshot.fragments if found.changed)
     rows: dict[int, Ranges] = {}
@@ -97,11 +96,11 @@ def new_rows_for_view(
 
 
 def _is_another_table(
-    dataset: lance.LanceDataset, columns: Columns, snapshot: Snapshot, found: SourceChanges
+    dataset: lance.LanceDataset, columns: Columns, snapshot: Snapshot
 ) -> bool:  # fmt: skip
     """Whether the source was dropped and created again, so that its versions and row ids name other rows."""
     seen = {fragment.signature for fragment in snapshot.fragments}
-    if not seen or not seen.isdisjoint(fragment.signature for fragment in found.fragments):
+    if not seen or not seen.isdisjoint(read_manifest(dataset, columns).signatures.to_pylist()):
         return False
     if dataset.version < snapshot.source_version:
         return True

@@ -1,0 +1,211 @@
+"""Add, alter and drop columns of a view's query, each in one commit; the next refresh computes what is new alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.checkpoint.view_snapshot import new_snapshot_key, save_snapshot
+from airflow_geneva.engine.commit.view_state import AdvanceNote, CommittedViewState, write_advance_note
+from airflow_geneva.engine.job.folder import new_job_id
+from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable
+from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.reading import check_columns
+from airflow_geneva.engine.lance_io.table_key import check_key_stays
+from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
+from airflow_geneva.engine.plan.refresh import read_columns
+from airflow_geneva.engine.run.promotion import QueryChange, change_query
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.definition import check_view_type, key_names
+from airflow_geneva.engine.udf.of_process import give_udf
+from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, filled_by, source_columns
+from airflow_geneva.engine.views.resolve import ResolvedColumns, check_repeatable, resolve_columns
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+
+def add_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
+    """Add columns to the end of a view's query; see `View.add_columns`."""
+    names = [name for key in specs for name in key_names(key)]
+    tried = set[int]()
+
+    def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
+        there = {column.name: column.since for column in now.columns}
+        if tried and all(there.get(name) in tried for name in names):
+            return None  # an earlier attempt, whose outcome was not known
+        if taken := [name for name in names if name in dataset.schema.names]:
+            raise InvalidInput(
+                f"View {view.name!r} already has columns {taken}. Give a computed column another function with "
+                "view.alter_columns(...), or choose other names."
+            )
+        read = source.open()
+        found = _resolved(view, now, now.columns, dataset, read, specs)
+        check_storable(found.schema, DATA_STORAGE_VERSION, f"view {view.name!r}")
+        since = int(dataset.version) + 1
+        added = tuple(replace(column, since=since) for column in found.columns)
+        keys = {column.name: column.key for column in added}
+        added = tuple(replace(column, of=keys[column.of]) if column.of else column for column in added)
+        tried.add(since)
+        return QueryChange(_reading(now, (*now.columns, *added), found, read), tuple(found.schema))
+
+    change_query(view, change)
+
+
+def alter_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
+    """Give computed columns of a view other UDFs; see `View.alter_columns`."""
+
+    def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange:
+        read, query = source.open(), now
+        for key, spec in specs.items():
+            columns, filled = {column.name: column for column in query.columns}, filled_by(query.columns)
+            check_columns(view.name, list(columns), key_names(key))
+            first = filled.get(key_names(key)[0], key_names(key)[0])
+            then = query.computed_column(first, view.name)
+            if {filled.get(name) for name in key_names(key)} != {first}:
+                raise InvalidInput(
+                    f"Columns {list(key_names(key))} of view {view.name!r} are not filled by one function. Name each "
+                    "with its own."
+                )
+            earlier = query.columns[: query.columns.index(then)]
+            found = _resolved(view, query, earlier, dataset, read, {first: spec})
+            udf = found.columns[0].udf
+            assert udf is not None
+            assert then.udf is not None
+            check_view_type(view.name, first, then.type, udf, then.udf if then.field else None)
+            other = (udf.name, udf.input_columns) != (then.udf.name, then.udf.input_columns)
+            changed = replace(then, udf=udf, revision=int(dataset.version) + 1 if other else then.revision)
+            after = tuple(changed if column is then else column for column in query.columns)
+            query = _reading(query, after, found, read)
+        return QueryChange(query)
+
+    change_query(view, change)
+
+
+def drop_columns(view: TableLocation, source: TableLocation, names: Sequence[str]) -> None:
+    """Remove columns from a view's query, and from its table; see `View.drop_columns`."""
+    tried = list[int]()
+
+    def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
+        if not names or (tried and not set(names) & set(dataset.schema.names)):
+            return None
+        visible = [name for name in dataset.schema.names if name not in dataset.schema.names[:2]]
+        check_columns(view.name, visible, names)
+        if why := list(_refusals(now, names, visible)):
+            raise InvalidInput(f"Columns {list(names)} of view {view.name!r} cannot be dropped: {'; '.join(why)}.")
+        check_key_stays(view.name, dataset.schema, names)
+        left = tuple(column for column in now.columns if column.name not in names)
+        tried.append(int(dataset.version))
+        needed = set(_source_names(now, left))
+        reads = tuple(column for column in now.reads if column.name in needed)
+        with suppress(InvalidInput):  # a view whose source was dropped can lose columns, too
+            _keep_only(view, now, dataset, source.open(), needed)
+        return QueryChange(replace(now, columns=left, reads=reads), (), tuple(dict.fromkeys(names)))
+
+    change_query(view, change)
+
+
+def _refusals(now: ViewDefinition, names: Sequence[str], visible: Sequence[str]) -> Iterator[str]:
+    left = [column for column in now.columns if column.name not in names]
+    earlier = set[str]()
+    for column in now.columns:
+        if column in left and (read := sorted(earlier & set(names) & set(column.columns))):
+            yield f"column {column.name!r} is computed from {read}. Drop it, too, or give it other inputs first"
+        earlier.add(column.name)
+    filled = filled_by(now.columns)
+    for name in {filled[name] for name in names if name in filled}:
+        if others := [column.name for column in left if filled.get(column.name) == name]:
+            yield f"one function fills them and {others}. Drop all of these"
+    if now.explode in names:
+        yield f"{now.explode!r} is the exploded column, whose elements are the rows of the view"
+    if not left or not set(visible) - set(names):
+        yield "no other column would be left. Drop the view instead"
+
+
+def _resolved(
+    view: TableLocation,
+    query: ViewDefinition,
+    earlier: Sequence[OutputColumn],
+    dataset: lance.LanceDataset,
+    source: lance.LanceDataset,
+    specs: Mapping[Any, Any],
+) -> ResolvedColumns:
+    """Check columns for a view's query, which may read the `earlier` ones."""
+    query.check_source(source)
+    fields = {column.name: _unexploded(dataset.schema.field(column.name), column, query) for column in earlier}
+    computed = list(filled_by(earlier))
+    found = resolve_columns(source, query.source_table, tuple(specs.items()), fields, computed)
+    for column in found.columns:
+        if column.kind == "sql":
+            check_repeatable(column.expression or "")
+    for name, udf in found.udfs.items():
+        give_udf(udf, f"column {name!r} of view {view.uri}")
+    return found
+
+
+def _unexploded(field: pa.Field, column: OutputColumn, query: ViewDefinition) -> pa.Field:
+    """Return a column as UDFs of the query read it, before it is exploded."""
+    if column.name != query.explode:
+        return field
+    kind = pa.large_list(field.type) if column.type.startswith("large_list") else pa.list_(field.type)
+    return pa.field(column.name, kind)
+
+
+def _reading(
+    now: ViewDefinition, columns: tuple[OutputColumn, ...], found: ResolvedColumns, source: lance.LanceDataset
+) -> ViewDefinition:
+    """Return the query with other columns; columns of the source that it did not read before come last."""
+    known = {column.name: column for column in now.reads}
+    more = source_columns(source, [name for name in source.schema.names if name in found.reads - known.keys()])
+    known |= {column.name: column for column in more}
+    needed = set(_source_names(replace(now, reads=tuple(known.values())), columns))
+    reads = tuple(column for name, column in known.items() if name in needed)
+    return replace(now, columns=columns, reads=reads)
+
+
+def _source_names(now: ViewDefinition, columns: Sequence[OutputColumn]) -> Iterator[str]:
+    """Yield the columns of the source that the filter and some columns of a query read."""
+    names, earlier = [column.name for column in now.reads], set[str]()
+    yield from where_columns(now.where, names)
+    for column in columns:
+        if column.kind == "column":
+            yield str(column.expression)
+        elif column.kind == "sql":
+            yield from where_columns(column.expression, names)
+        yield from (name for name in column.columns if name not in earlier)
+        earlier.add(column.name)
+
+
+def _keep_only(
+    view: TableLocation,
+    now: ViewDefinition,
+    dataset: lance.LanceDataset,
+    source: lance.LanceDataset,
+    left: Collection[str],
+) -> None:
+    """Describe the source that the view reflects by the columns that the query still reads.
+
+    The source may lose the other ones before the next refresh, which compares it with this description.
+    """
+    state = CommittedViewState(view, dataset)
+    snapshot = state.snapshot
+    kept = tuple((name, text) for name, text in (snapshot.reads if snapshot else ()) if name in left)
+    if snapshot is None or kept == snapshot.reads:
+        return
+    if (then := open_version_or_none(source, snapshot.source_version)) is None:
+        return
+    before, after = (read_manifest(then, read_columns(then, part)).values() for part in (snapshot.reads, kept))
+    signatures = {one.signature: other.signature for one, other in zip(before, after, strict=True)}
+    if not all(one.signature in signatures for one in snapshot.fragments):
+        return  # the source was created again
+    fragments = tuple(replace(one, signature=signatures[one.signature]) for one in snapshot.fragments)
+    changed = replace(snapshot, fragments=fragments, reads=kept).renamed(now.keys)
+    key = new_snapshot_key(new_job_id())
+    save_snapshot(view.checkpoints, key, changed)
+    write_advance_note(view, AdvanceNote(state.newest.snapshot, snapshot.source_version, key))
