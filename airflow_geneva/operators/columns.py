@@ -11,7 +11,6 @@ from airflow.sdk import Context
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
-from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF
@@ -95,6 +94,8 @@ def _spec(column: str, given: Any) -> _Spec:
 
 def _differs(table: Table, column: str, spec: _Spec) -> bool:
     """Whether a column's definition differs from the requested one; altering a column of another type raises later."""
+    from airflow_geneva.view import View
+
     stored = table.definition(column)
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     wanted = udf.definition(inputs)

@@ -33,6 +33,24 @@ def test_a_column_is_added_once_and_then_left_alone(desk: Desk) -> None:
     assert desk.table.version == version
 
 
+def test_columns_of_a_view_are_added_and_altered_like_those_of_a_table(desk: Desk) -> None:
+    desk.append("a")
+    view = desk.table.query().create_materialized_view(name="columns_of_a_view")
+    view.refresh(runner="inline")
+
+    def define_in_view(**columns: Any) -> Any:
+        with DAG("dag_columns_of_a_view", schedule=None) as dag:
+            AddColumnsOperator(task_id="define", table=view.name, columns=columns)
+        run = Driver.trigger(dag).go()
+        assert run.state == "success", run.errors
+        return {name: columns for name, columns in run.xcom("define").items() if name != "version"}
+
+    assert define_in_view(n="geneva_dag_udfs:length") == {"added": ["n"], "altered": [], "unchanged": []}
+    assert define_in_view(n="geneva_dag_udfs:length") == {"added": [], "altered": [], "unchanged": ["n"]}
+    assert define_in_view(n="geneva_dag_udfs:longer") == {"added": [], "altered": ["n"], "unchanged": []}
+    assert view.definition("n").version == "2"
+
+
 def test_another_version_of_the_udf_alters_the_column(desk: Desk) -> None:
     define(desk, {"n": "geneva_dag_udfs:length"})
     run = define(desk, {"n": "geneva_dag_udfs:longer"})
