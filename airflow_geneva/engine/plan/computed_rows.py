@@ -42,7 +42,7 @@ from airflow_geneva.engine.lance_io.history import (
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, version_exists
-from airflow_geneva.engine.plan.shard import Works
+from airflow_geneva.engine.plan.shard import FragmentWork, Works
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
 from airflow_geneva.engine.storage.files import Storage
 
@@ -256,13 +256,16 @@ class ComputedRows:
             for files in before.at(before.positions(at for _, at in places))
             if (files.srcfiles, files.id) in places and self._has_lost_rows(files)
         }
-        ids = Ranges.union(Ranges.from_offsets(row_ids(then.dataset, fragment)[1]) for fragment in moved)
         new = ~pc.is_in(self.manifest.signatures, before.signatures).to_numpy(zero_copy_only=False)
-        for work in works.with_ids(self.manifest.ids[new].tolist() if ids else ()):
+        wanted: list[tuple[FragmentWork, Ranges]] = []
+        for work in works.with_ids(self.manifest.ids[new].tolist() if moved else ()):
             earlier = before.get(work.id)
-            if earlier is not None and earlier.srcfiles == work.files.srcfiles:
-                continue
             due = (work.due if work.selected is None else work.selected) - followed.get(work.id, Ranges.empty())
+            if due and (earlier is None or earlier.srcfiles != work.files.srcfiles):
+                wanted.append((work, due))
+        held = (row_ids(then.dataset, fragment)[1] for fragment in (moved if wanted else ()))
+        ids = Ranges.union(map(Ranges.from_offsets, held))
+        for work, due in wanted:
             offsets, here = self.rows(work.files)
             found: dict[tuple[str, int], Ranges] = {}
             for rows in compare_rows(then, self.dataset, here[due.mask(offsets) & ids.mask(here)], now.names):
