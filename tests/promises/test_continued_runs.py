@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,8 @@ ROWS = 80
 
 
 def append(table: Table) -> None:
-    table.add([{"id": 100, "x": 100, "other": 0}])
+    new = 100 + table.version
+    table.add([{"id": new, "x": new, "other": 0}])
 
 
 def delete(table: Table) -> None:
@@ -141,6 +144,26 @@ def test_a_killed_run_repeats_an_interval(
     assert_right(target, make, table)
     again = sum((trace.counts() - Counter(set(trace.rows()))).values())
     assert again <= (interval or 0), f"{again} rows ran twice"
+
+
+@pytest.mark.parametrize("make", [column, view, exploded])
+@pytest.mark.parametrize("seed", range(int(os.environ.get("GENEVA_CONTINUED_HISTORIES", "3"))))
+def test_each_kill_of_a_history_repeats_an_interval(
+    make_table: MakeTable, trace: Trace, make: Callable[[Table], Table], seed: int
+) -> None:
+    dice, kills = random.Random(seed), 5
+    table = make_table_of(make_table)
+    target = make(table)
+    for _ in range(kills):
+        point = dice.choice(["checkpoint.write", "checkpoint.written", "staged.write", "staged.written"])
+        with dies_at(f"{point}:{dice.randint(1, 9)}", surely=False):
+            run(target, 5)
+        for change in dice.choices([append, update, update_another, delete, compact, compact_around_an_update], k=2):
+            change(table)
+    assert run(target, 5).state == "DONE"
+    assert_right(target, make, table)
+    again = sum((trace.counts() - Counter(set(trace.rows()))).values())
+    assert again <= 5 * kills, f"{again} rows ran twice"
 
 
 def test_values_of_moved_rows_outlast_the_checkpoint_that_replaces_theirs(make_table: MakeTable, trace: Trace) -> None:

@@ -32,7 +32,7 @@ from airflow_geneva.engine.lance_io.manifest import Manifest
 from airflow_geneva.engine.lance_io.messages import Numbers
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import open_version, open_version_or_none
-from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.computed_rows import ComputedRows, find_checkpointed
 from airflow_geneva.engine.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.engine.plan.reusable_checkpoints import (
@@ -304,20 +304,15 @@ class _Planner:
         reusable = ReusableColumn(self.dataset, self.work)
         if whole:
             self._add(whole.reason, len(whole), whole.rows)
-        works = whole.replaced(due.work for due in dues)
-        ancestors = self.computed.ancestors(works, index, self.work.udf_version, earlier)
-        near = whole.with_ids({*(fragment for _, fragment in index.places()), *ancestors})
-        asked = [(replace(work, ancestors=ancestors.get(work.id, ())), work.due) for work in near]
         for due in dues:
             work = due.work
             self._count(work.reason, work.rows)
             self._add_given_up(due.given_up)
             if rest := work.files.live_rows - work.rows - due.given_up:
                 self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
-            if work.id in ancestors:
-                work = replace(work, ancestors=ancestors[work.id])
-            asked.append((work, due.live))
-        return whole.replaced(reusable.look_up_all(asked, index))
+        works, live = whole.replaced(due.work for due in dues), {due.work.id: due.live for due in dues}
+        unfinished = earlier().unfinished
+        return find_checkpointed(self.computed, reusable, works, live, index, self.work.udf_version, unfinished)
 
 
 def _added_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, load_state
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.engine.job.outbox import find_commits
-from airflow_geneva.engine.job.speed import ReadJobs
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import (
     OFFSET_BITS,
@@ -42,6 +42,7 @@ from airflow_geneva.engine.lance_io.history import (
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, version_exists
+from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.shard import FragmentWork, Works
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
 from airflow_geneva.engine.storage.files import Storage
@@ -51,7 +52,40 @@ if TYPE_CHECKING:
 
 HISTORY_CLEANED_UP = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
 _MOST_REFERENCES = 4
+_MOST_UNFINISHED = 16
 _MOST_VERSIONS = 1_000
+
+
+def find_checkpointed(
+    history: ComputedRows,
+    reusable: Reusable,
+    works: Works,
+    live: Mapping[int, Ranges],
+    index: CheckpointIndex,
+    version: str,
+    unfinished: Iterable[int],
+) -> Works:
+    """Find the due rows that checkpoints hold, also if rows were moved since they were computed.
+
+    Args:
+        live: the live rows of fragments of which not all due rows are.
+        version: the UDF version of the facts.
+        unfinished: the versions that unfinished jobs read, the newest first.
+    """
+
+    def look_up(works: Works, fragments: Iterable[int], found: Mapping[int, tuple[Ancestor, ...]]) -> Works:
+        asked = (
+            (replace(work, ancestors=(*work.ancestors, *found.get(work.id, ()))), live.get(work.id, work.due))
+            for work in works.with_ids(fragments)
+        )
+        return works.replaced(reusable.look_up_all(asked, index))
+
+    found = history.compacted_from(works, index, version)
+    works = look_up(works, {*(fragment for _, fragment in index.places()), *found}, found)
+    for before in islice((before for before in unfinished if before < history.dataset.version), _MOST_UNFINISHED):
+        if found := history.unchanged_since(before, works, index):
+            works = look_up(works, found, found)
+    return works
 
 
 class ComputedRows:
@@ -196,57 +230,41 @@ class ComputedRows:
         inputs = self.columns.inputs_text
         self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
 
-    def ancestors(
-        self, works: Works, index: CheckpointIndex, version: str, earlier: ReadJobs
-    ) -> dict[int, tuple[Ancestor, ...]]:
-        """Find the checkpointed fragments in which due rows lay before they were moved, with the same values.
-
-        Args:
-            version: the UDF version; fragments whose rows all hold its values are skipped.
-            earlier: the versions that unfinished jobs read, from which rows are compared by value.
-        """
-        found: dict[int, list[Ancestor]] = {}
-        places = index.places()
-        if not places or not self._stable:
-            return {}
-        there = self.manifest.at(self.manifest.positions(at for _, at in places))
-        if stray := places - {(files.srcfiles, files.id) for files in there}:
-            found = self._compacted_from([work.files for work in works], stray, version)
-        followed = {fragment: Ranges.union(one.rows for one in ancestors) for fragment, ancestors in found.items()}
-        for before in [before for before in earlier().unfinished if before < self.dataset.version][:_MOST_REFERENCES]:
-            with self._noting_gap(before):
-                for fragment, ancestor in self._unchanged_since(before, works, places, followed):
-                    found.setdefault(fragment, []).append(ancestor)
-        return {fragment: tuple(ancestors) for fragment, ancestors in found.items()}
-
-    def _compacted_from(
-        self, fragments: Sequence[FragmentFiles], stray: Collection[tuple[str, int]], version: str
-    ) -> dict[int, list[Ancestor]]:
-        """Find the `stray` places, whose fragments are gone, from which fragments were compacted."""
+    def compacted_from(self, works: Works, index: CheckpointIndex, version: str) -> dict[int, tuple[Ancestor, ...]]:
+        """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones."""
 
         def computed(parent: FragmentFiles) -> bool:
             return Provenance(version) in self.state.of_all_rows(parent.signature, parent.deletion)
 
-        found: dict[int, list[Ancestor]] = {}
+        found: dict[int, tuple[Ancestor, ...]] = {}
+        places = index.places()
+        there = self.manifest.at(self.manifest.positions(at for _, at in places))
+        stray = places - {(files.srcfiles, files.id) for files in there}
+        if not stray or not self._stable:
+            return found
+        fragments = [work.files for work in works]
         lineage = self._tracer.trace(fragments, computed)
         for files in fragments:
             if any((a.srcfiles, a.id) in stray for a in lineage.ancestors(files, computed)):
                 offsets, ids = self.rows(files)
-                found[files.id] = [
+                found[files.id] = tuple(
                     Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
                     for o in self._origins(lineage, files, computed)
                     if (o.fragment.srcfiles, o.fragment.id) in stray
-                ]
+                )
         return found
 
-    def _unchanged_since(
-        self, version: int, works: Works, places: Collection[tuple[str, int]], followed: Mapping[int, Ranges]
-    ) -> Iterator[tuple[int, Ancestor]]:
-        """Find due rows that lay in checkpointed fragments of a version and were moved, and whose inputs are the same.
+    def unchanged_since(self, version: int, works: Works, index: CheckpointIndex) -> dict[int, tuple[Ancestor, ...]]:
+        """Find the checkpointed fragments of a version in which missing rows lay with the inputs that they have now."""
+        found: dict[int, dict[tuple[str, int], Ranges]] = {}
+        with self._noting_gap(version):
+            for fragment, place, rows in self._unchanged_since(version, works, index.places()) if self._stable else ():
+                add_rows(found.setdefault(fragment, {}), [(place, rows)])
+        return {fragment: tuple(Ancestor(*one) for one in parts.items()) for fragment, parts in found.items()}
 
-        Args:
-            followed: by fragment, the rows whose place is known.
-        """
+    def _unchanged_since(
+        self, version: int, works: Works, places: Collection[tuple[str, int]]
+    ) -> Iterator[tuple[int, tuple[str, int], Ranges]]:
         then, now = (self._reference(at, self.columns.read) for at in (version, int(self.dataset.version)))
         if then is None or now is None:
             return
@@ -257,23 +275,21 @@ class ComputedRows:
             if (files.srcfiles, files.id) in places and self._has_lost_rows(files)
         }
         new = ~pc.is_in(self.manifest.signatures, before.signatures).to_numpy(zero_copy_only=False)
-        wanted: list[tuple[FragmentWork, Ranges]] = []
+        wanted: list[FragmentWork] = []
         for work in works.with_ids(self.manifest.ids[new].tolist() if moved else ()):
             earlier = before.get(work.id)
-            due = (work.due if work.selected is None else work.selected) - followed.get(work.id, Ranges.empty())
-            if due and (earlier is None or earlier.srcfiles != work.files.srcfiles):
-                wanted.append((work, due))
+            if work.missing_selected and (earlier is None or earlier.srcfiles != work.files.srcfiles):
+                wanted.append(work)
         held = (row_ids(then.dataset, fragment)[1] for fragment in (moved if wanted else ()))
         ids = Ranges.union(map(Ranges.from_offsets, held))
-        for work, due in wanted:
+        for work in wanted:
             offsets, here = self.rows(work.files)
-            found: dict[tuple[str, int], Ranges] = {}
-            for rows in compare_rows(then, self.dataset, here[due.mask(offsets) & ids.mask(here)], now.names):
+            chosen = here[work.missing_selected.mask(offsets) & ids.mask(here)]
+            for rows in compare_rows(then, self.dataset, chosen, now.names):
                 fragments = rows.then >> 32
                 for fragment in np.unique(fragments[rows.same]).tolist():
                     same = rows.now[rows.same & (fragments == fragment)] & OFFSET_BITS
-                    add_rows(found, [(moved[fragment], Ranges.from_offsets(same))])
-            yield from ((work.id, Ancestor(*one)) for one in found.items())
+                    yield work.id, moved[fragment], Ranges.from_offsets(same)
 
     def _has_lost_rows(self, before: FragmentFiles) -> bool:
         """Whether rows of a fragment of an earlier version may be elsewhere now, or have other inputs."""

@@ -46,7 +46,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
     reporting_cleaned_up,
 )
 from airflow_geneva.engine.plan.backfill import FAILED
-from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.computed_rows import ComputedRows, find_checkpointed
 from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
 from airflow_geneva.engine.plan.due_rows import check_view_code_change
 from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
@@ -192,10 +192,10 @@ def plan_refresh(
             earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
-                ancestors = changes.history.ancestors(Works(works), index, SHOWN, earlier)
-                works = [replace(item, ancestors=ancestors.get(item.id, ())) for item in works]
                 reusable = ReusableView(dataset, work, view_state.dataset)
-                works = reusable.look_up_all(((fragment, fragment.due) for fragment in works), index)
+                unfinished = earlier().unfinished
+                found = find_checkpointed(changes.history, reusable, Works(works), {}, index, SHOWN, unfinished)
+                works = list(found)
             planned = Works(works)
         changes.notes.extend(_notes(changes, renumbered, view_state))
         if request.errors_only and dataset.version < newest.version:
