@@ -61,7 +61,7 @@ class TaskRunner:
     ) -> None:
         self.target = target
         self.applier = applier
-        applier.names = target.names
+        self.names = applier.names = target.names
         self.reads = reads
         self.delayed = delayed
         self.known = tuple(known)
@@ -401,7 +401,7 @@ class _Passage:
         while (lane := self.to_keep.get()) is not None:
             assert lane.opened is not None
             fragment = lane.unit.work
-            keeper = Keeper(target.store, target.job, target.work, fragment, self.acknowledged.kept, target.names, most)
+            keeper = Keeper(target.store, target.job, target.work, fragment, self.acknowledged.kept, task.names, most)
             try:
                 try:
                     report = lane.opened.keep(lane.steps, keeper)
