@@ -16,7 +16,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     default_args={"retries": 2},
-    params={"on_code_change": on_code_change},
+    params={"on_code_change": on_code_change, "errors_only": Param(False, type="boolean")},
     tags=["geneva"],
     doc_md=__doc__,
 ):
@@ -27,5 +27,10 @@ with DAG(
         where="length(text) > 100",
         select={"text": "text", "embedding": {"udf": "embedding_udfs:embed", "inputs": ["text"]}},
     )
-    define >> RefreshTaskGroup(view="long_verses", source="verses", on_code_change="{{ params.on_code_change }}")
+    define >> RefreshTaskGroup(
+        view="long_verses",
+        source="verses",
+        on_code_change="{{ params.on_code_change }}",
+        errors_only="{{ params.errors_only }}",
+    )
 # --8<-- [end:example]
