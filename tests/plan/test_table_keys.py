@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import Database, connect, udf
+from airflow_geneva import Database, connect, expect, udf
 from airflow_geneva.engine.lance_io import table_key
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.errors import InvalidInput, JobFailed
@@ -156,6 +156,19 @@ def test_the_error_that_ends_a_job_names_the_row(db: Database) -> None:
     with pytest.raises(JobFailed, match=r"failed at row 1 of fragment 0 \(row address 1, key b\.pdf\)"):
         table.backfill("n", udf=strict, runner="inline")
     assert [record.key for record in table.get_errors()] == ["b.pdf"]
+
+
+def test_a_value_that_is_not_as_expected_is_named_by_its_key(db: Database) -> None:
+    @udf(data_type=pa.int64(), version="1", expect=[expect.between(0, 10)])
+    def plain(x: int) -> int:
+        return x
+
+    table = db.create_table("docs", pa.table({"path": ["a", "b"], "x": [1, -1]}), key="path")
+    table.add_columns({"n": plain})
+    view = table.query().select({"place": "path", "n": (plain, ["x"])}).create_materialized_view(db, "v")
+    for run in (lambda: table.backfill("n", runner="inline"), lambda: view.refresh(runner="inline")):
+        with pytest.raises(JobFailed, match=r"1 of 2 rows, for example row 1 \(key b\): -1"):
+            run()
 
 
 SELECT = {"place": "path", "n": (picky, ["x"])}

@@ -36,6 +36,7 @@ class Checked:
         wrong: number of rows that are not as expected.
         examples: row id and value, as text, of some wrong rows.
         why: the error of the expectation's function, or "".
+        keys: the table's key in the rows of the examples; "" without a key.
     """
 
     column: str
@@ -46,11 +47,13 @@ class Checked:
     wrong: int
     examples: tuple[tuple[int, str], ...] = ()
     why: str = ""
+    keys: tuple[str, ...] = ()
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Checked:
         fields = dict(document)
         fields["examples"] = tuple((int(row), str(value)) for row, value in fields["examples"])
+        fields["keys"] = tuple(map(str, fields.get("keys", ())))
         return Checked(**fields)
 
     def __add__(self, other: Checked) -> Checked:
@@ -62,10 +65,17 @@ class Checked:
             wrong=self.wrong + other.wrong,
             examples=(*self.examples, *other.examples)[:MOST_EXAMPLES],
             why=self.why or other.why,
+            keys=(*self.keys, *other.keys)[:MOST_EXAMPLES],
         )
 
+    @property
+    def shown(self) -> list[str]:
+        """The examples as texts."""
+        keys = (f" (key {key})" if key else "" for key in (*self.keys, *("",) * len(self.examples)))
+        return [f"row {row}{key}: {value}" for (row, value), key in zip(self.examples, keys, strict=False)]
+
     def __str__(self) -> str:
-        shown = ", ".join(f"row {row}: {value}" for row, value in self.examples)
+        shown = ", ".join(self.shown)
         part = f"{self.wrong:,} of {counted(self.rows, 'row')}" + (f", for example {shown}" if shown else "")
         found = "met" if self.passed else "not met"
         about = f": {part}{f'; {self.why}' if self.why else ''}" if self.wrong or not self.passed else ""
@@ -73,7 +83,7 @@ class Checked:
 
     def without_values(self) -> Checked:
         """Return the result without anything that shows values of rows."""
-        return replace(self, examples=(), why="")
+        return replace(self, examples=(), keys=(), why="")
 
 
 @dataclass(frozen=True)

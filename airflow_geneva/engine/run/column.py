@@ -363,7 +363,9 @@ class _Judge:
     def __init__(self, publisher: ColumnPublisher, shard: Shard) -> None:
         self.publisher = publisher
         self.shard = shard
-        self.checks = ValueChecks(publisher.target.source, publisher.work, publisher.work.sizing.batch_bytes)
+        self.checks = ValueChecks(
+            publisher.target.source, publisher.work, publisher.work.sizing.batch_bytes, lambda: publisher.target.names
+        )
         self.found: list[Checked] = []
         self.judged: dict[tuple[str, Any], Candidate] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -21,6 +21,7 @@ from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, live_offsets, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.siblings import Output
+from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.plan.freshness import computed_offsets
 from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
@@ -44,11 +45,13 @@ class ValueChecks:
         written: the table or view, in whose folder the staged files are.
         work: the planned job.
         limit: maximum bytes of a batch.
+        names: returns the keys of rows, which name the examples; called only for rows that are not as expected.
     """
 
     written: lance.LanceDataset
     work: JobSpec
     limit: int
+    names: Callable[[], RowNames]
 
     @cached_property
     def expected(self) -> list[tuple[str, Expectation]]:
@@ -75,10 +78,13 @@ class ValueChecks:
                 found[at] = _checked(*self.expected[at], ids, values)
         fault_point("values.checked")
         return [
-            replace(checked, passed=one.allows(checked.wrong, checked.rows))
+            replace(checked, passed=one.allows(checked.wrong, checked.rows), keys=self._keys(checked))
             for (_, one), checked in zip(self.expected, found, strict=True)
             if checked is not None
         ]
+
+    def _keys(self, checked: Checked) -> tuple[str, ...]:
+        return tuple(self.names().of([row for row, _ in checked.examples])) if checked.examples else ()
 
     def _batches(
         self, staged: Iterable[StagedFragment], columns: Sequence[str]

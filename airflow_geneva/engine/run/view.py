@@ -285,7 +285,7 @@ class ViewPublisher:
 
             @cache
             def judge() -> None:
-                checks = ValueChecks(dataset, work, work.sizing.batch_bytes)
+                checks = ValueChecks(dataset, work, work.sizing.batch_bytes, lambda: self.target.names)
                 self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
                 stop_if_not_met(self.checked, "The refresh of the view")
 
