@@ -113,12 +113,12 @@ def _reporting_silence(store: str, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _begin(store: str, seconds: float) -> float:
+def _begin(store: str, seconds: float, ago: float = 0.0) -> float:
     """Return when the outage of a store began; the first call logs it."""
     now = time.monotonic()
     with _lock:
-        began = _outages.setdefault(store, now)
-        if began == now:
+        began = _outages.setdefault(store, now - ago)
+        if began == now - ago:
             logger.warning(
                 "%s does not answer. Waiting for it, for at most %g seconds (in Airflow: [geneva] store_patience).",
                 store,
