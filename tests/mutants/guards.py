@@ -58,6 +58,7 @@ PROMOTED = "run/test_promotion.py::"
 SIBLINGS = "run/test_siblings.py::"
 LOAD = "load/test_load.py::"
 ANSWERS = "functions/test_answers.py::"
+COLUMNS = "views/test_columns.py::"
 SOUND = "lance_io/test_sound_arrays.py::"
 VALUES = "apply/test_values.py::"
 
@@ -775,5 +776,29 @@ GUARDS = [
         "    _check_precision(values)\n    found: list[Any] = values.to_pylist()",
         "    found: list[Any] = values.to_pylist()",
         (VALUES + "test_an_input_that_python_cannot_hold_is_a_failed_row_with_its_column_and_value",),
+    ),
+    Guard(
+        "A column that reads a changed one would keep a value of its earlier input.",
+        "if column.udf is not None and any(earlier.get(name) in found for name in column.columns):",
+        "if column.name in found:",
+        (COLUMNS + "test_a_changed_function_runs_alone_and_with_it_what_reads_it",),
+    ),
+    Guard(
+        "Rows that carry values of earlier code would be taken for rows of the current code.",
+        """        tag = f"{tag or ''}\\0carries {self.carries}" if self.carries else tag\n""",
+        "",
+        (COLUMNS + "test_rows_that_carry_values_of_earlier_code_do_not_count_as_computed_with_the_new_code",),
+    ),
+    Guard(
+        "A run of failed rows would leave a column that was added without values for good.",
+        "code = tuple(one for one in code if one[0] in before)  # columns that were added are not computed yet",
+        "pass",
+        (COLUMNS + "test_an_added_column_waits_while_only_failed_rows_run",),
+    ),
+    Guard(
+        "A column that was dropped and added again would be taken for computed.",
+        'return first if self.since is None else f"{first}@{self.since}"',
+        "return first",
+        (COLUMNS + "test_a_column_that_is_dropped_and_added_again_holds_no_earlier_value",),
     ),
 ]

@@ -277,3 +277,30 @@ def test_what_a_query_cannot_become_is_refused(table: Table, change: Callable[[V
     with pytest.raises(InvalidInput, match=why):
         change(view)
     assert view.lance.version == version
+
+
+def test_rows_that_carry_values_of_earlier_code_do_not_count_as_computed_with_the_new_code(
+    table: Table, trace: Trace
+) -> None:
+    view = make_view(table)
+    refresh(view)
+    deploy("words", 2)
+    view.add_columns({"chars": deploy("chars", 1)})
+    calls(trace)
+    refresh(view, on_code_change="new_rows")  # its checkpoints hold words of version 1 beside the new column
+    assert calls(trace) == {"chars": 121}
+    refresh(view, on_code_change="recompute")
+    assert calls(trace) == {"words": 121}
+    assert [row[4] for row in rows(view)] == [value("words", 2, x) for x in range(121)]
+
+
+def test_an_added_column_waits_while_only_failed_rows_run(table: Table, trace: Trace) -> None:
+    view = make_view(table, fails=("words",))
+    refresh(view)
+    view.add_columns({"chars": deploy("chars", 1)})
+    calls(trace)
+    refresh(view, errors_only=True)
+    assert calls(trace) == {"words": 12}
+    deploy("words", 2)
+    refresh(view, on_code_change="new_rows")
+    assert calls(trace) == {"words": 12, "chars": 121}

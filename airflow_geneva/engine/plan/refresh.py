@@ -209,6 +209,8 @@ def plan_refresh(
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
         reads = tuple((name, columns_of(dataset, (name,), (), None).inputs_text) for name in names)
+        if request.errors_only:
+            code = tuple(one for one in code if one[0] in before)  # columns that were added are not computed yet
         snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, reads)
         if request.errors_only and base is not None and not works:
             snapshot = base  # no row ran with other code, so there is nothing to decide
