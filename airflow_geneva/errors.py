@@ -269,6 +269,10 @@ class CodeChanged(GenevaError):
     """A column or view holds values of another code version, and ``on_code_change`` is "error"."""
 
 
+class UnknownValues(GenevaError):
+    """A column or view holds values that no job of its table computed, and ``on_unknown_values`` is "error"."""
+
+
 class CommitConflict(GenevaError):
     """Other writers kept changing the table until all retries were used."""
 

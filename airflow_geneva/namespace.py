@@ -34,6 +34,7 @@ from airflow_geneva.errors import (
     InvalidInput,
     NoSuchTable,
     TableRemade,
+    UnknownValues,
 )
 from airflow_geneva.query import Query
 from airflow_geneva.view import View
@@ -311,6 +312,7 @@ _ERRORS: tuple[tuple[type[Exception], type[errors.LanceNamespaceError]], ...] = 
     (TableRemade, errors.ConcurrentModificationError),
     (CommitConflict, errors.ConcurrentModificationError),
     (CodeChanged, errors.InvalidTableStateError),
+    (UnknownValues, errors.InvalidTableStateError),
     (InvalidInput, errors.InvalidInputError),
     (OSError, errors.ServiceUnavailableError),
     (GenevaError, errors.InternalError),

@@ -197,13 +197,13 @@ class Table(Summarized, Readable, FailedRows):
         dataset.add_columns(fields)
 
     def alter_columns(self, columns: ColumnSpecs) -> None:
-        """Give computed columns another UDF; values are kept until a backfill.
+        """Give computed columns another UDF, or a column of plain data its first; values are kept until a backfill.
 
         Args:
             columns: as for :meth:`add_columns`; columns that one UDF fills get it together, whichever is named.
 
         Raises:
-            InvalidInput: the column does not exist, or the UDF's output type is not the column's.
+            InvalidInput: the column does not exist, or is plain and NOT NULL, or the UDF's output type is not its own.
         """
         dataset = self.lance
         changes: dict[str, dict[str, str | None]] = {}
@@ -279,6 +279,7 @@ class Table(Summarized, Readable, FailedRows):
         recompute_mixed: bool = False,
         ignore_checkpoints: bool = False,
         run_after: datetime | None = None,
+        on_unknown_values: str = "error",
         **sizing: Unpack[SizingOptions],
     ) -> Plan:
         """Plan a backfill: which rows it would compute, and why; writes nothing.
@@ -297,15 +298,20 @@ class Table(Summarized, Readable, FailedRows):
             ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
             run_after: the time that ``now()`` returns; by default the time of this call.
+            on_unknown_values: what to do with due rows that hold a value which no job of this table computed: ``error``
+                stops; ``adopt`` keeps the column in the fragments of these rows as it is, NULL included, as if this
+                code had computed it; ``fill`` keeps the values and computes rows that are NULL; ``recompute`` computes
+                all.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
             InvalidInput: an argument is not valid, or names something that does not exist.
             CodeChanged: rows hold another UDF version's value, and ``on_code_change`` is ``error``.
+            UnknownValues: rows hold a value that no job computed, and ``on_unknown_values`` is ``error``.
         """
         request = BackfillRequest(
             column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-            ignore_checkpoints, run_after, sizing=sizing,
+            ignore_checkpoints, run_after, on_unknown_values=on_unknown_values, sizing=sizing,
         )  # fmt: skip
         from airflow_geneva.engine.run.estimate import estimator
         from airflow_geneva.engine.run.prepare import Udfs
@@ -338,6 +344,7 @@ class Table(Summarized, Readable, FailedRows):
         run_after: datetime | None = None,
         max_failed: int | float | None = None,
         indexes: str | None = None,
+        on_unknown_values: str = "error",
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult | BackfillResults:
         """Compute the missing values of a column, and commit them.
@@ -353,7 +360,7 @@ class Table(Summarized, Readable, FailedRows):
         The other arguments are those of :meth:`plan_backfill`.
 
         Raises:
-            InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
+            InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_backfill`; nothing was started.
             JobFailed: the job failed; ``.result`` has the counts of its completed work.
         """
         from airflow_geneva.bar import progress_bar
@@ -372,7 +379,7 @@ class Table(Summarized, Readable, FailedRows):
                 continue  # computed with a column of the same function
             request = BackfillRequest(
                 name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-                ignore_checkpoints, run_after, max_failed, indexes, sizing=sizing,
+                ignore_checkpoints, run_after, max_failed, indexes, on_unknown_values, sizing=sizing,
             )  # fmt: skip
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
@@ -428,7 +435,7 @@ class Table(Summarized, Readable, FailedRows):
             column, udf, runner, options: those of :meth:`backfill`.
 
         Raises:
-            InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
+            InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_backfill`; nothing was started.
 
         Example:
             ```python

@@ -161,6 +161,7 @@ class View(Table):
         on_code_change: str = "error",
         ignore_checkpoints: bool = False,
         errors_only: bool = False,
+        on_unknown_values: str = "error",
         **sizing: Unpack[SizingOptions],
     ) -> Plan:
         """Plan a refresh: which rows it would compute, and why; writes nothing.
@@ -173,11 +174,16 @@ class View(Table):
             errors_only: run only rows on which a UDF failed, however often; the view stays at the source version that
                 it shows. If a UDF was repaired, all other rows keep their values, and later refreshes go on with the
                 new code.
+            on_unknown_values: what to do with rows of which nothing says from which source rows they were computed, as
+                in a clone: ``error`` stops; ``adopt`` keeps them, if they are those of the query at the source version
+                that the view shows; ``recompute`` computes all.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
             InvalidInput: the source no longer fits the view, or an argument is not valid.
             CodeChanged: the view holds another UDF version's values, and ``on_code_change`` is ``error``.
+            UnknownValues: the record of the view's rows is missing, and ``on_unknown_values`` does not say what to do
+                or cannot be done.
         """
         from airflow_geneva.engine.run.estimate import estimator
         from airflow_geneva.engine.run.prepare import Udfs
@@ -191,6 +197,7 @@ class View(Table):
             ignore_checkpoints,
             check_sizing(sizing),
             errors_only=errors_only,
+            on_unknown_values=on_unknown_values,
         )
         definition = self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)
@@ -208,6 +215,7 @@ class View(Table):
         max_failed: int | float | None = None,
         indexes: str | None = None,
         errors_only: bool = False,
+        on_unknown_values: str = "error",
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Update the view to its source in one commit; the cost depends on what changed.
@@ -222,7 +230,7 @@ class View(Table):
         The other arguments are those of :meth:`plan_refresh`.
 
         Raises:
-            InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
+            InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_refresh`; nothing was started.
             JobFailed: the job failed; the view is unchanged.
         """
         from airflow_geneva.bar import progress_bar
@@ -238,6 +246,7 @@ class View(Table):
             max_failed,
             indexes,
             errors_only,
+            on_unknown_values,
         )
         with progress_bar(self.name):
             plan, udfs, watch = self._plan_refresh_to_run(request, runner)
@@ -250,7 +259,7 @@ class View(Table):
             runner, options: those of :meth:`refresh`.
 
         Raises:
-            InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
+            InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_refresh`; nothing was started.
         """
         from airflow_geneva.bar import show
         from airflow_geneva.engine.run.background import start_in_background

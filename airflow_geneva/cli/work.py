@@ -42,6 +42,10 @@ _OnCodeChange = Annotated[
     str,
     typer.Option(metavar="CHOICE", help="Of values of other code: error, recompute, new_rows."),
 ]
+_OnUnknownValues = Annotated[
+    str,
+    typer.Option(metavar="CHOICE", help="Of values that no job computed: error, adopt, fill (rows NULL), recompute."),
+]
 _ContinueFrom = Annotated[
     list[str] | None,
     typer.Option(metavar="VERSION", help="UDF version whose values are kept; may be given several times."),
@@ -105,6 +109,7 @@ def plan(
     where: _Where = None,
     read_version: _ReadVersion = None,
     on_code_change: _OnCodeChange = "error",
+    on_unknown_values: _OnUnknownValues = "error",
     continue_from: _ContinueFrom = None,
     errors_only: _ErrorsOnly = False,
     recompute_mixed: _RecomputeMixed = False,
@@ -129,11 +134,14 @@ def plan(
             raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
         db, _ = open_database_argument(arguments, conn_id, allowed_place)
         found = _open_view(db, view, source)
-        planned = found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints, errors_only)
+        planned = found.plan_refresh(
+            read_version, None, on_code_change, ignore_checkpoints, errors_only, on_unknown_values
+        )
         typer.echo(without_controls(planned))
         return
     db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
     options |= {"read_version": read_version, "on_code_change": on_code_change, "errors_only": errors_only}
+    options |= {"on_unknown_values": on_unknown_values}
     options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
     typer.echo(without_controls(db.open_table(table).plan_backfill(column, **options)))
 
@@ -149,6 +157,7 @@ def backfill(
     where: _Where = None,
     read_version: _ReadVersion = None,
     on_code_change: _OnCodeChange = "error",
+    on_unknown_values: _OnUnknownValues = "error",
     continue_from: _ContinueFrom = None,
     errors_only: _ErrorsOnly = False,
     recompute_mixed: _RecomputeMixed = False,
@@ -167,6 +176,7 @@ def backfill(
         column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
         continue_from=continue_from, errors_only=errors_only, recompute_mixed=recompute_mixed,
         ignore_checkpoints=ignore_checkpoints, runner=runner, max_failed=_number(max_failed), indexes=indexes,
+        on_unknown_values=on_unknown_values,
     )  # fmt: skip
     _print_result(result, as_json)
 
@@ -220,6 +230,7 @@ def refresh(
     ] = None,
     read_version: _ReadVersion = None,
     on_code_change: _OnCodeChange = "error",
+    on_unknown_values: _OnUnknownValues = "error",
     errors_only: _ErrorsOnly = False,
     ignore_checkpoints: _IgnoreCheckpoints = False,
     runner: _Runner = "auto",
@@ -235,7 +246,9 @@ def refresh(
     db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "VIEW")
     view = _open_view(db, name, source)
     failed = _number(max_failed)
-    result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes, errors_only)
+    result = view.refresh(
+        read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes, errors_only, on_unknown_values
+    )
     _print_result(result, as_json)
 
 

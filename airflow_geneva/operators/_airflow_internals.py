@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from airflow_geneva.errors import CodeChanged, CommitConflict, GenevaError, InvalidInput
+from airflow_geneva.errors import CodeChanged, CommitConflict, GenevaError, InvalidInput, UnknownValues
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -80,7 +80,9 @@ def default_retry_policy() -> Any:
     return ExceptionRetryPolicy(
         rules=[
             RetryRule(CommitConflict, RetryAction.RETRY, _SOON, reason="other writers kept changing the table"),
-            RetryRule([InvalidInput, CodeChanged], RetryAction.FAIL, reason="it would fail in the same way"),
+            RetryRule(
+                [InvalidInput, CodeChanged, UnknownValues], RetryAction.FAIL, reason="it would fail in the same way"
+            ),
         ]
     )
 

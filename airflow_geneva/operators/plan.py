@@ -27,7 +27,7 @@ from airflow_geneva.engine.lance_io.conflicts import conflict_retries
 from airflow_geneva.engine.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput
+from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput, UnknownValues
 from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
@@ -69,6 +69,7 @@ class PlanOperator(LanceOperator, SkipMixin):
 
     Args:
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        on_unknown_values: `error`, `adopt`, `fill` or `recompute`, when rows hold a value that no job computed.
         ignore_checkpoints: do not use values that earlier runs computed and did not commit.
         max_failed: fail the run if more than this number of rows fail, or, with a decimal point, more than this
             fraction of the due rows; by default any number may fail.
@@ -83,6 +84,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         *LanceOperator.template_fields,
         "openai_conn_id",
         "on_code_change",
+        "on_unknown_values",
         "ignore_checkpoints",
         "approve_above",
         "max_failed",
@@ -97,6 +99,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         self,
         *,
         on_code_change: str = "error",
+        on_unknown_values: str = "error",
         ignore_checkpoints: bool | str = False,
         approve_above: Mapping[str, float | str] | None = None,
         max_failed: float | str | None = None,
@@ -123,6 +126,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         given = locals()  # includes the given sizes, under the names of the fields of Sizing
         super().__init__(**kwargs)
         self.on_code_change = on_code_change
+        self.on_unknown_values = on_unknown_values
         self.ignore_checkpoints = ignore_checkpoints
         self.approve_above = check_limits(approve_above)
         self.max_failed = max_failed
@@ -163,6 +167,7 @@ class PlanOperator(LanceOperator, SkipMixin):
 
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
+            "on_unknown_values": optional_text(self.on_unknown_values) or "error",
             "ignore_checkpoints": parse_bool("ignore_checkpoints", self.ignore_checkpoints),
             "max_failed": optional_rows("max_failed", self.max_failed),
             "indexes": optional_text(self.indexes),
@@ -170,7 +175,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             "sizing": read_sizing(self.sizing, configured),
         }
         planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
-        with failing_at_once(CodeChanged), udf_modules(configured.udf_modules):
+        with failing_at_once(CodeChanged, UnknownValues), udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
         carried = carried_counts(job, planned_before)
         # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these

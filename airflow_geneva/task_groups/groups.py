@@ -218,6 +218,9 @@ class BackfillTaskGroup(_ShardGroup):
         read_version: compute only rows that existed at this table version.
         commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        on_unknown_values: when rows hold a value that no job of this table computed: `error`; `adopt` keeps the column
+            as it is, NULL included, as if this code had computed it; `fill` keeps the values and computes rows that are
+            NULL; `recompute` computes all.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
         errors_only: compute only rows on which the UDF failed, no matter how often; if its code was repaired, all other
             rows keep their values, and later runs use the new code.
@@ -246,6 +249,7 @@ class BackfillTaskGroup(_ShardGroup):
         read_version: int | str | None = None,
         commit_granularity: int | str | None = None,
         on_code_change: str = "error",
+        on_unknown_values: str = "error",
         continue_from: str | None = None,
         errors_only: bool | str = False,
         recompute_mixed: bool | str = False,
@@ -262,6 +266,7 @@ class BackfillTaskGroup(_ShardGroup):
             "read_version": read_version,
             "commit_granularity": commit_granularity,
             "on_code_change": on_code_change,
+            "on_unknown_values": on_unknown_values,
             "continue_from": continue_from,
             "errors_only": errors_only,
             "recompute_mixed": recompute_mixed,
@@ -362,6 +367,9 @@ class RefreshTaskGroup(_ShardGroup):
             the view's source is neither in the view's database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
+        on_unknown_values: when nothing says from which source rows the view's rows were computed, as in a clone:
+            `error`; `adopt` keeps them, if they are those of the query at the source version that the view shows;
+            `recompute` computes all.
         errors_only: run only rows on which a UDF failed, no matter how often; the view stays at the source version that
             it shows. If a UDF was repaired, all other rows keep their values, and later runs use the new code.
         ignore_checkpoints: do not use values that earlier runs computed.
@@ -387,6 +395,7 @@ class RefreshTaskGroup(_ShardGroup):
         sources: Sequence[str] | None = None,
         max_rows_per_fragment: int | str | None = None,
         on_code_change: str = "error",
+        on_unknown_values: str = "error",
         errors_only: bool | str = False,
         ignore_checkpoints: bool | str = False,
         max_failed: float | str | None = None,
@@ -399,6 +408,7 @@ class RefreshTaskGroup(_ShardGroup):
             "sources": sources,
             "max_rows_per_fragment": max_rows_per_fragment,
             "on_code_change": on_code_change,
+            "on_unknown_values": on_unknown_values,
             "errors_only": errors_only,
             "ignore_checkpoints": ignore_checkpoints,
             "max_failed": max_failed,

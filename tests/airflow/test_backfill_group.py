@@ -532,6 +532,7 @@ def test_numbers_may_come_out_of_templates(desk: Desk) -> None:
         ({"where": "nonsense > 1"}, "nonsense"),
         ({"read_version": 99}, "Version 99"),
         ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
+        ({"on_unknown_values": "{{ 'keep' }}"}, "on_unknown_values='keep' is unknown"),
     ],
 )
 def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong: dict[str, Any], told: str) -> None:

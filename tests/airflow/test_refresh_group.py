@@ -441,6 +441,7 @@ def test_a_templated_view_inside_another_group_is_announced_as_well(desk: Desk) 
         ({"src_version": 99}, "Version 99"),
         ({"src_version": "new"}, "src_version='new' is not a whole number"),
         ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
+        ({"on_unknown_values": "{{ 'fill' }}"}, "is for columns"),
         ({"errors_only": "{{ 1 == 1 }}"}, "it was never refreshed"),
         ({"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 is not valid"),
         ({"shard_size": 0}, "shard_size=0 is not valid"),

@@ -55,6 +55,19 @@ def test_a_column_is_defined_filled_and_defined_again(db: str) -> None:
     assert "max_failed" in told
 
 
+def test_values_of_unknown_origin_are_adopted_if_asked(db: str) -> None:
+    filled = connect(db).create_table("filled", {"x": [1, 2], "n": [7, 8]})
+    run("define", db, "filled", "n", "own_udfs:double")
+    for command in ("plan", "backfill"):
+        assert "2 rows" in run(command, db, "filled", "n", code=1)
+    assert "adopted" in run("plan", db, "filled", "n", "--on-unknown-values", "adopt")
+    assert run("backfill", db, "filled", "n", "--on-unknown-values", "adopt").startswith("DONE: 0 rows computed")
+    assert filled.to_arrow()["n"].to_pylist() == [7, 8]
+    filled.query().select(["x"]).create_materialized_view(name="v")
+    assert run("refresh", db, "v", "--on-unknown-values", "adopt", "--runner", "inline").startswith("DONE: 2 rows")
+    assert "is for columns" in run("plan", db, "--view", "v", "--on-unknown-values", "fill", code=1)
+
+
 def test_a_table_of_another_database_is_read_in_an_allowed_place_only(db: str, tmp_path: Path) -> None:
     other = connect(tmp_path / "other").create_table("people", {"x": [1, 2]}).lance
     other.shallow_clone(f"{db}/clone.lance", other.version)
@@ -82,7 +95,7 @@ def test_a_view_is_refreshed_and_a_table_is_not(db: str) -> None:
         (("backfill", "docs", "n"), "Column 'n' is not defined"),
         (("backfill", "docs", "n", "--max-failed", "few"), "--max-failed few is no number"),
         (("define", "docs", "n", "own_udfs.double"), "malformed"),
-        (("define", "docs", "x", "own_udfs:double"), "has no UDF"),
+        (("define", "docs", "x", "own_udfs:double"), "computed from itself"),
     ],
 )
 def test_mistakes_are_said(db: str, arguments: tuple[str, ...], says: str) -> None:

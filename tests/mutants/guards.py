@@ -41,6 +41,7 @@ def _read(path: Path) -> str:
 
 
 COMMIT = "commit/test_commit.py::"
+UNKNOWN = "plan/test_unknown_values.py::"
 RACES = "promises/test_view_races.py::"
 REMADE = "promises/test_recreated_tables.py::"
 PLACES = "promises/test_opened_places.py::"
@@ -800,5 +801,23 @@ GUARDS = [
         'return first if self.since is None else f"{first}@{self.since}"',
         "return first",
         (COLUMNS + "test_a_column_that_is_dropped_and_added_again_holds_no_earlier_value",),
+    ),
+    Guard(
+        "Values of a copy, a backup or another writer would be computed again, and paid, without a question.",
+        "        if self.wanted.asks_about_values:\n",
+        "        if False:\n",
+        (UNKNOWN + "test_filled_values_of_unknown_origin_stop_a_plan",),
+    ),
+    Guard(
+        "A plan would ask about rows whose inputs changed, and an hourly DAG would stop.",
+        "unknown = unknown - Ranges.union(part._of_a_job.get(files.id, Ranges.empty()) for part in parts)",
+        "pass",
+        (UNKNOWN + "test_rows_whose_inputs_changed_are_computed_without_a_question",),
+    ),
+    Guard(
+        "A plan of a copy would ask about rows whose inputs changed before it was made.",
+        "unknown = unknown - self.state.stale(files.signature, files.physical_rows)",
+        "pass",
+        ("run/test_copying.py::test_a_copy_has_to_compute_what_the_table_has_to",),
     ),
 ]

@@ -238,6 +238,7 @@ class CodeHistories(RuleBasedStateMachine):
         version = self.table.version
         TRACES[0].clear()
         options: dict[str, Any] = {"on_code_change": asked.mode, "errors_only": asked.errors_only}
+        options["on_unknown_values"] = "recompute"
         if asked.continue_from:
             options["continue_from"] = list(asked.continue_from)
         try:

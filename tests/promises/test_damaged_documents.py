@@ -75,10 +75,10 @@ class Tasks:
         self.commit()
         self.finish()
 
-    def run(self) -> Any:
+    def run(self, on_unknown_values: str = "error") -> Any:
         if isinstance(self.target, View):
-            return self.target.refresh(runner="inline")
-        return self.target.backfill("p", runner="inline")
+            return self.target.refresh(runner="inline", on_unknown_values=on_unknown_values)
+        return self.target.backfill("p", runner="inline", on_unknown_values=on_unknown_values)
 
     def values(self) -> list[tuple[int, int]]:
         table = self.target.to_arrow()
@@ -143,7 +143,7 @@ def test_what_is_no_plan_counts_as_not_there_and_costs_work_only(
     if ended == "DONE":
         assert tasks.values() == WANTED
     trace.clear()
-    assert tasks.run().state == "DONE"
+    assert tasks.run("recompute").state == "DONE"
     assert tasks.values() == WANTED
     assert len(trace) <= ROWS + 8
     trace.clear()

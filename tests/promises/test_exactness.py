@@ -34,7 +34,7 @@ def table(tmp_path: Path) -> airflow_geneva.Table:
 def backfill(table: airflow_geneva.Table, expected: int) -> None:
     ran.clear()
     before = table.version
-    result = table.backfill("y", udf=double, runner="inline")
+    result = table.backfill("y", udf=double, runner="inline", on_unknown_values="recompute")
     assert sum(ran) == result.rows_computed == expected
     assert table.version - before == (1 if expected else 0), "nothing to do writes no version"
     values = table.to_arrow()

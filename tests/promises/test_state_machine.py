@@ -20,7 +20,7 @@ from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.udf import UDF
-from airflow_geneva.errors import JobFailed
+from airflow_geneva.errors import JobFailed, UnknownValues
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace, leave_trace
 from tests.support.invariants import assert_honest, assert_nothing_to_do_is_free
@@ -78,15 +78,17 @@ class Model:
         right: rows that hold the UDF's value for their input, because a backfill put it there.
         loose: right rows that may run again all the same, because the history is gone.
         saved: rows whose value lies in a checkpoint, by the filter it was computed under; they must not run again.
+        written: rows that hold a value of another writer; a backfill that selects one of them may ask.
     """
 
     x: dict[int, int | None] = field(default_factory=dict)
     right: set[int] = field(default_factory=set)
     loose: set[int] = field(default_factory=set)
     saved: dict[str | None, set[int]] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
 
     def copy(self) -> Model:
-        return Model(dict(self.x), set(self.right), set(self.loose))
+        return Model(dict(self.x), set(self.right), set(self.loose), written=set(self.written))
 
     def forget(self, rows: set[int]) -> None:
         """Checkpoints no longer serve these rows."""
@@ -155,6 +157,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(xs=st.lists(XS, min_size=1, max_size=3), value=st.none() | st.integers(-9, -5))
     def append_with_a_value(self, xs: list[int | None], value: int | None) -> None:
+        if value is not None:
+            self.model.written |= set(range(self.next_id, self.next_id + len(xs)))
         self.table.add(self.new_rows(xs).append_column("y", pa.array([value] * len(xs), pa.int64())))
         self.remember()
 
@@ -198,6 +202,7 @@ class Histories(RuleBasedStateMachine):
         merge.execute(data.select(self.table.schema.names))
         self.model.x.update(dict.fromkeys(rows, 77))
         self.model.right -= set(rows)
+        self.model.written -= set(rows)
         self.model.forget(set(rows))
         self.remember()
 
@@ -229,6 +234,7 @@ class Histories(RuleBasedStateMachine):
         if rows:
             self.table.lance.update({"y": "-7"}, where=f"id IN ({', '.join(map(str, sorted(rows)))})")
             self.model.right -= rows
+            self.model.written |= rows
             self.model.forget(rows)
             self.remember()
 
@@ -246,6 +252,7 @@ class Histories(RuleBasedStateMachine):
             transaction = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
             lance.LanceDataset.commit(dataset.uri, transaction)
             self.model.right -= rows
+            self.model.written |= rows
             self.model.forget_filters_on_the_column()
             self.remember()
 
@@ -271,6 +278,7 @@ class Histories(RuleBasedStateMachine):
         self.table.add_columns({"y": self.function()})
         self.model.right.clear()
         self.model.loose.clear()
+        self.model.written.clear()
         self.model.forget_filters_on_the_column()
         self.versions.clear()
         self.remember()
@@ -305,15 +313,15 @@ class Histories(RuleBasedStateMachine):
         assert {row: x for row, (x, _) in before.items()} == self.model.x
         self.trace.clear()
         os.environ[FAILS_AT] = str(fails_at)
+        sizes = {"checkpoint_size": batch, "commit_granularity": 2}
+        run_now = partial(self.table.backfill, "y", udf=self.function(), where=where, runner="inline", **sizes)
         try:
-            result = self.table.backfill(
-                "y",
-                udf=self.function(),
-                where=where,
-                runner="inline",
-                checkpoint_size=batch,
-                commit_granularity=2,
-            )
+            try:
+                result = run_now()
+            except UnknownValues:
+                if not selected & self.model.written:
+                    raise  # nobody else wrote a value
+                result = run_now(on_unknown_values="recompute")
         except JobFailed:
             assert fails_at is not None
             run = self.assert_run(selected, where)
@@ -332,6 +340,7 @@ class Histories(RuleBasedStateMachine):
         if not self.model.may_run(selected, where) and not selected - self.model.right:
             assert self.table.version == version
         self.model.right |= selected
+        self.model.written -= selected
         self.model.loose -= selected
         self.model.saved.clear()
         self.remember()

@@ -87,7 +87,8 @@ class Job:
             "indexed": {"indexes": "update"},
             "nested": {"on_code_change": "recompute"},
         }
-        return {**SIZES, **extra.get(self.kind, {})}
+        # Changes write values of their own, and facts are lost.
+        return {**SIZES, "on_unknown_values": "recompute", **extra.get(self.kind, {})}
 
     def values(self, x: int | None) -> set[int | None]:
         """Return the possible values of the job for an input."""

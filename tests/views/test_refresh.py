@@ -12,11 +12,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.engine.commit.view_state import CommittedViewState
-from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.run import view as run
 from airflow_geneva.engine.udf import udf
-from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
+from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed, UnknownValues
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, leave_trace
@@ -173,16 +171,54 @@ def test_foreign_placeholders_and_a_restored_view_are_set_right(make_table: Make
     assert view.lance.count_rows() == 100
 
 
-def test_a_lost_snapshot_costs_a_full_refresh_and_no_wrong_row(make_table: MakeTable, trace: Trace) -> None:
-    table = make_table(100)
-    view = Asked().make(table)
-    refresh(view)
+def lose_snapshot(view: View) -> None:
     for name in view.location.checkpoints.list_files("state"):
         view.location.checkpoints.delete(name)
-    table.add([{"id": 100, "x": 100}])
+
+
+@pytest.mark.parametrize(("answer", "due"), [("recompute", 96), ("adopt", 1)])
+def test_a_view_whose_snapshot_is_lost_asks(make_table: MakeTable, trace: Trace, answer: str, due: int) -> None:
+    table, asked = make_table(100), Asked()
+    view = asked.make(table)
     refresh(view)
-    assert_equals_query(view, table, Asked())
-    assert CommittedViewState(view.location, view.lance).shown == Ranges.of(0, 101)
+    lose_snapshot(view)
+    table.lance.delete("id >= 6 AND id < 10")
+    table.lance.update({"x": "1005"}, where="id = 5")
+    trace.clear()
+    with pytest.raises(UnknownValues, match=r"shows 100 rows.*version 1 of the source.*on_unknown_values"):
+        refresh(view)
+    assert view.plan_refresh(on_unknown_values=answer).rows_pending == due
+    refresh(view, on_unknown_values=answer)
+    assert_exact(trace, [1005])  # the others are in checkpoints
+    assert_equals_query(view, table, asked)
+    assert_nothing_to_refresh(view, trace)
+
+
+@pytest.mark.parametrize("asked", [Asked(NOT_THIRD), Asked(limit=7, offset=3), Asked(limit=7, seed=5)])
+def test_an_adopted_view_is_up_to_date(make_table: MakeTable, trace: Trace, asked: Asked) -> None:
+    table = make_table(30)
+    view = asked.make(table)
+    refresh(view)
+    lose_snapshot(view)
+    trace.clear()
+    result = refresh(view, on_unknown_values="adopt")
+    assert (trace.rows(), result.commits) == ([], ())
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_rows_that_the_query_does_not_select_are_not_adopted(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(30)
+    view = Asked(NOT_THIRD).make(table)
+    refresh(view)
+    db = connect(table.location.database_uri)
+    view.lance.shallow_clone(f"{db.uri}/v2.lance", view.version)
+    clone = db.open_view("v2")
+    db.drop_table(table.name)
+    make_table(40)
+    with pytest.raises(UnknownValues, match="it holds other rows than its query selects at version 1"):
+        refresh(clone, on_unknown_values="adopt")
+    with pytest.raises(InvalidInput, match="is for columns"):
+        refresh(clone, on_unknown_values="fill")
 
 
 @pytest.mark.slow

@@ -75,6 +75,10 @@ SEEN = "seen"
 """Text of a fact that marks a table version at which the facts were complete; plans compare rows by value with it."""
 
 
+STALE = "stale"
+"""Text of a fact about rows that hold values of a job although their inputs changed, in a copy without the history."""
+
+
 def seen(version: int) -> Fact:
     """Make the fact that marks a table version as one with which plans may compare rows."""
     return Fact("", SEEN, None, version)
@@ -137,9 +141,11 @@ class Facts(Mapping[str, list[Fact]]):
         """Return the facts about values that were computed from the given inputs."""
         return Facts(self.table.filter(pc.is_in(self.table["inputs"], pa.array(["", inputs]))))
 
-    def cover(self, what: str, signatures: pa.StringArray, deletions: pa.StringArray) -> npt.NDArray[np.bool_]:
-        """Return for each of many fragments whether a fact covers all of its live rows."""
-        said = self.table.filter(pc.equal(self.table["what"], what))
+    def cover(
+        self, whats: Sequence[str], signatures: pa.StringArray, deletions: pa.StringArray
+    ) -> npt.NDArray[np.bool_]:
+        """Return for each of many fragments whether a fact with one of the texts covers all of its live rows."""
+        said = self.table.filter(pc.is_in(self.table["what"], pa.array(whats, pa.string())))
         whole, part = said.filter(pc.is_null(said["rows"])), said.filter(pc.is_valid(said["live_under"]))
         covered = pc.is_in(signatures, whole["signature"])
         if part.num_rows:
@@ -151,6 +157,12 @@ class Facts(Mapping[str, list[Fact]]):
     def know(self, signatures: pa.StringArray) -> npt.NDArray[np.bool_]:
         """Return for each of many fragments whether any fact is about it."""
         found: npt.NDArray[np.bool_] = pc.is_in(signatures, self.table["signature"]).to_numpy(zero_copy_only=False)
+        return found
+
+    def say(self, what: str, signatures: pa.StringArray) -> npt.NDArray[np.bool_]:
+        """Return for each of many fragments whether a fact with this text is about it."""
+        said = self.table["signature"].filter(pc.equal(self.table["what"], what))
+        found: npt.NDArray[np.bool_] = pc.is_in(signatures, said).to_numpy(zero_copy_only=False)
         return found
 
     def oldest_apart_from(self, signatures: pa.StringArray) -> int | None:
@@ -197,6 +209,11 @@ class ColumnState:
     def about(self, inputs: str) -> ColumnState:
         """Return the state with only the facts about values that were computed from the given inputs."""
         return replace(self, facts=self.facts.about(inputs)) if self.other_inputs(inputs) else self
+
+    def stale(self, signature: str, physical_rows: int) -> Ranges:
+        """Return the rows of a fragment that hold values of inputs that changed before the table was copied."""
+        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == STALE]
+        return Ranges.union(Ranges.of(0, physical_rows) if some is None else some for some in rows)
 
     def given_up(self, signature: str, version: str) -> Ranges:
         """Return the rows of a fragment that failed in the maximum number of runs, deleted rows included."""
@@ -320,6 +337,16 @@ def _write_fold(store: CheckpointStore, state: ColumnState, facts: pa.Table) -> 
     covers = json.dumps(sorted(state.folded.union(state.ledgers)))
     whole = pa.concat_tables([facts, pa.Table.from_batches([marks])])
     store[new_fold_key()] = single_batch(whole.replace_schema_metadata({"covers": covers}))
+
+
+def save_facts(checkpoints: Storage, field_id: int, facts: Facts, version: int) -> None:
+    """Write facts of another table about a column as one ledger; nothing if there are none.
+
+    Args:
+        version: the table version that they are about.
+    """
+    if facts:
+        _write_fold(state_store(checkpoints, field_id), ColumnState(seen=[version]), facts.table)
 
 
 def new_fold_key() -> str:

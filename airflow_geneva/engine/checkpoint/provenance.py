@@ -13,6 +13,9 @@ from airflow_geneva.engine.storage.documents import parse
 MOST_RUNS = 3
 """Number of runs in which a row may fail under one UDF version; after that, only ``errors_only`` runs it again."""
 
+ADOPTED = "adopted"
+"""Stands for the version that made a value which a user took over for a UDF version, as no job had computed it."""
+
 PriorFailures = tuple[tuple[int, Ranges], ...]
 """Physical offsets of rows that failed in earlier runs, by the number of these runs."""
 
@@ -21,7 +24,8 @@ PriorFailures = tuple[tuple[int, Ranges], ...]
 class Provenance:
     """The origin of a row's value: its UDF version, and the version whose code computed it, if that is another one.
 
-    After `failures` runs in which the UDF failed on the row, its value is NULL.
+    `made_by` is `ADOPTED` for a value that no job of the table computed and that counts as the version's. After
+    `failures` runs in which the UDF failed on the row, its value is NULL.
     """
 
     version: str
@@ -48,8 +52,8 @@ class Provenance:
 
     @property
     def maker(self) -> str:
-        """The version whose code computed the value."""
-        return self.made_by or self.version
+        """The version whose code computed the value; of an adopted value, the version that it counts as."""
+        return self.version if self.made_by in ("", ADOPTED) else self.made_by
 
     def is_value_of(self, version: str) -> bool:
         """Whether the value was computed by a version, or counts as that version's."""

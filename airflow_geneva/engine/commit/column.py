@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.engine.checkpoint.keys import FragmentKey
-from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
+from airflow_geneva.engine.checkpoint.provenance import ADOPTED, MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
@@ -554,9 +554,11 @@ class ShardCommitter:
 
 
 def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
-    """Return the deletion file under which these rows and the permanently failed rows are all live rows."""
-    if provenance.failures:
+    """Return the deletion file under which these rows, and those that failed for good or were adopted, are all live."""
+    if provenance.failures or provenance.made_by == ADOPTED:
         return None
-    given_up = Provenance(provenance.version, failures=MOST_RUNS)
-    settled = rows | candidate.outcome(provenance.version).get(given_up, Ranges.empty())
+    version = provenance.version
+    beside = (Provenance(version, failures=MOST_RUNS), Provenance(version, ADOPTED))
+    outcome = candidate.outcome(version)
+    settled = Ranges.union([rows, *(outcome.get(found, Ranges.empty()) for found in beside)])
     return candidate.staged.deletion if settled.contains(candidate.staged.live) else None

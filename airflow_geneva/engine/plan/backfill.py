@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, load_state, looked_at
-from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, looked_at, seen
+from airflow_geneva.engine.checkpoint.provenance import (
+    ADOPTED,
+    MOST_RUNS,
+    Provenance,
+    add_rows,
+    by_code_version,
+    failed_rows,
+)
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.engine.checkpoint.shared_files import state_with_bases
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import ReadJobs, history_once
@@ -44,11 +52,14 @@ from airflow_geneva.engine.plan.reusable_checkpoints import (
     other_versions,
 )
 from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.unknown_values import adopted_note, check_unknown_values, filled_rows
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import columns_before, stored_definition
 
 if TYPE_CHECKING:
     import lance
+
+    from airflow_geneva.engine.udf.settings import UdfDefinition
 
 FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
 CHANGED, CODE, EMPTY = "new, or changed since they were computed", "computed by another UDF version", "no live rows"
@@ -58,11 +69,13 @@ NOT_ASKED = "not asked for"
 
 @dataclass(frozen=True)
 class _Due:
-    """The work for a fragment before the planner looks for checkpoints."""
+    """The work for a fragment before the planner looks for checkpoints; `unknown` are due rows without provenance."""
 
     work: FragmentWork
     live: Ranges
     given_up: int = 0
+    unknown: Ranges = field(default_factory=Ranges.empty)
+    adopted: int = 0
 
 
 def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
@@ -71,8 +84,11 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
     work = replace(work, nested=columns.nested)
     with garbage_collector_off():
-        state = load_state(checkpoints, columns.output[0])
-        return _Planner(dataset, work, columns, state, wanted).plan(CheckpointStore(checkpoints))
+        state = state_with_bases(dataset, checkpoints, columns.output)
+        planner = _Planner(dataset, work, columns, state, wanted)
+        if not state.ledgers:
+            planner.record(state.facts)
+        return planner.plan(CheckpointStore(checkpoints))
 
 
 class _Planner:
@@ -100,6 +116,10 @@ class _Planner:
             if _are_replaced(dataset, work.inputs, columns, inputs)
         }
 
+    def record(self, facts: Facts) -> None:
+        """Write facts to the ledger of this job, for later plans."""
+        self.computed.learned += [fact for signature in facts for fact in facts[signature]]
+
     def plan(self, store: CheckpointStore) -> Plan:
         manifest = self.computed.manifest
         whole, rest = self._sort_out(manifest)
@@ -113,6 +133,8 @@ class _Planner:
         again = {one: said for one in {**self.rows_by_other_version, **self.mixed} if (said := self._added_again(one))}
         if not self.wanted.errors_only:
             check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change, own, again)
+        if self.wanted.asks_about_values:
+            whole, selected = self._settle_unknown(whole, selected, own)
         if selected or not self.wanted.errors_only:
             for files, provenance, rows in self.accepted:
                 self.computed.learn(files, provenance, rows, all_live=False)
@@ -135,7 +157,7 @@ class _Planner:
         if not self.dataset.has_stable_row_ids:
             self.computed.notes.append(
                 "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
-                "Copy the table with db.create_table(...), which enables them."
+                "Copy the table with db.copy_table(..., rewrite=True), which enables them."
             )
         return Plan(
             work=replace(self.work, rows=works.rows, makers=tuple(sorted(self.mixed))),
@@ -160,7 +182,11 @@ class _Planner:
         if empty := int((~rest).sum()):
             self._add(EMPTY, empty, 0)
         if self.state.facts and not self.wanted.errors_only:
-            fresh = rest & self.state.facts.cover(Provenance(version).what, manifest.signatures, manifest.deletion)
+            adopted = Provenance(version, ADOPTED).what
+            whats = (Provenance(version).what, adopted)
+            fresh = rest & self.state.facts.cover(whats, manifest.signatures, manifest.deletion)
+            if self.wanted.recompute_mixed:
+                fresh &= ~self.state.facts.say(adopted, manifest.signatures)
             failed = self.state.failed_too_often(version)
             if len(failed):
                 some = pc.is_in(manifest.signatures, failed).to_numpy(zero_copy_only=False)
@@ -172,7 +198,7 @@ class _Planner:
             rest = rest & ~fresh
         whole = np.zeros(len(manifest), np.bool_)
         asked_for_all = self.work.where is None and self.work.read_version is None
-        if asked_for_all and self.wanted == DueRules(self.wanted.on_code_change):
+        if asked_for_all and not self.wanted.named_rows:
             whole = rest & ~manifest.has_deletion
             if self.state.facts or self.computed.previous:
                 whole &= ~manifest.has_output
@@ -189,15 +215,18 @@ class _Planner:
                 files.where_signature(), self.work.filter_hash, version, files.physical_rows
             )
         known = self.computed.resolve(files, live, settled=looked_at)
+        unknown = live - Ranges.union(known.values())
         known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
-        taken = by_code_version({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
+        others = {p: there for p, there in known.items() if p.made_by not in ("", ADOPTED, version)}
+        taken = by_code_version(others, live - due)
         for maker, stays in taken.items():
             self.mixed[maker] += len(stays)
-        own = known.get(Provenance(version), Ranges.empty())
-        if (own | found.given_up).contains(live) and files.signature in self.state.facts:
-            self.computed.learn(files, Provenance(version), own, all_live=True)
+        own, adopted = (known.get(p, Ranges.empty()) for p in (Provenance(version), Provenance(version, ADOPTED)))
+        if (own | adopted | found.given_up).contains(live) and files.signature in self.state.facts:
+            every = Provenance(version, ADOPTED) if adopted and not own else Provenance(version)
+            self.computed.learn(files, every, known.get(every, Ranges.empty()), all_live=True)
         for maker, accepted in found.accepted.items():
             self.rows_by_other_version[maker] += len(accepted - taken.get(maker, Ranges.empty()))
             self.mixed[maker] += 0
@@ -212,7 +241,8 @@ class _Planner:
             self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
         reason, kept = self._why(files, found, existed, known), tuple(known.items())
-        return _Due(FragmentWork(files, reason, existed, existed, len(existed), kept=kept), live, given_up)
+        work = FragmentWork(files, reason, existed, existed, len(existed), kept=kept)
+        return _Due(work, live, given_up, existed & unknown if files.output else Ranges.empty())
 
     def _why(
         self, files: FragmentFiles, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]
@@ -296,6 +326,55 @@ class _Planner:
                 self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
         return kept
 
+    def _settle_unknown(
+        self, whole: Numbers, selected: list[_Due], own: UdfDefinition | None
+    ) -> tuple[Numbers, list[_Due]]:
+        """Ask about due rows that hold a value although no job computed it, or leave them alone and record them."""
+        manifest, version = self.computed.manifest, self.work.udf_version
+        there = whole[manifest.has_output[whole]]
+        sizes = zip(manifest.ids[there].tolist(), manifest.physical_rows[there].tolist(), strict=True)
+        unknown = {fragment: Ranges.of(0, rows) for fragment, rows in sizes}
+        for due in selected:
+            if of_no_job := self.computed.of_no_job(due.work.files, due.unknown & due.work.chosen):
+                unknown[due.work.id] = of_no_job
+        filled = filled_rows(self.dataset, self.work.columns, unknown)
+        if self.wanted.on_unknown_values == "error":
+            check_unknown_values(self.work, filled, own)
+            return whole, selected
+        # "adopt" takes a column as it is, also what is NULL beside values; "fill" computes these rows.
+        adopt = self.wanted.on_unknown_values == "adopt"
+        taken = {fragment: unknown[fragment] if adopt else rows for fragment, rows in filled}
+        if not taken:
+            return whole, selected
+        some = np.isin(manifest.ids[whole], list(taken))
+        works = Works((), manifest, whole[some], NEW)
+        left = list[_Due]()
+        for due in (*selected, *(_Due(work, work.due) for work in works)):
+            rows = taken.get(due.work.id)
+            if rows is None:
+                left.append(due)
+            elif (rest := self._without_adopted(due, rows)) is not None:
+                left.append(rest)
+        if not self.state.facts:
+            self.computed.learned.append(seen(self.dataset.version))
+        self.computed.notes.append(adopted_note(sum(map(len, taken.values())), version))
+        return whole[~some], left
+
+    def _without_adopted(self, due: _Due, rows: Ranges) -> _Due | None:
+        """Record rows of a fragment as adopted; return the work for the others, None if there is none."""
+        adopted, work = Provenance(self.work.udf_version, ADOPTED), due.work
+        self.computed.learn(work.files, adopted, rows, all_live=rows.contains(due.live))
+        self._add(ADOPTED, 1, len(rows))
+        selected = None if work.selected is None else work.selected - rows
+        rest = work.due - rows
+        if not (rest if selected is None else selected):
+            if others := work.files.live_rows - len(rows):
+                self._leave(self._why_not(), others, due.given_up)
+            return None
+        kept = (*work.kept, (adopted, rows))
+        work = replace(work, due=rest, missing=rest, selected=selected, kept=kept)
+        return replace(due, work=replace(work, rows=len(work.chosen)), adopted=len(rows))
+
     def _with_checkpoints(
         self, dues: list[_Due], whole: Works, index: CheckpointIndex | None, earlier: ReadJobs
     ) -> Works:  # fmt: skip
@@ -308,7 +387,7 @@ class _Planner:
             work = due.work
             self._count(work.reason, work.rows)
             self._add_given_up(due.given_up)
-            if rest := work.files.live_rows - work.rows - due.given_up:
+            if rest := work.files.live_rows - work.rows - due.given_up - due.adopted:
                 self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
         works, live = whole.replaced(due.work for due in dues), {due.work.id: due.live for due in dues}
         unfinished = earlier().unfinished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, load_state, seen
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, seen
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
+from airflow_geneva.engine.checkpoint.shared_files import state_with_bases
 from airflow_geneva.engine.job.outbox import find_commits
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import (
@@ -88,6 +89,16 @@ def find_checkpointed(
     return works
 
 
+@dataclass(frozen=True)
+class TracedFragment:
+    """A fragment with its live rows, those with a provenance, and those that hold a value of inputs that changed."""
+
+    files: FragmentFiles
+    live: Ranges
+    known: Mapping[Provenance, Ranges]
+    stale: Ranges
+
+
 class ComputedRows:
     """Finds the computed rows of one column at one table version, from facts about its inputs and `previous` inputs.
 
@@ -115,6 +126,8 @@ class ComputedRows:
         self._history = History(dataset)
         self._tracer = Tracer(self._history, columns)
         self._stable = bool(dataset.has_stable_row_ids)
+        self._of_a_job: dict[int, Ranges] = {}
+        self._of_no_job: dict[int, Ranges] = {}
         self._opened: dict[tuple[int, Columns], ReferenceVersion | None] = {}
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
@@ -134,7 +147,7 @@ class ComputedRows:
     ) -> ComputedRows:
         """Find the rows of a column that were computed from the columns which have its inputs' names now."""
         columns = columns_of(dataset, inputs, (), column)
-        state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
+        state = state_with_bases(dataset, checkpoints, columns.output).about(columns.inputs_text)
         return ComputedRows(dataset, columns, (*inputs, *output_names(dataset, columns.output)), state)
 
     @staticmethod
@@ -210,13 +223,41 @@ class ComputedRows:
         """
         if not unknown or (reference := self._reference(version, self.columns)) is None:
             return unknown, Ranges.empty()
-        known, existed, there = dict[Provenance, Ranges](), unknown, Ranges.empty()
+        then = None
         with self._noting_gap(version):
-            known, existed, there = computed_by_value(
-                reference, self.state, self.dataset, files, self.names, unknown, self.manifest
-            )
-        add_rows(found, known.items())
-        return (unknown & existed) - Ranges.union(known.values()), there
+            then = computed_by_value(reference, self.state, self.dataset, files, self.names, unknown, self.manifest)
+        if then is None:
+            return unknown, Ranges.empty()
+        add_rows(found, then.computed.items())
+        left = (unknown & then.existed) - Ranges.union(then.computed.values())
+        add_rows(self._of_a_job, [(files.id, then.changed)])
+        add_rows(self._of_no_job, [(files.id, left - then.changed)])
+        return left, then.in_place
+
+    def of_no_job(self, files: FragmentFiles, unknown: Ranges) -> Ranges:
+        """Return the rows that certainly hold no value of a job, among those that `resolve` did not find.
+
+        If the column has facts, these are the rows that were added after the facts were complete, and those without a
+        value of a job in earlier versions. All other rows may hold a value of inputs that changed since.
+        """
+        parts = (self, *self.previous)
+        if not any(part.state.facts for part in parts):
+            return unknown
+        unknown = unknown - Ranges.union(part._of_a_job.get(files.id, Ranges.empty()) for part in parts)
+        unknown = unknown - self.state.stale(files.signature, files.physical_rows)
+        complete = max((version for part in parts for version in part._complete_versions[:1]), default=None)
+        if not unknown or complete is None or not self._stable:
+            return Ranges.empty()
+        before = Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=complete)[0])
+        return unknown - (before - Ranges.union(part._of_no_job.get(files.id, Ranges.empty()) for part in parts))
+
+    def trace(self) -> Iterator[TracedFragment]:
+        """Yield all fragments with what facts, history and values tell of their rows; then `learned` is complete."""
+        for files in self.manifest.values():
+            live = live_offsets(self.dataset, files)
+            known = self.resolve(files, live)
+            unknown = live - Ranges.union(known.values()) if files.output else Ranges.empty()
+            yield TracedFragment(files, live, known, unknown - self.of_no_job(files, unknown) if unknown else unknown)
 
     def given_up(self, files: FragmentFiles, version: str) -> int:
         """Count the live rows of a fragment that failed in the maximum number of runs."""

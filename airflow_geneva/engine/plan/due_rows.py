@@ -38,8 +38,19 @@ class DueRules:
     """
 
     on_code_change: str = "error"
+    on_unknown_values: str = "error"
     errors_only: bool = False
     recompute_mixed: bool = False
+
+    @property
+    def named_rows(self) -> bool:
+        """Whether only rows with a certain history are computed."""
+        return self.errors_only or self.recompute_mixed
+
+    @property
+    def asks_about_values(self) -> bool:
+        """Whether values that no job computed are not to be computed again without a question."""
+        return self.on_unknown_values != "recompute" and not self.named_rows
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ def classify_rows(
 
 def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
     """Whether rows are done; ``recompute`` also recomputes rows that keep another version's value."""
-    if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
+    if strict and provenance.maker not in (version, *continue_from):
         return False
     return provenance.is_value_of(version)
 

@@ -55,6 +55,7 @@ from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignor
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.plan.shard import CarriedRows, FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.unknown_values import answers_unknown_view, cannot_adopt
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
@@ -162,7 +163,11 @@ def plan_refresh(
         code = definition.code({name: udf.version for name, udf in udfs.items()})
         on_code_change = "new_rows" if request.errors_only else request.on_code_change
         rows_by_other_version = check_view_code_change(view_state, code, on_code_change, view.name)
-        base = view_state.snapshot
+        base, adopted = view_state.snapshot, False
+        if base is None and view_state.newest.job_id and not view_state.newest.changed:
+            adopted = answers_unknown_view(view_state, view.name, request.on_unknown_values)
+        if adopted:
+            base = _snapshot_of_rows(dataset, definition, view_state, code)
         before = dict(base.code) if base else {}
         recompute = request.on_code_change == "recompute"
         due = DueColumns(definition.columns, dict(code), before, recompute, request.errors_only)
@@ -208,10 +213,9 @@ def plan_refresh(
         if (left := looked - rows - len(renumbered)) > 0:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
-        reads = tuple((name, columns_of(dataset, (name,), (), None).inputs_text) for name in names)
         if request.errors_only:
             code = tuple(one for one in code if one[0] in before)  # columns that were added are not computed yet
-        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, reads)
+        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, _reads(dataset, names))
         if request.errors_only and base is not None and not works:
             snapshot = base  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
@@ -219,6 +223,7 @@ def plan_refresh(
             gone=gone,
             snapshot=snapshot.renamed(definition.keys),
             advances=base is None
+            or adopted
             or (base.source_version, base.code, base.older, base.reads)
             != (dataset.version, snapshot.code, snapshot.older, snapshot.reads),
             max_rows_per_fragment=request.max_rows_per_fragment,
@@ -239,6 +244,43 @@ def plan_refresh(
             earlier=earlier,
             swap=replace(swap, idle=idle),
         )
+
+
+def _snapshot_of_rows(
+    source: lance.LanceDataset,
+    definition: ViewDefinition,
+    view_state: CommittedViewState,
+    code: tuple[tuple[str, str], ...],
+) -> Snapshot:
+    """Make the snapshot that a view lacks from the source version that it shows, if it holds the rows of its query.
+
+    Raises:
+        UnknownValues: the version was cleaned up, or the query selects other rows of it.
+    """
+    number, name = view_state.newest.source_version, view_state.location.name
+    then = open_version_or_none(source, number)
+    if then is None:
+        raise cannot_adopt(name, f"version {number} of its source, which it shows, was cleaned up")
+    names = tuple(column.name for column in definition.reads)
+    changes = compare_source(then, names, None, Decisions.none())
+    rows = changes.changed
+    if definition.where is not None:
+        selected = selected_offsets(then, [item.files.id for item in rows], definition.where)
+        rows = [replace(item, rows=item.rows & selected.get(item.files.id, Ranges.empty())) for item in rows]
+    wanted = matching = Ranges.union(item.ids_of(item.rows) for item in rows)
+    if definition.has_limit:
+        ordered = order_row_ids(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
+        wanted = Ranges.from_offsets(np.sort(ordered))
+    # A source row whose list is empty has no row in a view that explodes it.
+    missing = Ranges.empty() if definition.explode else wanted - view_state.shown
+    if missing or view_state.shown - wanted:
+        raise cannot_adopt(name, f"it holds other rows than its query selects at version {number} of its source")
+    matching = matching if definition.has_limit else Ranges.empty()
+    return Snapshot(number, code, tuple(changes.fragments), matching, _reads(then, names))
+
+
+def _reads(source: lance.LanceDataset, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, columns_of(source, (name,), (), None).inputs_text) for name in names)
 
 
 def _version_shown(
@@ -291,8 +333,8 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
         raise InvalidInput(
             f"Cannot refresh materialized view {view!r} to version {dataset.version} of table "
             f"{definition.source_table!r}: the table has no stable row IDs, so the view can be refreshed to version "
-            f"{definition.source_version} only, which it was made from. Copy the table with db.create_table(...), "
-            'which enables them (storage option "new_table_enable_stable_row_ids"), and make the view again.'
+            f"{definition.source_version} only, which it was made from. Copy the table with "
+            "db.copy_table(..., rewrite=True), which enables them, and make the view again."
         )
 
 

@@ -22,6 +22,7 @@ from airflow_geneva.engine.plan.due_rows import ON_CODE_CHANGE, DueRules
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.plan.unknown_values import ON_UNKNOWN_VALUES
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf import UDF
@@ -77,6 +78,7 @@ class BackfillOptions(SizingOptions, total=False):
     run_after: datetime | None
     max_failed: int | float | None
     indexes: str | None
+    on_unknown_values: str
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class BackfillRequest:
     run_after: datetime | None = None
     max_failed: int | float | None = None
     indexes: str | None = None
+    on_unknown_values: str = "error"
     job_id: str | None = None
     sizing: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,6 +121,7 @@ class RefreshRequest:
     max_failed: int | float | None = None
     indexes: str | None = None
     errors_only: bool = False
+    on_unknown_values: str = "error"
 
     @staticmethod
     def of(job_id: str, options: Mapping[str, Any]) -> RefreshRequest:
@@ -128,6 +132,8 @@ class RefreshRequest:
 
     def check(self) -> None:
         _check_shared(self)
+        if self.on_unknown_values == "fill":
+            raise InvalidInput('on_unknown_values="fill" is for columns. Of a view, "adopt" or "recompute" all rows.')
         for name in ("ignore_checkpoints", "errors_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not valid: give True or False.")
@@ -189,7 +195,9 @@ def plan_request(
             continue_from=_versions(request.continue_from),
             agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
-        wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
+        wanted = DueRules(
+            request.on_code_change, request.on_unknown_values, request.errors_only, request.recompute_mixed
+        )
         return cap_rows(plan_backfill(dataset, location.checkpoints, work, wanted))
 
 
@@ -211,6 +219,10 @@ def _check_shared(request: BackfillRequest | RefreshRequest) -> None:
     """Check the arguments that backfills and refreshes share."""
     if request.on_code_change not in ON_CODE_CHANGE:
         raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+    if request.on_unknown_values not in ON_UNKNOWN_VALUES:
+        raise InvalidInput(
+            f"on_unknown_values={request.on_unknown_values!r} is unknown. Use one of {ON_UNKNOWN_VALUES}."
+        )
     failed = request.max_failed
     rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
     part = isinstance(failed, float) and 0 <= failed <= 1

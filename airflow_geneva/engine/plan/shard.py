@@ -111,6 +111,11 @@ class FragmentWork:
         return min(self.rows, len(self.missing_selected))
 
     @property
+    def chosen(self) -> Ranges:
+        """The due rows that a filter selects; all due rows if there is none."""
+        return self.due if self.selected is None else self.selected
+
+    @property
     def missing_selected(self) -> Ranges:
         """The missing rows that a filter selects; all missing rows if there is none."""
         return self.missing if self.selected is None else self.missing & self.selected

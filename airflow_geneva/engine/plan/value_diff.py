@@ -80,6 +80,23 @@ class ReferenceVersion:
         return np.isin(addresses >> 32, kept)
 
 
+@dataclass(frozen=True)
+class RowsThen:
+    """The rows of a fragment, by their offsets, as an earlier version of the table has them.
+
+    Args:
+        computed: rows whose inputs and output are the same, by the provenance that they had.
+        changed: rows that had a provenance, and whose inputs or output differ now.
+        existed: all rows that existed then.
+        in_place: rows whose fragment at that version is still there.
+    """
+
+    computed: dict[Provenance, Ranges]
+    changed: Ranges
+    existed: Ranges
+    in_place: Ranges
+
+
 def computed_by_value(
     reference: ReferenceVersion,
     state: ColumnState,
@@ -88,15 +105,17 @@ def computed_by_value(
     names: tuple[str, ...],
     unknown: Ranges,
     manifest: Mapping[int, FragmentFiles],
-) -> tuple[dict[Provenance, Ranges], Ranges, Ranges]:
+) -> RowsThen:
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
-    The result is right for any history between the two versions, because only values are compared. Return the
-    offsets by provenance, the offsets of all `unknown` rows that existed at the reference version, and the offsets of
-    rows whose fragment at that version is still in `manifest`, which is that of the planned version.
+    The result is right for any history between the two versions, because only values are compared.
+
+    Args:
+        unknown: the rows to look for.
+        manifest: that of the planned version.
     """
     found: dict[Provenance, list[Offsets]] = {}
-    there = list[Offsets]()
+    there, changed = list[Offsets](), list[Offsets]()
     offsets, ids = row_ids(dataset, files.id, created_by=reference.dataset.version)
     wanted = unknown.mask(offsets)
     for rows in compare_rows(reference, dataset, ids[wanted], names):
@@ -104,8 +123,13 @@ def computed_by_value(
         there.append(compared[reference.in_fragments_of(manifest, rows.then)])
         for provenance, part in _by_provenance(reference, state, rows.then[rows.same], compared[rows.same]).items():
             found.setdefault(provenance, []).append(part)
-    known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
-    return known, Ranges.from_offsets(offsets[wanted]), Ranges.union(map(Ranges.from_offsets, there))
+        changed += _by_provenance(reference, state, rows.then[~rows.same], compared[~rows.same]).values()
+    return RowsThen(
+        {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()},
+        Ranges.union(map(Ranges.from_offsets, changed)),
+        Ranges.from_offsets(offsets[wanted]),
+        Ranges.union(map(Ranges.from_offsets, there)),
+    )
 
 
 @dataclass(frozen=True, eq=False)

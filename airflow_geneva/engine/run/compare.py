@@ -90,7 +90,7 @@ class Comparison:
 
 def request_for(column: str) -> BackfillRequest:
     """Return the request of a backfill that computes all rows of a column again, also those without a value."""
-    return BackfillRequest(column, on_code_change="recompute", ignore_checkpoints=True)
+    return BackfillRequest(column, on_code_change="recompute", on_unknown_values="recompute", ignore_checkpoints=True)
 
 
 def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:

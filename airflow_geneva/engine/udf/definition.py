@@ -55,7 +55,20 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 def redefine(
     table: str, schema: pa.Schema, columns: tuple[str, ...], spec: ColumnSpec
 ) -> Iterator[tuple[str, UdfDefinition, UDF]]:
-    """Yield each column that gets a UDF, with its new definition: the given ones and their siblings."""
+    """Yield each column that gets a UDF, with its new definition: the given ones and their siblings.
+
+    A single column may hold plain data; its values are of unknown origin then, and a plan asks about them.
+    """
+    if len(columns) == 1 and is_plain(schema, columns[0]):
+        definition, udf = define_column(table, schema, columns[0], spec)
+        check_type(table, Output(columns), schema, udf)
+        if not schema.field(columns[0]).nullable:
+            raise InvalidInput(
+                f"Column {columns[0]!r} of table {table!r} is NOT NULL, so a function cannot compute it: a row that "
+                "was just added, or that fails, has no value. Add a column of another name."
+            )
+        yield columns[0], definition, udf
+        return
     for name in columns:
         read_definition(table, schema, name)
     output = Output.in_schema(schema, columns[0])
@@ -67,6 +80,14 @@ def redefine(
     check_type(table, output, schema, udf)
     for name in output.columns:
         yield name, definition, udf
+
+
+def is_plain(schema: pa.Schema, column: str) -> bool:
+    """Whether a schema has a column that no system computes."""
+    if column not in schema.names:
+        return False
+    field = schema.field(column)
+    return definition_in(field) is None and lancedb_column(field) is None
 
 
 def check_droppable(table: str, schema: pa.Schema, columns: Sequence[str]) -> None:

@@ -1,0 +1,98 @@
+"""Find values that no job of their table computed: of a copy, a clone, a backup, or another writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_geneva.engine.checkpoint.provenance import ADOPTED
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.filters import selected_offsets
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.views.definition import IS_SET
+from airflow_geneva.errors import UnknownValues
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.commit.view_state import CommittedViewState
+    from airflow_geneva.engine.plan.model import BackfillSpec
+    from airflow_geneva.engine.udf.settings import UdfDefinition
+
+ON_UNKNOWN_VALUES = ("error", "adopt", "recompute", "fill")
+_AT_ONCE = 64
+"""Fragments of which one scan reads the column."""
+_ENOUGH = 1_000_000
+"""Rows with a value after which a plan that stops counts no more."""
+
+
+def filled_rows(
+    dataset: lance.LanceDataset, columns: Sequence[str], unknown: Mapping[int, Ranges]
+) -> Iterator[tuple[int, Ranges]]:
+    """Yield fragments with those of the given rows in which one of the columns is not NULL; read these columns only."""
+    filled = " OR ".join(f"`{name}` IS NOT NULL" for name in columns)
+    ids = list(unknown)
+    for begin in range(0, len(ids), _AT_ONCE):
+        for fragment, rows in selected_offsets(dataset, ids[begin : begin + _AT_ONCE], filled).items():
+            if there := rows & unknown[fragment]:
+                yield fragment, there
+
+
+def check_unknown_values(work: BackfillSpec, filled: Iterator[tuple[int, Ranges]], own: UdfDefinition | None) -> None:
+    """Stop a backfill before it computes over values whose origin no ledger of the table tells.
+
+    Args:
+        filled: the rows that are due and hold a value, by fragment.
+        own: the column's definition.
+    """
+    rows = 0
+    for _, there in filled:
+        rows += len(there)
+        if rows >= _ENOUGH:
+            break
+    if not rows:
+        return
+    code = f"version {work.udf_version}"
+    if own is not None and own.name == work.udf_name and own.version != work.udf_version:
+        code = f"version {own.version} by its definition, and {code} by the code of today"
+    elif own is not None and own.version == work.udf_version:
+        code += ", as in its definition"
+    raise UnknownValues(
+        f"Column {work.column!r} of table {work.table_name!r} holds values that no job of this table computed: "
+        f"{'at least ' if rows >= _ENOUGH else ''}{counted(rows, 'row')}. So it is in a clone, a copy of rows, a "
+        f"backup without _checkpoints, and if another program wrote the values. UDF {work.udf_name!r} is {code}. "
+        'Keep the column as it is, as if this code had computed it: on_unknown_values="adopt". Keep the values, and '
+        'compute the rows that are NULL: "fill". Compute these rows again: "recompute". '
+        "db.copy_table(...) makes a copy of a table together with what its jobs recorded."
+    )
+
+
+def answers_unknown_view(view_state: CommittedViewState, view: str, on_unknown_values: str) -> bool:
+    """Return whether to adopt the rows of a view that lacks the record of what they were computed from.
+
+    Raises:
+        UnknownValues: the user did not say what to do with the rows.
+    """
+    if on_unknown_values != "error":
+        return on_unknown_values == "adopt"
+    rows = view_state.dataset.count_rows(filter=IS_SET)
+    if not rows:
+        return False
+    raise UnknownValues(
+        f"View {view!r} shows {counted(rows, 'row')}, and beside it nothing says from which rows of its source they "
+        "were computed. So it is in a clone, and in a backup without _checkpoints. Keep the rows, if they are those "
+        f'of its query at version {view_state.newest.source_version} of the source: on_unknown_values="adopt". Compute '
+        'all again: "recompute". db.copy_table(...) makes a copy together with what was recorded.'
+    )
+
+
+def cannot_adopt(view: str, why: str) -> UnknownValues:
+    return UnknownValues(
+        f"The rows of view {view!r} cannot be adopted: {why}. Copy _checkpoints/state from the view that it was copied "
+        'from, or compute all rows again with on_unknown_values="recompute".'
+    )
+
+
+def adopted_note(rows: int, version: str) -> str:
+    many = counted(rows, "row")
+    return f"{ADOPTED}: {many}, with values that no job of this table computed, count as version {version}."

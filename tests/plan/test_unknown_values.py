@@ -1,0 +1,231 @@
+"""Values that no job of a table computed: of a copy, a clone, a backup, or another writer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import UDF, Database, connect, udf
+from airflow_geneva.errors import CodeChanged, InvalidInput, UnknownValues
+from airflow_geneva.table import Table
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import assert_exact, assert_nothing_to_do_is_free
+
+
+def double(version: str = "v1") -> UDF:
+    @udf(data_type=pa.int64(), name="double", version=version)
+    def function(x: int) -> int:
+        leave_trace([x])
+        return 2 * x
+
+    return function
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Database:
+    return connect(tmp_path / "db")
+
+
+def computed(db: Database) -> Table:
+    """A table of 100 rows with all of their values."""
+    table = db.create_table("t", pa.table({"x": range(100)}), max_rows_per_file=50)
+    table.add_columns({"y": double()})
+    table.backfill("y", udf=double(), runner="inline")
+    return table
+
+
+def by_clone(db: Database) -> Table:
+    """A clone of a table whose state is lost."""
+    table = computed(db)
+    shutil.rmtree(Path(table.uri, "_checkpoints"))
+    table.lance.shallow_clone(f"{db.uri}/t2.lance", table.version)
+    return _opened(db)
+
+
+def by_restored_backup(db: Database) -> Table:
+    table = computed(db)
+    shutil.copytree(table.uri, f"{db.uri}/t2.lance", ignore=shutil.ignore_patterns("_checkpoints"))
+    return _opened(db)
+
+
+def by_rows(db: Database) -> Table:
+    return db.create_table("t2", computed(db).to_arrow(), max_rows_per_file=50)
+
+
+def by_user(db: Database) -> Table:
+    """A column that a user filled before a function was added to it."""
+    rows = pa.table({"x": range(100), "y": pa.array([2 * x for x in range(100)], pa.int64())})
+    table = db.create_table("t2", rows, max_rows_per_file=50)
+    table.alter_columns({"y": double()})
+    return table
+
+
+def _opened(db: Database) -> Table:
+    found = db.open_table("t2")
+    assert isinstance(found, Table)
+    return found
+
+
+WAYS: list[Callable[[Database], Table]] = [by_clone, by_restored_backup, by_rows, by_user]
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def run(table: Table, function: UDF | None = None, **options: Any) -> Any:
+    return table.backfill("y", udf=function or double(), runner="inline", **options)
+
+
+@ways
+def test_filled_values_of_unknown_origin_stop_a_plan(db: Database, trace: Trace, way: Callable[..., Table]) -> None:
+    table = way(db)
+    trace.clear()
+    with pytest.raises(UnknownValues, match=r"100 rows.*on_unknown_values"):
+        run(table)
+    assert trace.rows() == []
+
+
+@ways
+def test_the_message_says_whether_the_code_is_that_of_the_definition(db: Database, way: Callable[..., Table]) -> None:
+    table = way(db)
+    with pytest.raises(UnknownValues, match="'double' is version v1, as in its definition"):
+        table.plan_backfill("y", udf=double())
+    with pytest.raises(UnknownValues, match="version v1 by its definition, and version v2 by the code of today"):
+        table.plan_backfill("y", udf=double("v2"))
+
+
+@ways
+def test_adopted_values_are_facts(db: Database, trace: Trace, way: Callable[..., Table]) -> None:
+    table = way(db)
+    trace.clear()
+    result = run(table, on_unknown_values="adopt")
+    assert (result.state, result.rows_computed, result.rows_skipped) == ("DONE", 0, 100)
+    assert result.notes == ("adopted: 100 rows, with values that no job of this table computed, count as version v1.",)
+    assert db.jobs(table="t2")[0].reasons == {"adopted": 100}
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+    table.lance.optimize.compact_files()
+    table.lance.update({"x": "1000"}, where="x = 7")
+    table.add([{"x": 2000}])
+    trace.clear()
+    run(table)
+    assert sorted(filter(None, trace.rows())) == [1000, 2000]
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+    with pytest.raises(CodeChanged, match="101 rows of version v1"):
+        run(table, double("v2"))
+    run(table, on_code_change="recompute")
+    assert len(trace) == 2
+    run(table, recompute_mixed=True)
+    assert len(trace) == 2 + 99
+
+
+@ways
+def test_unknown_values_are_computed_again_if_asked(db: Database, trace: Trace, way: Callable[..., Table]) -> None:
+    table = way(db)
+    trace.clear()
+    assert run(table, on_unknown_values="recompute").rows_computed == 100
+    assert_exact(trace, range(100))
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+
+
+@pytest.fixture
+def half_filled(db: Database) -> Table:
+    """Two fragments of a column of which a user filled the even rows, and wrote NULL into the others."""
+    values = pa.array([-x if x % 2 == 0 else None for x in range(100)], pa.int64())
+    table = db.create_table("t", pa.table({"x": range(100), "y": values}), max_rows_per_file=50)
+    table.alter_columns({"y": double()})
+    return table
+
+
+def values(table: Table) -> dict[int, int | None]:
+    found = table.to_arrow()
+    return dict(zip(found.column("x").to_pylist(), found.column("y").to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_filling_computes_the_rows_that_are_null(half_filled: Table, trace: Trace, deleted: bool) -> None:
+    if deleted:
+        half_filled.lance.delete("x < 10")
+    first = 10 if deleted else 0
+    with pytest.raises(UnknownValues, match=f": {50 - first // 2} rows"):
+        run(half_filled)
+    run(half_filled, on_unknown_values="fill")
+    assert_exact(trace, range(first + 1, 100, 2))
+    assert values(half_filled) == {x: 2 * x if x % 2 else -x for x in range(first, 100)}
+    assert_nothing_to_do_is_free(half_filled, "y", trace, udf=double())
+    run(half_filled, recompute_mixed=True)
+    assert values(half_filled) == {x: 2 * x for x in range(first, 100)}
+
+
+def test_adopting_takes_the_column_as_it_is(half_filled: Table, trace: Trace) -> None:
+    run(half_filled, on_unknown_values="adopt")
+    assert trace.rows() == []
+    assert_nothing_to_do_is_free(half_filled, "y", trace, udf=double())
+
+
+def test_a_filter_is_asked_about_its_own_rows(half_filled: Table, trace: Trace) -> None:
+    run(half_filled, where="x % 2 = 1 AND x < 50")
+    assert_exact(trace, range(1, 50, 2))
+    with pytest.raises(UnknownValues, match=": 3 rows"):
+        run(half_filled, where="x < 5")
+    run(half_filled, where="x < 5", on_unknown_values="adopt")
+    with pytest.raises(UnknownValues, match=": 47 rows"):
+        run(half_filled)
+    run(half_filled, on_unknown_values="fill")
+    assert_exact(trace, range(1, 100, 2))
+    assert_nothing_to_do_is_free(half_filled, "y", trace, udf=double())
+
+
+def test_rows_that_a_writer_adds_are_computed_unless_it_brings_their_values(db: Database, trace: Trace) -> None:
+    table = computed(db)
+    table.add([{"x": 100}])
+    table.add(pa.table({"x": [101], "y": pa.array([None], pa.int64())}))
+    trace.clear()
+    run(table)
+    assert_exact(trace, [100, 101])
+    table.add(pa.table({"x": [102, 103], "y": pa.array([7, None], pa.int64())}))
+    with pytest.raises(UnknownValues, match=": 1 row"):
+        run(table)
+    table.lance.optimize.compact_files()
+    run(table, on_unknown_values="fill")
+    assert_exact(trace, [100, 101, 103])
+    assert values(table)[102] == 7
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+
+
+def test_rows_whose_inputs_changed_are_computed_without_a_question(db: Database, trace: Trace) -> None:
+    table = db.create_table("t", pa.table({"x": range(100)}), max_rows_per_file=50)
+    table.add_columns({"y": double()})
+    run(table, where="x >= 50")  # at the version of this job, no job has computed the others
+    run(table)
+    trace.clear()
+    table.lance.update({"x": "x + 1000"}, where="x < 5")
+    table.lance.update({"y": "-1"}, where="x = 50")
+    run(table)
+    assert_exact(trace, [1000, 1001, 1002, 1003, 1004, 50])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_clone_knows_what_the_table_recorded_that_it_was_made_from(db: Database, trace: Trace, times: int) -> None:
+    table = computed(db)
+    table.add([{"x": 100}])
+    for number in range(times):
+        table.lance.shallow_clone(f"{db.uri}/t{number + 2}.lance", table.version)
+        clone = db.open_table(f"t{number + 2}")
+        assert isinstance(clone, Table)
+        table = clone
+        trace.clear()
+        table.lance.update({"x": "x + 1000"}, where=f"x = {number}")
+        run(table)
+        assert_exact(trace, [1000, 100] if number == 0 else [1001])
+        assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+    shutil.rmtree(f"{db.uri}/t.lance/_checkpoints")
+    table.lance.optimize.compact_files()
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+
+
+def test_a_choice_that_is_unknown_is_refused(db: Database) -> None:
+    with pytest.raises(InvalidInput, match="on_unknown_values='keep' is unknown"):
+        computed(db).plan_backfill("y", on_unknown_values="keep")
