@@ -288,6 +288,46 @@ class Database(Summarized):
             return self.create_table(name, rows, None, storage_options, mode, exist_ok, key, **write_options)
         return Table(place)
 
+    def copy_table(self, source: str | Table, name: str | None = None, rewrite: bool = False) -> Table:
+        """Copy a table or view into this database, with its definitions and what its jobs recorded: nothing is due.
+
+        The copy has the newest version only. Its files are its own, also if the table was cloned; rows keep their ids.
+        Facts about computed values, errors and records of ended jobs are copied, and indexes; tags, older versions,
+        running jobs and their checkpoints are not. A view of a table of its own database reads the table of that name
+        in this database, of which the copy must be made first.
+
+        Args:
+            source: the name of a table of this database, or a table or view of any database.
+            name: the name of the copy; by default that of a table of another database.
+            rewrite: write the rows anew, with stable row ids and the newest storage version, for a table that was made
+                without; rows get other ids, and indexes and error records are left out.
+
+        Raises:
+            InvalidInput: there is no such table, or the name is taken, or a view's source is not in this database, or
+                a catalog records the versions of this database's tables.
+            StorageError: a store refuses to read or write a file.
+
+        Example:
+            ```python
+            db.copy_table("docs", "docs_staging")
+            connect("s3://other/db").copy_table(db.open_table("docs"))
+            ```
+        """
+        from airflow_geneva.engine.run.copying import copy_table
+
+        table = self.open_table(source) if isinstance(source, str) else source
+        if not isinstance(table, Table):
+            raise InvalidInput(f"source={source!r:.80} is no table. Give a name, or what db.open_table() returned.")
+        name = name or table.name
+        if self.has_table(name):
+            raise InvalidInput(
+                f"Table {name!r} already exists in {self.uri}. Give the copy another name: "
+                f"db.copy_table({table.name!r}, {name + '_copy'!r})."
+            )
+        with self.new_location(name) as place:
+            copy_table(table.location, place, rewrite)
+        return self.open_table(name)
+
     def _location_or_none(self, name: str) -> TableLocation | None:
         try:
             return self.location(name)

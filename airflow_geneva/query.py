@@ -263,7 +263,7 @@ class Query:
             message = (
                 f"Table {self.table.name!r} has no stable row ids, so view {called!r} can only ever be refreshed to "
                 f"version {dataset.version} of it, and not once it is compacted. For a view that follows its table, "
-                "copy the table into a new one: db.create_table makes them with stable row ids."
+                "copy the table with db.copy_table(..., rewrite=True), which gives it stable row ids."
             )
             _log.warning(message)
             warnings.warn(message, stacklevel=2)

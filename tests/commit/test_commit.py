@@ -116,7 +116,7 @@ def table(make_table: MakeTable) -> Table:
 def finish_the_rest(table: Table, trace: Trace, result: BackfillResult, column: str = "y") -> None:
     """What every run that others disturbed must end in: an honest account, and a next run that completes it."""
     assert_honest(result, table)
-    after = table.backfill(column, runner="inline")
+    after = table.backfill(column, runner="inline", on_unknown_values="recompute")
     assert_honest(after, table)
     assert after.state == "DONE"
     assert_right(table, column, tripled)

@@ -34,6 +34,14 @@ def test_the_snippet_about_several_columns_runs(tmp_path: Path, monkeypatch: pyt
     assert left["table"].to_arrow().select(["words", "vowels"]).to_pylist()[0] == {"words": 2, "vowels": 2}
 
 
+def test_the_snippet_about_copies_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(ROOT / "docs" / "snippets" / "copies.py"))
+    assert [left[name].plan_backfill("words").rows_pending for name in ("staging", "experiment", "restored")] == [0] * 3
+    assert left["r"].notes[0].startswith("adopted: 3 rows, with values that no job of this table computed, count as")
+    assert left["new"].table_names() == ["docs", "long_docs"]
+
+
 def test_the_snippet_about_loading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     left = runpy.run_path(str(ROOT / "docs" / "snippets" / "load_values.py"))

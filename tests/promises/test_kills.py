@@ -61,7 +61,7 @@ POINTS: dict[str, tuple[Job, int]] = {
     "limit.after": (Job("async", True), 1),
 }
 # Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
-# test_views_created and test_view_kills; promotions: see test_promotions.
+# test_views_created and test_view_kills; promotions: see test_promotions; copies: see test_copying.
 ELSEWHERE = {
     "cleanup.removed",
     "fold.written",
@@ -76,6 +76,7 @@ ELSEWHERE = {
     "values.checked",
     "promote.before",
     "promote.after",
+    "copy.recorded",
 }
 
 

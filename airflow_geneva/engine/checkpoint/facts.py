@@ -76,7 +76,7 @@ SEEN = "seen"
 
 
 STALE = "stale"
-"""Text of a fact about rows that hold values of a job although their inputs changed, in a copy without the history."""
+"""Text of a fact about rows that hold values of a job although their inputs changed, which no history shows."""
 
 
 def seen(version: int) -> Fact:
@@ -211,7 +211,7 @@ class ColumnState:
         return replace(self, facts=self.facts.about(inputs)) if self.other_inputs(inputs) else self
 
     def stale(self, signature: str, physical_rows: int) -> Ranges:
-        """Return the rows of a fragment that hold values of inputs that changed before the table was copied."""
+        """Return the rows of a fragment that hold values of a job whose inputs changed."""
         rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == STALE]
         return Ranges.union(Ranges.of(0, physical_rows) if some is None else some for some in rows)
 

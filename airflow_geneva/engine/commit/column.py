@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, load_state, looked_at
+from airflow_geneva.engine.checkpoint.facts import STALE, Fact, append_ledger, load_state, looked_at
 from airflow_geneva.engine.checkpoint.keys import FragmentKey
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED, MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
@@ -508,6 +508,10 @@ class ShardCommitter:
         """Check for changes that Lance does not report as conflicts: replaced inputs, deleted rows, removed files."""
         found = verify(committed, self.columns, verdict.fitting, self.data)
         others = (*found.fitting, *(candidate for candidate, _ in found.left))
+        # No fact is about these inputs, and the values are no other writer's.
+        now = ((found.manifest.get(one.work.id), one.output(self.work.field_id)) for one in others)
+        ours = self._fact_files(committed, [files for files, output in now if files and files.output == output])
+        self._learn([Fact(f.signature, STALE, None, committed.version, None, self._inputs_text) for f in ours])
         found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
         self._keep(found)
 
@@ -529,7 +533,11 @@ class ShardCommitter:
         self, files: FragmentFiles, signature: str, what: str, rows: Ranges, at: int, under: str | None = None
     ) -> Fact:
         every = None if len(rows) == files.physical_rows else rows
-        return Fact(signature, what, every, at, under, self.fact_columns.inputs_text)
+        return Fact(signature, what, every, at, under, self._inputs_text)
+
+    @property
+    def _inputs_text(self) -> str:
+        return self.fact_columns.inputs_text
 
     def _facts(self, verdict: Verification) -> list[Fact]:
         facts: list[Fact] = []

@@ -291,8 +291,8 @@ def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
         advice = "Choose another type."
         if version != DATA_STORAGE_VERSION and not _reason_against(field, DATA_STORAGE_VERSION):
             advice = (
-                f"Storage version {DATA_STORAGE_VERSION} can: copy the table, db.create_table(NAME, "
-                f'table.lance.scanner().to_reader(), data_storage_version="{DATA_STORAGE_VERSION}").'
+                f"Storage version {DATA_STORAGE_VERSION} can: copy the table with "
+                "db.copy_table(..., rewrite=True), which gives it that version."
             )
         raise InvalidInput(
             f"Column {field.name!r} of {what} cannot be {field.type}: pylance cannot store it ({reason}). {advice}"

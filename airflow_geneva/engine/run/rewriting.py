@@ -1,0 +1,82 @@
+"""Write a table anew, with stable row ids and the newest storage version, and keep what is known of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.engine.checkpoint.facts import STALE, Fact, Facts, save_facts
+from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION
+from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.fragments import columns_of, fragment_files
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.engine.lance_io.rows import as_rows
+from airflow_geneva.engine.lance_io.siblings import Output
+from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.definition import PROMOTED_KEY
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+_FIRST_VERSION = 1
+
+
+class RewrittenTable:
+    """The rows of a table in new data files of another folder, which no version names until `commit`."""
+
+    def __init__(self, dataset: lance.LanceDataset, target: TableLocation) -> None:
+        import lance
+        from lance.fragment import write_fragments
+
+        if blobs := [field.name for field in dataset.schema if is_blob(field)]:
+            raise InvalidInput(f"Columns {blobs} hold blobs, which cannot be written anew. Leave out rewrite=True.")
+        self.target = target
+        self.schema = pa.schema([_without_ids(field) for field in dataset.schema], dataset.schema.metadata)
+        rows = as_rows(dataset.scanner().to_reader(), self.schema, None)
+        form: dict[str, Any] = {"data_storage_version": DATA_STORAGE_VERSION, "enable_stable_row_ids": True}
+        written = write_fragments(rows, target.uri, self.schema, **form, **pylance_access(target.options))
+        self.fragments: Sequence[Any] = written
+        # Lance numbers the columns of every new table with this schema in the same way.
+        self.like = lance.write_dataset(self.schema.empty_table(), "memory://", **form)
+        self.ends = np.cumsum([fragment.physical_rows for fragment in self.fragments], dtype=np.int64)
+
+    def save_facts(self, output: Output, inputs: Sequence[str], computed: ComputedRows) -> None:
+        """Write what is known of the values of an output, as facts about the new files."""
+        columns = columns_of(self.like, inputs, (), output)
+        files = [fragment_files(fragment, columns) for fragment in self.fragments]
+        facts, first = list[Fact](), 0
+        for traced in computed.trace():
+            live = traced.live.offsets()
+            for what, rows in (*((p.what, rows) for p, rows in traced.known.items()), (STALE, traced.stale)):
+                at = first + np.searchsorted(live, (rows & traced.live).offsets())
+                for number, there in self._by_fragment(at):
+                    whole = None if len(there) == files[number].physical_rows else there
+                    signature = files[number].signature
+                    facts.append(Fact(signature, what, whole, _FIRST_VERSION, None, columns.inputs_text))
+            first += len(live)
+        save_facts(self.target.checkpoints, columns.output[0], Facts.of(facts), _FIRST_VERSION)
+
+    def _by_fragment(self, at: Offsets) -> list[tuple[int, Ranges]]:
+        """Cut positions of rows by the new fragments, into offsets in these."""
+        begins = self.ends - np.diff(self.ends, prepend=0)
+        cuts = np.searchsorted(at, self.ends)
+        parts = enumerate(np.split(at, cuts[:-1]))
+        return [(number, Ranges.from_offsets(part - begins[number])) for number, part in parts if len(part)]
+
+    def commit(self) -> lance.LanceDataset:
+        import lance
+
+        operation = lance.LanceOperation.Overwrite(self.schema, self.fragments)
+        return lance.LanceDataset.commit(self.target.uri, operation, enable_stable_row_ids=True, **self.target.access)
+
+
+def _without_ids(field: pa.Field) -> pa.Field:
+    """Return a field without the metadata that names columns by their field ids, which differ in the new table."""
+    metadata = {key: value for key, value in (field.metadata or {}).items() if key != PROMOTED_KEY.encode()}
+    return field.with_metadata(metadata)
