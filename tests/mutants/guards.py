@@ -185,7 +185,26 @@ GUARDS = [
             "udf/test_udf_import.py::test_a_name_that_the_source_makes_no_udf_of_is_not_imported_and_no_package_around_it",
         ),
     ),
+    # Reading: one fragment that cannot be decoded ends alone, and its job is FAILED.
+    Guard(
+        "A damaged file would leave all rows of its job without a value.",
+        "        except UnreadableFragment as unreadable:\n",
+        "        except NotImplementedError as unreadable:\n",
+        ("promises/test_broken_files.py",),
+    ),
+    Guard(
+        "A job whose fragment cannot be read would only be PARTIAL in every run, and the file would not be named.",
+        'return self.unmet or "\\n".join(found) or too_many',
+        "return self.unmet or too_many",
+        ("promises/test_broken_files.py",),
+    ),
     # Commit: what is committed fits the newest version.
+    Guard(
+        "A commit that landed although the store answered with an error would be said to have failed.",
+        "            committed = self._landed(place, int(newest.version), made, error)\n",
+        "            raise\n",
+        (COMMIT + "test_the_outcome_of_a_commit_that_the_store_answered_with_an_error_is_looked_up",),
+    ),
     Guard(
         "Values of inputs that another writer replaced in place would become visible.",
         "if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:",
