@@ -381,8 +381,8 @@ class View(Table):
         """Remove columns from the query, and with them their values, in a new version; nothing is computed for it.
 
         Raises:
-            InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, or
-                no column would be left.
+            InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, it is
+                the view's key, or no column would be left.
         """
         from airflow_geneva.engine.run.view_columns import drop_columns
 

@@ -99,7 +99,7 @@ def test_keys_are_recorded_with_a_failure_and_follow_the_column(db: Database, st
     table.rename_column("path", "place")
     assert table.key == ("place",)
     assert failed_keys(table, errors_only=True) == ["b.pdf"]
-    with pytest.raises(InvalidInput, match=r"Columns \['place'\] of table 'docs' cannot be dropped: they are its key"):
+    with pytest.raises(InvalidInput, match=r"Columns \['place'\] of 'docs' cannot be dropped: they are its key"):
         table.drop_columns(["place"])
     table.lance.drop_columns(["place"])
     assert (table.key, failed_keys(table, errors_only=True)) == ((), [""])
@@ -207,6 +207,11 @@ def test_a_view_follows_a_key_that_its_source_gets_later(db: Database) -> None:
     view.set_key("place")
     table.set_key(None)
     assert (view.key, failed_keys(view, errors_only=True)) == (("place",), ["b"])
+    with pytest.raises(InvalidInput, match=r"Columns \['place'\] of 'v' cannot be dropped.*set_key\(None\)"):
+        view.drop_columns(["place"])
+    view.set_key(None)
+    view.drop_columns(["place"])
+    assert (view.key, failed_keys(view, errors_only=True)) == ((), [""])
 
 
 def test_keys_are_read_only_for_rows_that_fail_and_fail_no_job(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

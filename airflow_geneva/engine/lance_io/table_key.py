@@ -99,8 +99,8 @@ def check_key_stays(table: str, schema: pa.Schema, dropped: Sequence[str]) -> No
     """Refuse to drop a column of the key that was set; one that Lance calls primary may go."""
     if columns := [name for name in dropped if KEY in (schema.field(name).metadata or {})]:
         raise InvalidInput(
-            f"Columns {columns} of table {table!r} cannot be dropped: they are its key, which names rows in errors. "
-            "Choose another key first, or none: table.set_key(None)."
+            f"Columns {columns} of {table!r} cannot be dropped: they are its key, which names rows in errors. Choose "
+            "another key first, or none, with set_key(None)."
         )
 
 
