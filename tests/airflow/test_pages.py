@@ -717,7 +717,9 @@ def ask(address: str, user: str) -> dict[str, dict[str, object]]:
 
     client = TestClient(create_app(apps="core"))
     client.cookies.set("_token", Rights.token(user, create_auth_manager()))
-    found: dict[str, dict[str, object]] = client.get(address).json()
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, dict[str, object]] = answer.json()
     return found
 
 

@@ -9,7 +9,10 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 
 class Rights(SimpleAuthManager):
-    """Who may read the task instances and XComs of which DAGs and which connections, and start which DAGs, by user."""
+    """Who may read the task instances and XComs of which DAGs and which connections, and start which DAGs, by user.
+
+    Who may start a DAG may also read it.
+    """
 
     dags: ClassVar[dict[str, set[str]]] = {}
     connections: ClassVar[dict[str, set[str]]] = {}
@@ -30,6 +33,7 @@ class Rights(SimpleAuthManager):
     def is_authorized_dag(self, *, method: Any, user: Any, access_entity: Any = None, details: Any = None) -> bool:
         asked = (method, getattr(access_entity, "value", access_entity))
         rights = {("GET", "TASK_INSTANCE"): self.dags, ("POST", "RUN"): self.triggers, ("GET", "XCOM"): self.xcoms}
+        rights["GET", None] = self.triggers
         given = rights.get(asked, {})
         return details.id in given.get(user.username, ())
 

@@ -81,9 +81,12 @@ document.addEventListener("click", async (event) => {
   const { param, details } = button.dataset;
   try {
     if (param !== undefined) {
-      const dag = await (await fetch(details, { credentials: "same-origin" })).json();
-      if (!Object.hasOwn(dag.params ?? {}, param)) {
-        said.textContent = `The DAG has no parameter ${param}: add it, and hand it to the task group.`;
+      const asked = await fetch(details, { credentials: "same-origin" });
+      const dag = await asked.json().catch(() => ({}));
+      if (!asked.ok || !Object.hasOwn(dag.params ?? {}, param)) {
+        said.textContent = asked.ok
+          ? `The DAG has no parameter ${param}: add it, and hand it to the task group.`
+          : `Airflow does not show the DAG's parameters (status ${asked.status}).`;
         button.disabled = false;
         return;
       }
