@@ -33,7 +33,7 @@ from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
-from airflow_geneva.engine.lance_io.table_versions import written_at
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.operators import _airflow_internals as internals

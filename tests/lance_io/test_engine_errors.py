@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader, LanceFileWriter
-from lance.fragment import DataFile
 
-import airflow_geneva
 from airflow_geneva.engine.lance_io.engine_errors import (
     EngineError,
     describe_store_error,
@@ -23,68 +18,7 @@ from airflow_geneva.engine.lance_io.engine_errors import (
     is_engine_error,
     is_failure,
 )
-from airflow_geneva.engine.run.inline import apply_inline
-from airflow_geneva.engine.run.prepare import Udfs
-from airflow_geneva.engine.run.record import record_plan
-from airflow_geneva.engine.watch.new_rows import committed_at
 from airflow_geneva.errors import InvalidInput, StorageError
-from tests.support.counting import Trace, triple
-from tests.support.tables import MakeTable
-
-
-def private_attributes() -> set[str]:
-    """The private attributes of other objects in all modules that import lance."""
-    texts = [file.read_text(encoding="utf-8") for file in Path(airflow_geneva.__file__).parent.rglob("*.py")]
-    return {
-        node.attr
-        for text in texts
-        if "import lance" in text or "from lance" in text
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Attribute)
-        and node.attr.startswith("_")
-        and not node.attr.endswith("__")
-        and node.attr != "_asdict"  # public, of named tuples
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os"))
-        and not ast.unparse(node.value).startswith("super(")
-    }
-
-
-PRIVATE = ("_ds", "_namespace_client", "_path", "_storage_options", "_table_id", "_take_rows")
-
-
-def hide(patch: pytest.MonkeyPatch, name: str) -> None:
-    """An attribute as it is after pylance gave it another name: gone for everyone but pylance."""
-    for kind in (lance.LanceDataset, DataFile):
-
-        def get(this: Any, wanted: str, found: Callable[[Any, str], Any] = kind.__getattribute__) -> Any:
-            if wanted == name and sys._getframe(1).f_globals["__name__"].startswith("airflow_geneva"):
-                raise AttributeError(f"no {name}")
-            return found(this, wanted)
-
-        patch.setattr(kind, "__getattribute__", get)
-
-
-def test_every_private_attribute_of_pylance_that_is_used_is_known_here() -> None:
-    assert private_attributes() == set(PRIVATE)
-
-
-@pytest.mark.parametrize("name", PRIVATE)
-def test_a_private_attribute_that_is_gone_stops_the_plan_and_has_nothing_computed_again(
-    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    table = make_table(100)
-    table.add_columns({"y": triple})
-    table.backfill("y", runner="inline")
-    table.lance.update({"id": "id"}, where="id < 3")
-    table.add([{"id": 100, "x": 100}])
-    plan = table.plan_backfill("y")
-    record_plan(plan, table.location)
-    for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, Udfs({plan.work.column: triple}))
-    hide(monkeypatch, name)
-    asked = {"_ds": lambda: committed_at(table.lance, 1)}.get(name, lambda: table.plan_backfill("y"))
-    with pytest.raises(AttributeError, match=name):
-        asked()
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_what_is_not_such_a_manifest_is_asked_for_one_by_one(
         data = b"not a manifest"
     else:
         monkeypatch.setattr(module, "_FILES", 31)
-    monkeypatch.setattr(module, "_serialized", lambda _: data)
+    monkeypatch.setattr(module, "serialized_manifest", lambda _: data)
     assert dict(read_manifest(dataset, columns)) == one_by_one(dataset, columns)
 
 

@@ -22,7 +22,7 @@ from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.engine.checkpoint.records import ROW_ID
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.lance_io import rows_by_id
+from airflow_geneva.engine.lance_io import pylance_internals
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, is_blob_type, scan_bytes
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
@@ -514,7 +514,7 @@ def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapp
     with_id = {**projection, "_rowid": "_rowid"}
     blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
     if not blobs & set(projection.values()):
-        return _one_batch(rows_by_id.take_rows(dataset, pa.array(row_ids.view(np.uint64)), with_id), row_ids)
+        return _one_batch(pylance_internals.take_rows(dataset, pa.array(row_ids.view(np.uint64)), with_id), row_ids)
     parts = []
     for start in range(0, len(row_ids), _BLOB_ROWS):
         # Taking rows returns only the descriptors of blobs, so scan for their bytes.

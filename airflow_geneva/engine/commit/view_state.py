@@ -16,12 +16,12 @@ from airflow_geneva.engine.job.outbox import JOB_PROPERTY
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, field_ids
 from airflow_geneva.engine.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import (
     manifest_of,
     open_version_to_read,
     read_transaction,
-    written_at,
 )
 from airflow_geneva.engine.storage.documents import well_typed
 from airflow_geneva.engine.storage.location import TableLocation

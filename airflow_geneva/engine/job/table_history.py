@@ -11,7 +11,8 @@ import pyarrow as pa
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.fragments import ids_by_name
 from airflow_geneva.engine.lance_io.history import commits_newest_first, files_written
-from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, written_at
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
+from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
 from airflow_geneva.engine.storage.files import in_threads
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from airflow_geneva.engine.lance_io.engine_errors import (
     is_unavailable,
     to_engine_error,
 )
+from airflow_geneva.engine.lance_io.pylance_internals import access_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, rows_at_once
 from airflow_geneva.engine.storage.catalogs import options_for
@@ -135,9 +136,9 @@ class DataFileWriter(FileWriter):
 
 
 def _data_files(dataset: lance.LanceDataset) -> Storage:
-    place, catalog, table = join(dataset.uri, "data"), dataset._namespace_client, dataset._table_id
+    place, (catalog, table, options) = join(dataset.uri, "data"), access_of(dataset)
     if catalog is None or table is None:
-        return Storage.at(place, dataset._storage_options)
+        return Storage.at(place, options)
     return Storage(place, options_for(catalog, table))
 
 

@@ -19,6 +19,7 @@ from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.engine_errors import is_engine_error, is_unavailable, reason_of, remedy_of
 from airflow_geneva.engine.lance_io.messages import packed_numbers
+from airflow_geneva.engine.lance_io.pylance_internals import path_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.siblings import Output, is_group, sibling_of
 from airflow_geneva.engine.storage.uri import join, md5
@@ -327,7 +328,7 @@ def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
         parts = columns.parts(data_file.fields)
         if not parts:
             continue
-        base, path = -1 if data_file.base_id is None else data_file.base_id, data_file._path
+        base, path = -1 if data_file.base_id is None else data_file.base_id, path_of(data_file)
         for role, position in parts:
             files[role].append((position, base, path))
         if parts[0][0] == "i":

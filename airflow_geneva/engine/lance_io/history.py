@@ -21,6 +21,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     open_fragment,
     row_ids,
 )
+from airflow_geneva.engine.lance_io.pylance_internals import path_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import open_version_to_read, read_transaction
 from airflow_geneva.engine.storage.files import in_threads
@@ -332,7 +333,7 @@ class Tracer:
                 replaced = tuple(fragment_files(fragment, self.columns) for fragment in made_of)
                 if self._inputs_in(made_of) - self._inputs_in(group.new_fragments):
                     # An input was dropped, and Lance has assigned its field id to another column since.
-                    written |= {file._path for fragment in group.new_fragments for file in fragment.files}
+                    written |= {path_of(file) for fragment in group.new_fragments for file in fragment.files}
                     continue
                 for fragment in group.new_fragments:
                     files = fragment_files(fragment, self.columns)
@@ -340,7 +341,7 @@ class Tracer:
             self._parents.update(found)
             self._written |= written
             return [*found, *written]
-        paths = {file._path for file in files_written(commit.operation)}
+        paths = {path_of(file) for file in files_written(commit.operation)}
         self._written |= paths
         return paths
 

@@ -24,6 +24,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     open_fragment,
 )
 from airflow_geneva.engine.lance_io.messages import Bytes, Numbers, Occurrences, fields_of, packed_numbers, parts_of
+from airflow_geneva.engine.lance_io.pylance_internals import count_fragments, serialized_manifest
 
 if TYPE_CHECKING:
     import lance
@@ -247,10 +248,10 @@ def read_manifest(dataset: lance.LanceDataset, columns: Columns) -> Manifest:
     """
     with garbage_collector_off():
         try:
-            if dataset._ds.count_fragments() <= _FEW:
+            if count_fragments(dataset) <= _FEW:
                 return _one_by_one(dataset, columns)
-            found = _decode(dataset, _serialized(dataset), columns)
-            if len(found) == dataset._ds.count_fragments() and _fits(dataset, columns, found):
+            found = _decode(dataset, serialized_manifest(dataset), columns)
+            if len(found) == count_fragments(dataset) and _fits(dataset, columns, found):
                 return found
             raise ValueError("it has other fragments than the table")
         except (AttributeError, ValueError) as error:
@@ -260,11 +261,6 @@ def read_manifest(dataset: lance.LanceDataset, columns: Columns) -> Manifest:
 
 def _one_by_one(dataset: lance.LanceDataset, columns: Columns) -> Manifest:
     return Manifest.of(fragment_files(fragment.metadata, columns) for fragment in dataset.get_fragments())
-
-
-def _serialized(dataset: lance.LanceDataset) -> bytes:
-    manifest: bytes = dataset._ds.serialized_manifest()
-    return manifest
 
 
 def _fits(dataset: lance.LanceDataset, columns: Columns, found: Manifest) -> bool:

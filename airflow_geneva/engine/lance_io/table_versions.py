@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import is_undecided
@@ -23,6 +23,7 @@ from airflow_geneva.engine.lance_io.engine_errors import (
     is_failure,
     is_unavailable,
 )
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -149,11 +150,6 @@ def open_version_to_read(dataset: lance.LanceDataset, version: int) -> lance.Lan
 def manifest_of(dataset: lance.LanceDataset, version: int | tuple[str, None]) -> lance.LanceDataset:
     """Check out a version, or the newest of a branch, of which only the manifest is read; pylance's exceptions."""
     return dataset.checkout_version(version)
-
-
-def written_at(dataset: lance.LanceDataset) -> int:
-    """Return the time of the open version in nanoseconds, from its manifest; `versions()` would open every version."""
-    return cast(int, dataset._ds.current_version()["timestamp"])
 
 
 def check_no_mem_wal(table: str, dataset: lance.LanceDataset) -> None:

@@ -23,8 +23,8 @@ from airflow_geneva.engine.apply.reader import ReadSize, joint_width, read_rows
 from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
 from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.rows import as_rows
-from airflow_geneva.engine.lance_io.table_versions import written_at
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 from airflow_geneva.engine.load.iceberg import (
     IcebergTable,

@@ -23,8 +23,8 @@ from airflow_geneva.engine.checkpoint.reuse import Ancestor
 from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets, output_names
 from airflow_geneva.engine.lance_io.history import History, Tracer, among
+from airflow_geneva.engine.lance_io.pylance_internals import take_rows
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.engine.lance_io.rows_by_id import take_rows
 from airflow_geneva.engine.lance_io.table_versions import version_exists
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.model import BackfillSpec

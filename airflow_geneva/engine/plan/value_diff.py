@@ -28,8 +28,9 @@ from airflow_geneva.engine.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.engine.lance_io.manifest import Manifest, read_manifest
+from airflow_geneva.engine.lance_io.pylance_internals import take_rows
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches, take_rows
+from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
 from airflow_geneva.engine.lance_io.siblings import is_group
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from airflow_geneva.engine.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.pylance_internals import path_of, written_at
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_or_none, written_at
+from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_or_none
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions
 from airflow_geneva.engine.plan.refresh import columns_then, compare_source
@@ -226,7 +227,7 @@ def is_recreated(dataset: lance.LanceDataset, files: Sequence[str], highest_frag
 
 
 def _end(file: lance.fragment.DataFile) -> str:
-    return str(file._path).removesuffix(".lance")[-12:]
+    return path_of(file).removesuffix(".lance")[-12:]
 
 
 def first_version(dataset: lance.LanceDataset, unseen: NewRows) -> int:
