@@ -304,3 +304,21 @@ def test_an_added_column_waits_while_only_failed_rows_run(table: Table, trace: T
     deploy("words", 2)
     refresh(view, on_code_change="new_rows")
     assert calls(trace) == {"words": 12, "chars": 121}
+
+
+def test_costs_and_caps_count_the_calls_that_are_made(table: Table, trace: Trace) -> None:
+    columns = {"ocr": deploy("ocr", 1, cost=10.0), "words": deploy("words", 1, cost=1.0)}
+    query = table.query().select(["id"]).add_columns(columns)
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    refresh(view)
+    calls(trace)
+    deploy("words", 2, cost=1.0)
+    table.add([{"id": 121, "x": 121}])
+    plan = view.plan_refresh(on_code_change="recompute")
+    assert plan.calls_to_run == {"ocr": 1, "words": 122}
+    cost = plan.estimate().cost
+    assert cost is not None
+    assert tuple(cost) == pytest.approx((132.0, 132.0))
+    assert refresh(view, on_code_change="recompute", max_cost=131).state == "PARTIAL"
+    assert refresh(view, on_code_change="recompute", max_cost=132).state == "DONE"
+    assert calls(trace) == {"ocr": 1, "words": 122}
