@@ -10,6 +10,8 @@ import pyarrow as pa
 from airflow_geneva.engine.udf import UDF, udf
 from tests.support.counting import leave_trace
 
+IN_FLIGHT = 2
+
 
 def value(name: str, code: int, *inputs: int | None) -> int:
     """Return the value that a function computes from its inputs."""
@@ -37,7 +39,11 @@ def deploy(name: str, code: int, inputs: str = "x", fails: bool = False, **setti
     word = "async def" if fails else "def"
     exec(f"{word} {name}({inputs}):\n    return compute({inputs})", made)  # the inputs are named like the parameters
     made[name].__module__ = __name__
-    settings = {"data_type": pa.int64(), **({"on_error": "skip"} if fails else {}), **settings}
+    settings = {
+        "data_type": pa.int64(),
+        **({"on_error": "skip", "max_in_flight": IN_FLIGHT} if fails else {}),
+        **settings,
+    }
     found = udf(version=str(code), name=name, **settings)(made[name])
     globals()[name] = found
     return found
