@@ -189,7 +189,7 @@ def test_rows_appended_with_a_value_are_computed_unless_where_spares_them(make_t
     table.backfill("y", where="y IS NULL", runner="inline")
     assert_exact(trace, [11])
     assert values_of(table, "y", where="id >= 10") == [(10, -5), (11, 34)]
-    table.backfill("y", runner="inline")
+    table.backfill("y", runner="inline", on_unknown_values="recompute")
     assert_exact(trace, [11, 10])
     assert_right(table, "y", tripled)
 
@@ -595,11 +595,11 @@ def test_one_column_of_a_file_with_several_is_replaced_alone(make_table: MakeTab
     table.add(pa.table({name: pa.array([1_000], pa.int64()) for name in ("id", "x", "y", "w")}))
     (fragment,) = [f for f in table.lance.get_fragments() if f.count_rows() == 1]
     assert len(fragment.data_files()) == 1
-    table.backfill("y", runner="inline")
+    table.backfill("y", runner="inline", on_unknown_values="recompute")
     assert_right(table, "y", tripled)
     assert values_of(table, "w", where="id = 1000") == [(1_000, 1_000)]
     trace.clear()
-    table.backfill("w", runner="inline")
+    table.backfill("w", runner="inline", on_unknown_values="recompute")
     assert_right(table, "w", doubled)
     assert_right(table, "y", tripled)
     assert_exact(trace, [*range(30), 1_000])

@@ -294,7 +294,7 @@ def test_a_copied_table_computes_its_columns_anew(table: Table) -> None:
     db = connect(table.location.database_uri)
     copy = db.create_table("copy", table.lance.to_table())
     copy.add(pa.table({"x": pa.array([70], pa.int64())}))
-    copy.backfill("width", runner="inline", on_code_change="recompute")
+    copy.backfill("width", runner="inline", on_unknown_values="recompute")
     assert rows(copy, "width", "height")[-1] == {"x": 70, "width": 140, "height": "70!"}
 
 
