@@ -44,7 +44,7 @@ def test_a_column_of_structs_is_named(make_table: MakeTable) -> None:
 def test_a_view_names_its_refreshes(make_table: MakeTable) -> None:
     view = make_table(20, per_fragment=10).query().select({"y": (triple, ["x"])}).create_materialized_view(name="v")
     result = view.refresh(runner="inline")
-    assert ("Update", 20, result.job_id) in [(operation, rows, job) for operation, _, rows, job in rows_of(view)]
+    assert ("Overwrite", 20, result.job_id) in [(operation, rows, job) for operation, _, rows, job in rows_of(view)]
 
 
 def test_versions_that_were_cleaned_up_are_left_out(make_table: MakeTable) -> None:

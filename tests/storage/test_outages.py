@@ -130,7 +130,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(
     found = target.lance
     made = [found.read_transaction(version) for version in range(before + 1, found.version + 1)]
     kinds = [type(transaction.operation).__name__ for transaction in made]
-    assert kinds.count("DataReplacement" if kind == "column" else "Update") == 1
+    assert kinds.count("DataReplacement" if kind == "column" else "Overwrite") == 1
     assert sorted(found.to_table(columns=["y"])["y"].to_pylist()) == [tripled(x) for x in range(20)]
 
 
