@@ -70,8 +70,6 @@ class Model:
                 if name in due:
                     calls[name] += 1
                     failed += not self._run(name, x, cells)
-            for name in cells.keys() - self.code.keys():
-                del cells[name]
         return calls, failed
 
     def _is_due(self, name: str, cell: Cell | None, known: bool, recompute: bool, errors_only: bool) -> bool:
@@ -149,6 +147,8 @@ class History:
         elif "chars" in model.code:
             view.drop_columns(["chars"])
             del model.code["chars"]
+            for _, cells in model.shown.values():
+                cells.pop("chars", None)
         else:
             self.version += 1
             model.code["chars"], model.fails["chars"] = self.version, dice.random() < 0.5
