@@ -717,9 +717,8 @@ def test_a_rename_that_is_not_possible_changes_nothing(make_table: MakeTable, co
         table.rename_column(column, to)
     assert table.version == 1
     view = table.query().select(["x"]).create_materialized_view(name="v")
-    for change in (lambda: view.drop_columns(["x"]), lambda: view.rename_column("x", "a")):
-        with pytest.raises(InvalidInput, match="its columns come from its query"):
-            change()
+    with pytest.raises(InvalidInput, match="its columns come from its query"):
+        view.rename_column("x", "a")
 
 
 def test_two_compactions_without_a_plan_in_between_cost_nothing(make_table: MakeTable, trace: Trace) -> None:
