@@ -163,8 +163,8 @@ class _Masking(logging.Filter):
         return True
 
 
-LOGGERS = ("apply", "commit", "functions", "job", "lance_io", "limits", "lineage", "pages", "progress", "query", "run",
-           "spark", "storage", "udf")  # fmt: skip
+LOGGERS = ("apply", "checkpoint", "commit", "functions", "job", "lance_io", "limits", "lineage", "pages", "progress",
+           "query", "run", "spark", "storage", "udf")  # fmt: skip
 """The package's loggers, below `airflow_geneva`; a filter of that one would see none of their messages."""
 
 _masking = _Masking()

@@ -25,5 +25,6 @@ table.backfill("n", udf=length, where="n IS NULL", runner="inline")  # not the r
 # --8<-- [start:version]
 version = table.version
 table.add(pa.table({"text": ["ffffff"], "created_at": days[2:]}))
-table.backfill("n", udf=length, read_version=version, runner="inline")  # only rows that existed at that version
+answer = {"on_unknown_values": "fill"}  # still not the row that came with a value
+table.backfill("n", udf=length, read_version=version, runner="inline", **answer)  # only rows of that version
 # --8<-- [end:version]

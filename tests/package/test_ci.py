@@ -35,7 +35,7 @@ def test_the_workflow_calls_targets_and_settings_of_the_makefile(command: str) -
 
 
 def test_the_workflow_runs_every_python_and_every_lock() -> None:
-    runs = JOBS["test"]["strategy"]["matrix"]["include"]
+    runs = JOBS["test"]["strategy"]["matrix"]["versions"]
     declared = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     locks = {lock.stem.removeprefix("airflow-") for lock in (ROOT / "requirements").glob("airflow-*.txt")}
     assert {run["python"] for run in runs} == set(declared)
@@ -45,12 +45,17 @@ def test_the_workflow_runs_every_python_and_every_lock() -> None:
 
 def test_the_table_of_what_is_tested_names_every_setting_of_the_workflow() -> None:
     table = (ROOT / "SUPPORT.md").read_text()
-    runs = JOBS["test"]["strategy"]["matrix"]["include"]
+    runs = JOBS["test"]["strategy"]["matrix"]["versions"]
     [pythons] = re.findall(r"^\| Python \| (.+?) \|", table, re.MULTILINE)
     [airflows] = re.findall(r"^\| Airflow \| (.+?) \|", table, re.MULTILINE)
     assert set(re.findall(r"3\.\d+", pythons)) == {run["python"] for run in runs}
     assert set(re.findall(r"3\.\d+", airflows)) == {run["airflow"] or "3.3" for run in runs}
-    for setting in JOBS["nightly"]["strategy"]["matrix"]["setting"]:
+    nightly = [setting.split() for setting in JOBS["nightly"]["strategy"]["matrix"]["setting"]]
+    # All tests run at night with every combination that the others run with.
+    assert [f"PYTHON={run['python']}" + f" AIRFLOW={run['airflow']}" * bool(run["airflow"]) for run in runs] == [
+        " ".join(setting) for setting in nightly[: len(runs)]
+    ]
+    for _, setting in nightly[len(runs) :]:
         assert f"`{setting}`" in table
 
 

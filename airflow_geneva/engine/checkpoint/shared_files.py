@@ -18,6 +18,7 @@ from airflow_geneva.engine.checkpoint.facts import ColumnState, Facts, load_stat
 from airflow_geneva.engine.lance_io.fragments import FileRef, FragmentFiles, columns_in
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.places import base_folders
 from airflow_geneva.engine.storage.uri import join, normalize_uri
 from airflow_geneva.errors import StorageError
 
@@ -35,13 +36,13 @@ Renumber = Callable[[int], int]
 def state_with_bases(dataset: lance.LanceDataset, checkpoints: Storage, output: tuple[int, ...]) -> ColumnState:
     """Read the facts about an output; of a clone that has none, those of the table from which it was made."""
     state = load_state(checkpoints, output[0])
-    return _of_bases(dataset, checkpoints, output) if not state.facts and dataset.base_paths() else state
+    return _of_bases(dataset, checkpoints, output) if not state.facts and base_folders(dataset) else state
 
 
 def _of_bases(dataset: lance.LanceDataset, checkpoints: Storage, output: tuple[int, ...]) -> ColumnState:
     """Return what the tables from which a table was cloned recorded about an output, as facts about the clone."""
     tables = []
-    for number, base in dataset.base_paths().items():
+    for number, base in base_folders(dataset).items():
         if not base.is_dataset_root:
             continue
         place = Storage(join(normalize_uri(base.path), "_checkpoints"), checkpoints.options)

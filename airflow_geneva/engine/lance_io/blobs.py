@@ -95,11 +95,17 @@ def scan_bytes(
     # SQL may name a column in any way: every blob column whose name occurs in the text counts.
     read = [field.name for field in dataset.schema if _has_blob(field)]
     if read := [name for name in read if "`" in name or any(name.lower() in text for text in texts)]:
-        described = whole.scanner(columns=read, blob_handling="blobs_descriptions", **rows)
+        described = scan_descriptors(whole, read, **rows)
         if any(map(_has_uri, described.projected_schema)):
             for batch in described.to_batches():
                 _check_descriptors(dataset, batch)
     scanner: LanceScanner = whole.scanner(columns=columns, blob_handling="all_binary", **rows, **options)
+    return scanner
+
+
+def scan_descriptors(whole: Any, columns: Sequence[str], **options: Any) -> LanceScanner:
+    """Return a scanner of a table or a fragment that reads a descriptor in place of each blob, and fetches none."""
+    scanner: LanceScanner = whole.scanner(columns=columns, blob_handling="blobs_descriptions", **options)
     return scanner
 
 

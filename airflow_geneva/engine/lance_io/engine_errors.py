@@ -138,6 +138,11 @@ def is_refused(error: BaseException) -> bool:
     return is_access_refused(error) or _LACKING.search(str(error)) is not None
 
 
+def lacks_data_file(error: BaseException) -> bool:
+    """Whether a version names a data file that the store does not have."""
+    return _NO_FILE.search(str(error)) is not None
+
+
 def is_overflow(error: BaseException) -> bool:
     """Whether the values of a batch take more bytes than Arrow's offsets can address."""
     return is_engine_error(error) and "overflow" in str(error).lower()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import find_field
-from airflow_geneva.engine.lance_io.blobs import is_blob
+from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
 from airflow_geneva.engine.lance_io.engine_errors import is_engine_error, is_unavailable, reason_of, remedy_of
 from airflow_geneva.engine.lance_io.messages import packed_numbers
 from airflow_geneva.engine.lance_io.pylance_internals import path_of
@@ -453,13 +453,7 @@ def damaged_file(
         return None
     fragment = open_fragment(dataset, fragment_id)
     for name in dict.fromkeys(path.partition(".")[0] for path in inputs):
-        scanner = fragment.scanner(
-            columns=[name],
-            blob_handling="blobs_descriptions",
-            batch_size=rows,
-            batch_readahead=1,
-            io_buffer_size=limit,
-        )
+        scanner = scan_descriptors(fragment, [name], batch_size=rows, batch_readahead=1, io_buffer_size=limit)
         try:
             for _ in scanner.to_batches():
                 pass

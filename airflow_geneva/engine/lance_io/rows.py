@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from itertools import repeat
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -27,6 +27,9 @@ from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_v
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput, StorageError
+
+if TYPE_CHECKING:
+    import lance
 
 _ROWS_PER_FILE = 1 << 20
 _DIGITS = 76
@@ -154,6 +157,13 @@ def write_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, *
             raise
         why = _RUST.sub("", str(error))
         raise InvalidInput(f"The rows do not fit table {location.name!r}: {why}") from error
+
+
+def table_in_memory(schema: pa.Schema, **options: Any) -> lance.LanceDataset:
+    """Return an empty table, whose fields have the ids that Lance gives those of every new table with the schema."""
+    import lance
+
+    return lance.write_dataset(schema.empty_table(), "memory://", **options)
 
 
 def create_with_rows(rows: pa.Table | pa.RecordBatchReader, location: TableLocation, new: bool, **options: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.engine_errors import lacks_data_file
 from airflow_geneva.engine.lance_io.filters import selected_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.views.definition import IS_SET
@@ -29,13 +30,27 @@ _ENOUGH = 1_000_000
 def filled_rows(
     dataset: lance.LanceDataset, columns: Sequence[str], unknown: Mapping[int, Ranges]
 ) -> Iterator[tuple[int, Ranges]]:
-    """Yield fragments with those of the given rows in which one of the columns is not NULL; read these columns only."""
+    """Yield fragments with those of the given rows in which one of the columns is not NULL; read these columns only.
+
+    Rows whose values lie in a data file that is gone have none.
+    """
     filled = " OR ".join(f"`{name}` IS NOT NULL" for name in columns)
     ids = list(unknown)
     for begin in range(0, len(ids), _AT_ONCE):
-        for fragment, rows in selected_offsets(dataset, ids[begin : begin + _AT_ONCE], filled).items():
+        for fragment, rows in _selected(dataset, ids[begin : begin + _AT_ONCE], filled).items():
             if there := rows & unknown[fragment]:
                 yield fragment, there
+
+
+def _selected(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
+    try:
+        return selected_offsets(dataset, fragment_ids, where)
+    except Exception as error:
+        if not lacks_data_file(error):
+            raise
+        if len(fragment_ids) == 1:
+            return {}
+        return {at: rows for one in fragment_ids for at, rows in _selected(dataset, [one], where).items()}
 
 
 def check_unknown_values(work: BackfillSpec, filled: Iterator[tuple[int, Ranges]], own: UdfDefinition | None) -> None:

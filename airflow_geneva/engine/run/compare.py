@@ -131,7 +131,13 @@ def compare_view_column(
         return _comparison(target, version, column, ComputedSample(column), None)
     asked = replace(definition, columns=columns, explode=None)
     udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
-    request = RefreshRequest(new_job_id(), snapshot.source_version, on_code_change="recompute", ignore_checkpoints=True)
+    request = RefreshRequest(
+        new_job_id(),
+        snapshot.source_version,
+        on_code_change="recompute",
+        on_unknown_values="recompute",
+        ignore_checkpoints=True,
+    )
     try:
         open_version(source.open(), snapshot.source_version)
     except InvalidInput as gone:

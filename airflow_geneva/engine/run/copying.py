@@ -24,6 +24,7 @@ from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.run.rewriting import RewrittenTable
 from airflow_geneva.engine.storage.files import Storage, in_threads
 from airflow_geneva.engine.storage.location import TableLocation, locate
+from airflow_geneva.engine.storage.places import base_folders
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_to_take, definition_in, read_definition
 from airflow_geneva.engine.views.definition import BASE_DATABASE_KEY, QUERY_KEY, ViewDefinition, is_view
@@ -81,7 +82,7 @@ def _facts(state: ColumnState, computed: ComputedRows) -> Facts:
     ]
     found += [fact for part in (computed, *computed.previous) for fact in part.learned if fact.what != SEEN]
     facts = Facts(pa.concat_tables([state.facts.table, Facts.of(found).table]))
-    if dataset.base_paths():
+    if base_folders(dataset):
         return renumbered(facts, dataset, columns.output, lambda folder: folder, lambda folder: OWN)
     return facts
 

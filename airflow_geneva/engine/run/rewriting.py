@@ -13,7 +13,7 @@ from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.fragments import columns_of, fragment_files
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.engine.lance_io.rows import as_rows
+from airflow_geneva.engine.lance_io.rows import as_rows, table_in_memory
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.storage.catalogs import pylance_access
@@ -31,7 +31,6 @@ class RewrittenTable:
     """The rows of a table in new data files of another folder, which no version names until `commit`."""
 
     def __init__(self, dataset: lance.LanceDataset, target: TableLocation) -> None:
-        import lance
         from lance.fragment import write_fragments
 
         if blobs := [field.name for field in dataset.schema if is_blob(field)]:
@@ -43,7 +42,7 @@ class RewrittenTable:
         written = write_fragments(rows, target.uri, self.schema, **form, **pylance_access(target.options))
         self.fragments: Sequence[Any] = written
         # Lance numbers the columns of every new table with this schema in the same way.
-        self.like = lance.write_dataset(self.schema.empty_table(), "memory://", **form)
+        self.like = table_in_memory(self.schema, **form)
         self.ends = np.cumsum([fragment.physical_rows for fragment in self.fragments], dtype=np.int64)
 
     def save_facts(self, output: Output, inputs: Sequence[str], computed: ComputedRows) -> None:

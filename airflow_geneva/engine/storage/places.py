@@ -210,6 +210,15 @@ def check_manifest(dataset: lance.LanceDataset) -> lance.LanceDataset:
     return dataset
 
 
+def base_folders(dataset: lance.LanceDataset) -> dict[int, Any]:
+    """Return the base paths of a manifest by their numbers: folders outside of its own in which files of a table lie.
+
+    Raises:
+        InvalidInput: as `check_manifest`.
+    """
+    return dict(check_manifest(dataset).base_paths())
+
+
 def name_of(dataset: lance.LanceDataset) -> str:
     """Return the name of an opened table's folder, for messages."""
     return dataset.uri.rstrip("/").rpartition("/")[2].removesuffix(".lance")
