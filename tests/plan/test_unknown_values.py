@@ -229,3 +229,77 @@ def test_a_clone_knows_what_the_table_recorded_that_it_was_made_from(db: Databas
 def test_a_choice_that_is_unknown_is_refused(db: Database) -> None:
     with pytest.raises(InvalidInput, match="on_unknown_values='keep' is unknown"):
         computed(db).plan_backfill("y", on_unknown_values="keep")
+
+
+def test_a_row_whose_input_changed_is_remembered_by_jobs_that_do_not_select_it(db: Database, trace: Trace) -> None:
+    table = computed(db)
+    table.lance.update({"x": "1000"}, where="x = 3")
+    for x in range(100, 106):
+        table.add([{"x": x}])
+        run(table, where=f"x = {x}")
+    trace.clear()
+    run(table, on_unknown_values="adopt")
+    assert_exact(trace, [1000])
+
+
+def test_a_value_that_a_user_wrote_over_the_null_of_a_failed_row_is_asked_about(db: Database) -> None:
+    @udf(data_type=pa.int64(), on_error="skip")
+    def fails(x: int) -> int:
+        return 2 * x if x != 3 else x // 0
+
+    table = db.create_table("t", pa.table({"x": range(10)}))
+    table.add_columns({"y": fails})
+    run(table, fails)
+    table.lance.update({"y": "999"}, where="x = 3")
+    with pytest.raises(UnknownValues, match=": 1 row"):
+        run(table, fails)
+    assert values(table)[3] == 999
+
+
+@pytest.mark.parametrize("job_first", [False, True])
+@pytest.mark.parametrize(
+    "change", [lambda table: table.optimize.compact_files(), lambda table: table.update({"z": "1"})]
+)
+def test_a_clone_compares_with_the_version_that_it_was_made_from(
+    db: Database, trace: Trace, change: Callable[[Any], object], job_first: bool
+) -> None:
+    table = db.create_table("t", pa.table({"x": range(100), "z": [0] * 100}), max_rows_per_file=50)
+    table.add_columns({"y": double()})
+    run(table)
+    table.lance.shallow_clone(f"{db.uri}/t2.lance", table.version)
+    clone = _opened(db)
+    if job_first:
+        run(clone)
+    change(clone.lance)
+    trace.clear()
+    run(clone)
+    assert_exact(trace, [])
+
+
+@pytest.mark.parametrize("storage", ["2.0", "2.1"])
+def test_null_blobs_hold_no_value(db: Database, storage: str) -> None:
+    @udf(data_type=pa.large_binary())
+    def blob(x: int) -> bytes:
+        return b"blob"
+
+    field = pa.field("y", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([("x", pa.int64()), field])
+    rows = pa.table([pa.array(range(4)), pa.array([None, b"", b"own", None], pa.large_binary())], schema=schema)
+    table = db.create_table("t", rows, data_storage_version=storage)
+    table.alter_columns({"y": blob})
+    with pytest.raises(UnknownValues, match=": 2 rows"):
+        run(table, blob)
+    assert run(table, blob, on_unknown_values="fill").rows_computed == 2
+
+
+def test_adopting_computes_null_rows_of_a_column_in_which_jobs_computed_values(db: Database, trace: Trace) -> None:
+    table = db.create_table("t", pa.table({"x": range(10)}))
+    table.add_columns({"y": double()})
+    run(table, where="x < 5")
+    table.add(pa.table({"x": [50], "y": [500]}))
+    table.lance.optimize.compact_files()
+    trace.clear()
+    run(table, on_unknown_values="adopt")
+    assert_exact(trace, range(5, 10))
+    assert values(table) == {x: 2 * x for x in range(10)} | {50: 500}
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.checkpoint.facts import ColumnState, Facts, load_state
 from airflow_geneva.engine.lance_io.fragments import FileRef, FragmentFiles, columns_in
 from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.places import base_folders
 from airflow_geneva.engine.storage.uri import join, normalize_uri
@@ -41,6 +42,9 @@ def state_with_bases(dataset: lance.LanceDataset, checkpoints: Storage, output: 
 
 def _of_bases(dataset: lance.LanceDataset, checkpoints: Storage, output: tuple[int, ...]) -> ColumnState:
     """Return what the tables from which a table was cloned recorded about an output, as facts about the clone."""
+    # The oldest version of a clone is that of the other table: the facts are about it.
+    oldest = min(version["version"] for version in dataset.version_refs())
+    then = open_version_or_none(dataset, oldest) or dataset
     tables = []
     for number, base in base_folders(dataset).items():
         if not base.is_dataset_root:
@@ -51,12 +55,11 @@ def _of_bases(dataset: lance.LanceDataset, checkpoints: Storage, output: tuple[i
         except StorageError as error:
             logger.warning("What is recorded beside %s cannot be read: %s", base.path, error)
             continue
-        tables.append(renumbered(facts, dataset, output, partial(_as_own, number), lambda folder: folder).table)
+        tables.append(renumbered(facts, then, output, partial(_as_own, number), lambda folder: folder).table)
     found = Facts(pa.concat_tables(tables)) if tables else Facts()
     if not found:
         return ColumnState()
-    # The oldest version of a clone is that of the other table: the facts are about it.
-    return ColumnState(found, seen=[min(version["version"] for version in dataset.version_refs())])
+    return ColumnState(found, seen=[oldest])
 
 
 def _as_own(base: int, folder: int) -> int:

@@ -87,7 +87,7 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
         state = state_with_bases(dataset, checkpoints, columns.output)
         planner = _Planner(dataset, work, columns, state, wanted)
         if not state.ledgers:
-            planner.record(state.facts)
+            planner.record(state)
         return planner.plan(CheckpointStore(checkpoints))
 
 
@@ -116,9 +116,10 @@ class _Planner:
             if _are_replaced(dataset, work.inputs, columns, inputs)
         }
 
-    def record(self, facts: Facts) -> None:
-        """Write facts to the ledger of this job, for later plans."""
-        self.computed.learned += [fact for signature in facts for fact in facts[signature]]
+    def record(self, state: ColumnState) -> None:
+        """Write facts to the ledger of this job, for later plans, and at which versions they are complete."""
+        self.computed.learned += [fact for signature in state.facts for fact in state.facts[signature]]
+        self.computed.learned += [seen(version) for version in state.seen]
 
     def plan(self, store: CheckpointStore) -> Plan:
         manifest = self.computed.manifest
@@ -216,6 +217,7 @@ class _Planner:
             )
         known = self.computed.resolve(files, live, settled=looked_at)
         unknown = live - Ranges.union(known.values())
+        self.computed.learn_stale(files, unknown - looked_at)
         known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
@@ -341,8 +343,8 @@ class _Planner:
         if self.wanted.on_unknown_values == "error":
             check_unknown_values(self.work, filled, own)
             return whole, selected
-        # "adopt" takes a column as it is, also what is NULL beside values; "fill" computes these rows.
-        adopt = self.wanted.on_unknown_values == "adopt"
+        # "adopt" takes a column without facts as it is, also what is NULL. Beside computed values, NULL is due.
+        adopt = self.wanted.on_unknown_values == "adopt" and not self.state.facts
         taken = {fragment: unknown[fragment] if adopt else rows for fragment, rows in filled}
         if not taken:
             return whole, selected

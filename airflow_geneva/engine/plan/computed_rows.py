@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, seen
+from airflow_geneva.engine.checkpoint.facts import STALE, ColumnState, Fact, seen
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.engine.checkpoint.shared_files import state_with_bases
@@ -250,6 +250,17 @@ class ComputedRows:
             return Ranges.empty()
         before = Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=complete)[0])
         return unknown - (before - Ranges.union(part._of_no_job.get(files.id, Ranges.empty()) for part in parts))
+
+    def learn_stale(self, files: FragmentFiles, unknown: Ranges) -> None:
+        """Record which of the rows that `resolve` did not find may hold a value of a job, of inputs that changed since.
+
+        Later plans compare with a few versions only, at all of which these rows may be unknown already.
+        """
+        if unknown and files.output and self._stable and self.state.facts:
+            stale = unknown - self.of_no_job(files, unknown)
+            if stale := stale - self.state.stale(files.signature, files.physical_rows):
+                inputs = self.columns.inputs_text
+                self.learned.append(Fact(files.signature, STALE, stale, self.dataset.version, None, inputs))
 
     def trace(self) -> Iterator[TracedFragment]:
         """Yield all fragments with what facts, history and values tell of their rows; then `learned` is complete."""

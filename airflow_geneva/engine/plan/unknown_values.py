@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pyarrow.compute as pc
 
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
 from airflow_geneva.engine.lance_io.engine_errors import lacks_data_file
 from airflow_geneva.engine.lance_io.filters import selected_offsets
+from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.views.definition import IS_SET
 from airflow_geneva.errors import UnknownValues
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.commit.view_state import CommittedViewState
     from airflow_geneva.engine.plan.model import BackfillSpec
     from airflow_geneva.engine.udf.settings import UdfDefinition
+
+_Find: TypeAlias = "Callable[[lance.LanceDataset, list[int]], dict[int, Ranges]]"
+"""Returns the rows of some fragments that hold a value."""
 
 ON_UNKNOWN_VALUES = ("error", "adopt", "recompute", "fill")
 _AT_ONCE = 64
@@ -35,22 +44,41 @@ def filled_rows(
     Rows whose values lie in a data file that is gone have none.
     """
     filled = " OR ".join(f"`{name}` IS NOT NULL" for name in columns)
+    find: _Find = partial(selected_offsets, where=filled)
+    if dataset.data_storage_version == "2.0" and any(is_blob(dataset.schema.field(name)) for name in columns):
+        find = partial(_filled_blobs, columns=columns)
     ids = list(unknown)
     for begin in range(0, len(ids), _AT_ONCE):
-        for fragment, rows in _selected(dataset, ids[begin : begin + _AT_ONCE], filled).items():
+        for fragment, rows in _selected(dataset, ids[begin : begin + _AT_ONCE], find).items():
             if there := rows & unknown[fragment]:
                 yield fragment, there
 
 
-def _selected(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
+def _selected(dataset: lance.LanceDataset, fragment_ids: list[int], find: _Find) -> dict[int, Ranges]:
     try:
-        return selected_offsets(dataset, fragment_ids, where)
+        return find(dataset, fragment_ids)
     except Exception as error:
         if not lacks_data_file(error):
             raise
         if len(fragment_ids) == 1:
             return {}
-        return {at: rows for one in fragment_ids for at, rows in _selected(dataset, [one], where).items()}
+        return {at: rows for one in fragment_ids for at, rows in _selected(dataset, [one], find).items()}
+
+
+def _filled_blobs(dataset: lance.LanceDataset, fragment_ids: list[int], columns: Sequence[str]) -> dict[int, Ranges]:
+    """Return the rows with a value; a descriptor of storage version 2.0 says NULL by a position without a size."""
+    fragments = [open_fragment(dataset, one) for one in fragment_ids]
+    rows = scan_descriptors(dataset, list(columns), fragments=fragments, with_row_address=True).to_table()
+    filled = np.zeros(rows.num_rows, np.bool_)
+    for name in columns:
+        values = rows.column(name).combine_chunks()
+        there = values.is_valid()
+        if is_blob(dataset.schema.field(name)):
+            empty = pc.and_(pc.equal(values.field("size"), 0), pc.not_equal(values.field("position"), 0))
+            there = pc.and_(there, pc.invert(empty))
+        filled |= pc.fill_null(there, False).to_numpy(zero_copy_only=False)
+    at = rows.column("_rowaddr").to_numpy().astype(np.int64)[filled]
+    return {int(one): Ranges.from_offsets(at[at >> 32 == one] & OFFSET_BITS) for one in np.unique(at >> 32)}
 
 
 def check_unknown_values(work: BackfillSpec, filled: Iterator[tuple[int, Ranges]], own: UdfDefinition | None) -> None:

@@ -87,7 +87,7 @@ class RowsThen:
 
     Args:
         computed: rows whose inputs and output are the same, by the provenance that they had.
-        changed: rows that had a provenance, and whose inputs or output differ now.
+        changed: rows that had a value of a job, and whose inputs or output differ now, or did then.
         existed: all rows that existed then.
         in_place: rows whose fragment at that version is still there.
     """
@@ -124,7 +124,9 @@ def computed_by_value(
         there.append(compared[reference.in_fragments_of(manifest, rows.then)])
         for provenance, part in _by_provenance(reference, state, rows.then[rows.same], compared[rows.same]).items():
             found.setdefault(provenance, []).append(part)
-        changed += _by_provenance(reference, state, rows.then[~rows.same], compared[~rows.same]).values()
+        before = _by_provenance(reference, state, rows.then[~rows.same], compared[~rows.same])
+        changed += [part for provenance, part in before.items() if not provenance.failures]
+        changed.append(compared[_stale(reference, state, rows.then)])
     return RowsThen(
         {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()},
         Ranges.union(map(Ranges.from_offsets, changed)),
@@ -188,6 +190,17 @@ def _by_provenance(
             if hit.any():
                 found.setdefault(provenance, []).append(offsets[hit])
     return {provenance: np.concatenate(parts) for provenance, parts in found.items()}
+
+
+def _stale(reference: ReferenceVersion, state: ColumnState, addresses: Offsets) -> Mask:
+    """Return a mask of the rows that held a value of a job already then although their inputs had changed."""
+    found = np.zeros(len(addresses), np.bool_)
+    for fragment_id in np.unique(addresses >> 32).tolist():
+        files = reference.manifest[fragment_id]
+        if rows := state.stale(files.signature, files.physical_rows):
+            inside = addresses >> 32 == fragment_id
+            found[inside] = rows.mask(addresses[inside] & OFFSET_BITS)
+    return found
 
 
 def same_values(left: pa.Array, right: pa.Array) -> Mask:
