@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Database, connect, udf
+from airflow_geneva.engine.run.copying import copy_table
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
@@ -141,6 +142,17 @@ def test_what_cannot_be_copied_is_refused(db: Database) -> None:
         db.copy_table(db, "t2")  # type: ignore[arg-type]
 
 
+def test_a_copy_to_a_table_that_another_process_made_meanwhile_leaves_its_facts(db: Database, trace: Trace) -> None:
+    table = plain(db)
+    other = db.copy_table("t", "t2")
+    other.add([{"x": 40}])
+    run(other)
+    with pytest.raises(InvalidInput, match="'t2' already exists"):
+        copy_table(table.location, other.location)
+    trace.clear()
+    assert_nothing_to_do_is_free(other, "y", trace, udf=double)
+
+
 def test_a_copy_has_to_compute_what_the_table_has_to(db: Database, trace: Trace) -> None:
     """Rows that moved are known by the history of the table, which the copy does not have."""
     table = plain(db)
@@ -184,6 +196,31 @@ def test_a_table_gets_stable_row_ids_and_keeps_what_is_known_of_its_values(db: D
     trace.clear()
     run(copy)
     assert_exact(trace, [1001])
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_values_of_inputs_that_changed_are_due_in_a_copy_that_is_compacted(
+    db: Database, trace: Trace, rewrite: bool
+) -> None:
+    table = plain(db)
+    table.lance.update({"x": "x + 1000"}, where="x < 2")
+    copy = db.copy_table("t", "t2", rewrite=rewrite)
+    copy.lance.update({"x": "x + 1000"}, where="x = 1001")
+    copy.lance.optimize.compact_files()
+    trace.clear()
+    run(copy, on_unknown_values="adopt")
+    assert_exact(trace, [1000, 2001])
+
+
+def test_a_rewritten_copy_knows_from_which_inputs_values_were_computed(db: Database, trace: Trace) -> None:
+    table = db.create_table("t", pa.table({"x": range(5), "z": range(5, 10)}))
+    table.add_columns({"y": double})
+    run(table)
+    table.alter_columns({"y": (double, ["z"])})
+    copy = db.copy_table("t", "t2", rewrite=True)
+    copy.alter_columns({"y": (double, ["x"])})
+    trace.clear()
+    assert_nothing_to_do_is_free(copy, "y", trace, udf=double)
 
 
 @pytest.mark.crash

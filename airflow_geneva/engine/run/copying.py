@@ -53,6 +53,8 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
     if of_view and rewrite:
         raise InvalidInput(f"{source.name!r} is a view, which is copied as it is. Leave out rewrite=True.")
     changes = _moved_source(dataset, source, target) if of_view else {}
+    if target.exists():
+        raise _taken(target)
     target.checkpoints.delete_all(target.checkpoints.list_files())  # of an attempt that was killed
     rewritten = RewrittenTable(dataset, target) if rewrite else None
     for output, state, computed in _computed_outputs(dataset, source.checkpoints):
@@ -158,7 +160,11 @@ def _make(source: TableLocation, target: TableLocation, commit: Callable[[], lan
     with engine_errors(closed):
         made = None if target.exists() else create_new(f"table {target.name!r}", commit, target.exists)
     if made is None:
-        raise InvalidInput(f"Table {target.name!r} already exists at {target.uri}. Give another name.")
+        raise _taken(target)
+
+
+def _taken(target: TableLocation) -> InvalidInput:
+    return InvalidInput(f"Table {target.name!r} already exists at {target.uri}. Give another name.")
 
 
 def _change_metadata(target: TableLocation, changes: Mapping[str, str]) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.facts import STALE, Fact, Facts, save_facts
+from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.fragments import columns_of, fragment_files
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.rows import as_rows, table_in_memory
 from airflow_geneva.engine.lance_io.siblings import Output
-from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.computed_rows import ComputedRows, TracedFragment
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import PROMOTED_KEY
@@ -48,16 +49,25 @@ class RewrittenTable:
     def save_facts(self, output: Output, inputs: Sequence[str], computed: ComputedRows) -> None:
         """Write what is known of the values of an output, as facts about the new files."""
         columns = columns_of(self.like, inputs, (), output)
-        files = [fragment_files(fragment, columns) for fragment in self.fragments]
+        # Facts name inputs by field ids, which differ in the new table; also those about earlier inputs.
+        texts, signatures = dict[str, str](), dict[str, list[str]]()
+        for part, read in (
+            (computed, inputs),
+            *((one, one.names[: len(one.columns.inputs)]) for one in computed.previous),
+        ):
+            if all(read):
+                now = columns_of(self.like, read, (), output)
+                texts[part.columns.inputs_text] = now.inputs_text
+                signatures[now.inputs_text] = [fragment_files(one, now).signature for one in self.fragments]
         facts, first = list[Fact](), 0
         for traced in computed.trace():
             live = traced.live.offsets()
-            for what, rows in (*((p.what, rows) for p, rows in traced.known.items()), (STALE, traced.stale)):
+            for what, of_inputs, rows in (*_said(traced, texts), (STALE, "", traced.stale)):
+                text = texts.get(of_inputs, columns.inputs_text)
                 at = first + np.searchsorted(live, (rows & traced.live).offsets())
                 for number, there in self._by_fragment(at):
-                    whole = None if len(there) == files[number].physical_rows else there
-                    signature = files[number].signature
-                    facts.append(Fact(signature, what, whole, _FIRST_VERSION, None, columns.inputs_text))
+                    whole = None if len(there) == self.fragments[number].physical_rows else there
+                    facts.append(Fact(signatures[text][number], what, whole, _FIRST_VERSION, None, text))
             first += len(live)
         save_facts(self.target.checkpoints, columns.output[0], Facts.of(facts), _FIRST_VERSION)
 
@@ -73,6 +83,16 @@ class RewrittenTable:
 
         operation = lance.LanceOperation.Overwrite(self.schema, self.fragments)
         return lance.LanceDataset.commit(self.target.uri, operation, enable_stable_row_ids=True, **self.target.access)
+
+
+def _said(traced: TracedFragment, texts: Mapping[str, str]) -> Iterator[tuple[str, str, Ranges]]:
+    """Yield what is known of rows, with the earlier inputs from which they were computed; "" for those of now."""
+    for provenance, rows in traced.known.items():
+        maker, _, of_inputs = provenance.version.rpartition("/")
+        if maker and of_inputs in texts:
+            yield Provenance(maker).what, of_inputs, rows
+        else:
+            yield provenance.what, "", rows
 
 
 def _without_ids(field: pa.Field) -> pa.Field:
