@@ -133,6 +133,7 @@ class Snapshot:
         code: the code of the columns' values, in all rows but those with another origin.
         matching: for a query with limit or offset, the row ids that the filter selected; else empty.
         reads: the columns of the source that the query read: their names, and their field ids as in facts.
+        dropped: the keys of columns that left the query since the swap, whose inputs this no longer describes.
     """
 
     source_version: int
@@ -140,6 +141,7 @@ class Snapshot:
     fragments: tuple[SourceFragment, ...]
     matching: Ranges
     reads: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def older(self) -> Code:
@@ -173,6 +175,7 @@ class Snapshot:
         arrays = [*(pa.array(values, pa.string()) for values in texts), to_lists(bounds, _SCHEMA.field("bounds").type)]
         metadata = {"source_version": str(self.source_version), "code": json.dumps(self.code)}
         metadata["reads"] = json.dumps(self.reads)
+        metadata["dropped"] = json.dumps(self.dropped)
         return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
 
     def _rows(self) -> Iterator[tuple[str, str, str, Ranges]]:
@@ -203,7 +206,8 @@ class Snapshot:
             else:
                 origin = Origin.from_json(what.partition(":")[2])
                 fragments[-1] = replace(fragments[-1], unusual=(*fragments[-1].unusual, (origin, rows)))
-        return Snapshot(version, code, tuple(fragments), matching, reads)
+        dropped = tuple(str(key) for key in parse(metadata.get(b"dropped", b"[]")))
+        return Snapshot(version, code, tuple(fragments), matching, reads, dropped)
 
 
 def _pairs(text: bytes) -> tuple[tuple[str, str], ...]:

@@ -289,17 +289,19 @@ class CommittedViewState:
 
         None before the first refresh, if the document is lost, and if other writers changed the rows.
         """
-        if self.newest.changed or (found := self._stored_snapshot()) is None:
-            return None
         definition = ViewDefinition.read(self.dataset.schema.metadata, self.location.name)
+        if self.newest.changed or (found := self._stored_snapshot({*definition.keys.values()})) is None:
+            return None
         return found.renamed({key: name for name, key in definition.keys.items()})
 
-    def _stored_snapshot(self) -> Snapshot | None:
+    def _stored_snapshot(self, keys: set[str]) -> Snapshot | None:
         note = self._note
         while note is not None and note.swap == self.newest.snapshot:
             found = load_snapshot(self.location.checkpoints, note.snapshot)
             if found is not None:
-                return found
+                if keys.isdisjoint(found.dropped):
+                    return found
+                break  # a restore brought the columns back, or the commit that drops them never came
             missed, note = note, read_advance_note(self.location)
             if note == missed:
                 break

@@ -133,8 +133,8 @@ def swap_rows(
 
 def promoted_meanwhile(dataset: lance.LanceDataset, work: RefreshSpec) -> str:
     """Return why staged files, which name their columns, do not fit a version of the view; "" if they do."""
-    planned = [column.name for column in work.definition.columns]
-    now = [column.name for column in view_columns(dataset.schema)]
+    planned = [(column.name, column.key) for column in work.definition.columns]
+    now = [(column.name, column.key) for column in view_columns(dataset.schema)]
     return "" if now == planned else "the columns of the view changed meanwhile"
 
 

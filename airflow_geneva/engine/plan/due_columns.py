@@ -55,7 +55,9 @@ class DueColumns:
 
         It also has the earlier failures of these columns, for those that fail again.
         """
-        again = tuple(one for one in origin.failed if one[0] in run and not self._is_repaired(one[0], origin))
+        recoded = {name for name in run if self._held(name, origin) != self.now.get(name)}
+        new = {*self._with_readers(recoded)}  # they have other code now, or other inputs
+        again = tuple(one for one in origin.failed if one[0] in run and one[0] not in new)
         others = {name for name in self.now if name in self.before} - set(run)
         held = ((name, self._held(name, origin)) for name in sorted(others))
         made = tuple((name, version) for name, version in held if version != self.now[name])

@@ -192,7 +192,7 @@ def plan_refresh(
                 gone = gone - Ranges.from_offsets(renumbered.old)
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
             works = [_fragment_work(work, item, view_state) for item in chosen]
-            work = _with_calls(work, works, chosen)
+            work = _with_calls(work, works, chosen, view_state.newest.identity)
             index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
             earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
@@ -215,7 +215,9 @@ def plan_refresh(
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
         if request.errors_only:
             code = tuple(one for one in code if one[0] in before)  # columns that were added are not computed yet
-        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, _reads(dataset, names))
+        dropped = base.dropped if base else ()
+        reads = _reads(dataset, names)
+        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, reads, dropped)
         if request.errors_only and base is not None and not works:
             snapshot = base  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
@@ -452,11 +454,14 @@ def _changed(
         origin, held = Origin.of(provenance), held & live
         run = decide.columns(origin)
         after = decide.after(origin, run)
-        origins.append((after, held))
         if run == ():
+            origins.append((after, held))
             given_up += len(held) if origin.failed else 0
             continue
         there = _shown_rows(fragment, held, decide.shown())
+        # Rows that the view does not show run whole, so none of their values are of earlier code.
+        whole = held - there if decide.exploded in run else Ranges.empty()
+        origins += [(after, held - whole), (Origin(tried=after.tried), whole)]
         if not decide.runs_all(run):
             carried.append((run, after, there))
         # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
@@ -535,11 +540,19 @@ def choose_rows(
         replace(then, rows=fragment.rows) if (then := before.get(fragment.files.id)) else fragment
         for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
     ]
+    # Rows that enter the view run whole, whatever the view had of them before.
+    entering = {item.files.signature: item.rows - item.again for item in found}
+    changes.fragments = [
+        one.with_origins((origin, rows - entering[one.signature]) for origin, rows in one.unusual)
+        if one.unusual and one.signature in entering
+        else one
+        for one in changes.fragments
+    ]
     return found, gone, matching
 
 
 def _alike(base: Snapshot, decide: Decisions) -> dict[Origin, Ranges]:
-    """Return the ids of rows that stay if they are renumbered, by origin: no column runs on rows with that origin.
+    """Return the ids of rows that stay if they are renumbered, by their origin afterwards: no column runs on them.
 
     Rows of fragments with several origins are left out.
     """
@@ -547,7 +560,7 @@ def _alike(base: Snapshot, decide: Decisions) -> dict[Origin, Ranges]:
     for fragment in base.fragments:
         origins = fragment.origins
         if len(origins) == 1 and decide.columns(origins[0][0]) == ():
-            add_rows(found, [(origins[0][0], fragment.ids)])
+            add_rows(found, [(decide.after(origins[0][0], ()), fragment.ids)])
     return found
 
 
@@ -639,7 +652,9 @@ def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: Committ
     return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept, carried=carried)
 
 
-def _with_calls(work: RefreshSpec, works: Sequence[FragmentWork], chosen: Sequence[ChangedFragment]) -> RefreshSpec:
+def _with_calls(
+    work: RefreshSpec, works: Sequence[FragmentWork], chosen: Sequence[ChangedFragment], shown: str
+) -> RefreshSpec:
     """Count the rows by UDF column if some rows carry values; name the code of these values if it is another one."""
     if not any(fragment.carried for fragment in works):
         return work
@@ -648,5 +663,6 @@ def _with_calls(work: RefreshSpec, works: Sequence[FragmentWork], chosen: Sequen
         calls.update(fragment.rows_by_column(work.udfs, fragment.due))
     origins = {replace(after, tried=()) for item in chosen for _, after, rows in item.carried if rows & item.rows}
     origins.discard(Origin())
-    other = md5(json.dumps([origin.to_json() for origin in sorted(origins)]))[:16] if origins else ""
+    # Which rows have which origin changes with the rows of the view, so their swap is a part of it.
+    other = md5(json.dumps([shown, *(origin.to_json() for origin in sorted(origins))]))[:16] if origins else ""
     return replace(work, calls={name: rows for name, rows in calls.items() if rows}, carries=other)

@@ -105,7 +105,9 @@ def drop_columns(view: TableLocation, source: TableLocation, names: Sequence[str
         needed = set(_source_names(now, left))
         reads = tuple(column for column in now.reads if column.name in needed)
         with suppress(InvalidInput):  # a view whose source was dropped can lose columns, too
-            _keep_only(view, now, dataset, source.open(), needed)
+            _keep_only(
+                view, now, dataset, source.open(), needed, [now.keys[name] for name in names if name in now.keys]
+            )
         return QueryChange(replace(now, columns=left, reads=reads), (), tuple(dict.fromkeys(names)))
 
     change_query(view, change)
@@ -188,6 +190,7 @@ def _keep_only(
     dataset: lance.LanceDataset,
     source: lance.LanceDataset,
     left: Collection[str],
+    dropped: Sequence[str],
 ) -> None:
     """Describe the source that the view reflects by the columns that the query still reads.
 
@@ -205,7 +208,8 @@ def _keep_only(
     if not all(one.signature in signatures for one in snapshot.fragments):
         return  # the source was created again
     fragments = tuple(replace(one, signature=signatures[one.signature]) for one in snapshot.fragments)
-    changed = replace(snapshot, fragments=fragments, reads=kept).renamed(now.keys)
+    dropped = (*snapshot.dropped, *dropped)
+    changed = replace(snapshot, fragments=fragments, reads=kept, dropped=dropped).renamed(now.keys)
     key = new_snapshot_key(new_job_id())
     save_snapshot(view.checkpoints, key, changed)
     write_advance_note(view, AdvanceNote(state.newest.snapshot, snapshot.source_version, key))
