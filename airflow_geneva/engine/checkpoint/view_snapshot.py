@@ -206,7 +206,7 @@ class Snapshot:
             else:
                 origin = Origin.from_json(what.partition(":")[2])
                 fragments[-1] = replace(fragments[-1], unusual=(*fragments[-1].unusual, (origin, rows)))
-        dropped = tuple(str(key) for key in parse(metadata.get(b"dropped", b"[]")))
+        dropped = tuple(str(key) for key in parse(metadata[b"dropped"]))
         return Snapshot(version, code, tuple(fragments), matching, reads, dropped)
 
 
