@@ -430,7 +430,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
 
 
 def _about_values(facts: pa.Table) -> pa.ChunkedArray:
-    """Select the facts about rows on which the UDF ran, if they name their inputs."""
-    whats = facts["what"].unique()
-    ran = pa.array([what for what in whats.to_pylist() if Provenance.of(what) is not None], pa.string())
+    """Select the facts about rows that hold values of a job, if they name their inputs."""
+    whats = facts["what"].unique().to_pylist()
+    ran = pa.array([what for what in whats if what == STALE or Provenance.of(what) is not None], pa.string())
     return pc.and_(pc.is_in(facts["what"], ran), pc.not_equal(facts["inputs"], ""))
