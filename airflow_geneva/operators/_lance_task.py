@@ -240,7 +240,7 @@ def cause_first(log: Any) -> Iterator[None]:
 @contextmanager
 def telling(context: Mapping[str, Any]) -> Iterator[None]:
     """Push the error of a failed attempt to XCom, for programs that asked for the run and cannot read its logs."""
-    from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
+    from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 
     try:
         with panics_as_errors():

@@ -10,8 +10,8 @@ from airflow_geneva.database import Database, connect
 from airflow_geneva.engine.job.folder import JobFolder, is_job_id
 from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.job.status import Job, read_job
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage.catalogs import catalog_uri
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.secrets import CATALOG
 from airflow_geneva.engine.storage.timeouts import with_short_timeouts

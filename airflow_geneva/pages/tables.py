@@ -15,12 +15,12 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.job.result import DONE
 from airflow_geneva.engine.job.status import Job
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.table_versions import open_version
 from airflow_geneva.engine.plan.freshness import STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import without_credentials

@@ -122,7 +122,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
+        from airflow_geneva.engine.storage.engine_errors import panics_as_errors
         from airflow_geneva.engine.watch.watcher import TableWatcher, is_permanent
 
         wanted = self._wanted()

@@ -162,7 +162,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     def _step(self, hook: LanceHook, watch: TableWatcher) -> tuple[Observation | None, TableWatcher]:
         """Check the table on a copy of the watch, and return both, so that a call that times out changes nothing."""
-        from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
+        from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 
         after = copy(watch)
         with panics_as_errors():

@@ -8,9 +8,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.history import read_commit
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
+from airflow_geneva.engine.storage.engine_errors import EngineError
 
 BUSY = "503 Service Unavailable: please reduce your request rate"
 

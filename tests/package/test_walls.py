@@ -210,8 +210,6 @@ def test_a_room_imports_only_the_rooms_before_it(room: str) -> None:
         and found.when != "for types only"
         # The package itself holds no more than its version, and a floor nothing.
         and place_of(found.imported)
-        # The small files of a table are read through pylance, and so is its location opened.
-        and not (room == "storage" and found.imported == f"{NAME}.engine.lance_io.engine_errors")
         and not (room == "run" and place_of(found.imported) == "spark" and found.when == "inside a function")
     ]
     assert not wrong, complain(wrong)

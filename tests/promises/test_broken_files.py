@@ -13,7 +13,6 @@ from lance.file import LanceFileReader
 from airflow_geneva import connect
 from airflow_geneva.engine.apply.reader import ReadSize, read_rows
 from airflow_geneva.engine.job.folder import new_job_id
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import Columns
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
@@ -28,6 +27,7 @@ from airflow_geneva.engine.run.prepare import Udfs, prepare
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.run.units import Unit
 from airflow_geneva.engine.run.view import ViewTarget
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import JobFailed, StorageError
 from airflow_geneva.services.limits.rate_limit import Meter

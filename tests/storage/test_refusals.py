@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import airflow_geneva
-from airflow_geneva.engine.lance_io.engine_errors import describe_store_error, is_refused, is_unavailable
 from airflow_geneva.engine.storage.catalogs import asking, catalog_option
+from airflow_geneva.engine.storage.engine_errors import describe_store_error, is_refused, is_unavailable
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.secrets import CATALOG

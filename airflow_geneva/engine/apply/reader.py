@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.arrays import quoted, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
-from airflow_geneva.engine.lance_io.engine_errors import is_overflow
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, damaged_file, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, RowsPerBudget
+from airflow_geneva.engine.storage.engine_errors import is_overflow
 from airflow_geneva.engine.storage.places import name_of
 from airflow_geneva.errors import StorageError
 

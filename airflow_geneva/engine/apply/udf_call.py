@@ -17,9 +17,9 @@ from airflow_geneva.engine.apply.device import is_device_failure, is_out_of_memo
 from airflow_geneva.engine.apply.event_loop import call_within
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.arrays import column_at, find_field, is_list, rows_at
-from airflow_geneva.engine.lance_io.engine_errors import as_failure
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.lance_io.to_python import NotInPython, numpy_items, python_values
+from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.engine.udf.signature import union_members

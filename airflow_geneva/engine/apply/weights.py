@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.udf_call import CallFailure, users_frames
-from airflow_geneva.engine.lance_io.engine_errors import as_failure
 from airflow_geneva.engine.lance_io.to_python import python_values
+from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.signature import read_signature
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.data_file import FileWriter, LanceFile
-from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
+from airflow_geneva.engine.storage.engine_errors import EngineError
 from airflow_geneva.engine.storage.files import Storage
 
 FOLDER = "packed"

@@ -22,13 +22,13 @@ from airflow_geneva.engine.commit.view_state import (
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.job.status import DAMAGED, Job, job_ids, read_job
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import columns_in, fields_present, fragment_files
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.table_versions import manifest_of, read_transaction
 from airflow_geneva.engine.plan.saved_plan import job_spec_from_json
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, MOST_VALUES
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local

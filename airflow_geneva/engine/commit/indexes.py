@@ -7,8 +7,8 @@ import logging
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.indexes import read_indexes
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.commit")

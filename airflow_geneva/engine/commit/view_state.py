@@ -13,7 +13,6 @@ import pyarrow as pa
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot, snapshot_key
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, field_ids
 from airflow_geneva.engine.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
@@ -24,6 +23,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
     read_transaction,
 )
 from airflow_geneva.engine.storage.documents import well_typed
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
 from airflow_geneva.engine.views.rows import RowIdArray

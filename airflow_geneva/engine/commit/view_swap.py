@@ -31,7 +31,6 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import field_ids, offsets_of, open_fragment, with_data_file
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.indexes import read_indexes
@@ -41,6 +40,7 @@ from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.model import RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import check_manifest
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, view_columns

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from airflow_geneva.engine.faults import fault_point
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage import behind
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
 from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.engine.job.folder import COMMIT, FINISH, STATUS, JobFolder, shard_name
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage.documents import check_time
+from airflow_geneva.engine.storage.engine_errors import is_failure
 
 logger = logging.getLogger("airflow_geneva.job")
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.blobs import is_blob, is_blob_type
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors, reason_of
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors, reason_of
 from airflow_geneva.errors import InvalidInput
 
 DATA_STORAGE_VERSION: Final = "2.2"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-from airflow_geneva.engine.lance_io.engine_errors import is_outage
+from airflow_geneva.engine.storage.engine_errors import is_outage
 from airflow_geneva.errors import CommitConflict, InvalidInput
 
 VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"

@@ -25,7 +25,11 @@ from airflow_geneva.engine.lance_io.arrays import (
     why_not_storable,
 )
 from airflow_geneva.engine.lance_io.blobs import BlobFileWriter, is_blob
-from airflow_geneva.engine.lance_io.engine_errors import (
+from airflow_geneva.engine.lance_io.pylance_internals import access_of
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, rows_at_once
+from airflow_geneva.engine.storage.catalogs import options_for
+from airflow_geneva.engine.storage.engine_errors import (
     EngineError,
     engine_errors,
     is_overflow,
@@ -33,10 +37,6 @@ from airflow_geneva.engine.lance_io.engine_errors import (
     is_unavailable,
     to_engine_error,
 )
-from airflow_geneva.engine.lance_io.pylance_internals import access_of
-from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, rows_at_once
-from airflow_geneva.engine.storage.catalogs import options_for
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import is_local, join
 from airflow_geneva.errors import StorageError

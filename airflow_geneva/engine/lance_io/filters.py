@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import damaged_file, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
 from airflow_geneva.engine.lance_io.sql_text import Token, names_in, read_sql, replace_tokens
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:

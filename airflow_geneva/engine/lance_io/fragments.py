@@ -17,11 +17,11 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
-from airflow_geneva.engine.lance_io.engine_errors import is_engine_error, is_unavailable, reason_of, remedy_of
 from airflow_geneva.engine.lance_io.messages import packed_numbers
 from airflow_geneva.engine.lance_io.pylance_internals import path_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.siblings import Output, is_group, sibling_of
+from airflow_geneva.engine.storage.engine_errors import is_engine_error, is_unavailable, reason_of, remedy_of
 from airflow_geneva.engine.storage.uri import join, md5
 from airflow_geneva.errors import InvalidInput
 

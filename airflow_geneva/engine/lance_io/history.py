@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors, is_unavailable
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
@@ -24,6 +23,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 from airflow_geneva.engine.lance_io.pylance_internals import path_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import open_version_to_read, read_transaction
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors, is_unavailable
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import InvalidInput

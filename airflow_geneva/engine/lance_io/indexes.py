@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.lance_io.fragments import Columns, fields_present
 from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.storage.engine_errors import engine_errors
 
 if TYPE_CHECKING:
     import lance

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.engine.display import Rows
-from airflow_geneva.engine.lance_io.engine_errors import panics_as_errors
 from airflow_geneva.engine.lance_io.filters import check_where
+from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:

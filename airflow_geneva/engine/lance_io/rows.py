@@ -21,10 +21,10 @@ from airflow_geneva.engine.lance_io.arrays import (
     is_string,
 )
 from airflow_geneva.engine.lance_io.conflicts import create_new
-from airflow_geneva.engine.lance_io.engine_errors import is_panic
 from airflow_geneva.engine.lance_io.sound_arrays import sound, unsound_rows
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.storage.engine_errors import is_panic
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput, StorageError
 

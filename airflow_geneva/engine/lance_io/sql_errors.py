@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_geneva.engine.lance_io.engine_errors import DIVIDES_BY_ZERO, EngineError, engine_errors
 from airflow_geneva.engine.lance_io.sql_text import Token, names_in, replace_tokens
+from airflow_geneva.engine.storage.engine_errors import DIVIDES_BY_ZERO, EngineError, engine_errors
 
 if TYPE_CHECKING:
     import lance

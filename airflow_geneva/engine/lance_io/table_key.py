@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.errors import InvalidInput, mask_secrets
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import is_undecided
-from airflow_geneva.engine.lance_io.engine_errors import (
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
+from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
+from airflow_geneva.engine.storage.engine_errors import (
     EngineError,
     engine_errors,
     is_engine_error,
     is_failure,
     is_unavailable,
 )
-from airflow_geneva.engine.lance_io.pylance_internals import written_at
-from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.outages import StorageOptions

@@ -16,9 +16,9 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import castable, convert_array, convert_exactly, is_list, storage_type
 from airflow_geneva.engine.lance_io.blobs import as_blobs, is_blob_type
-from airflow_geneva.engine.lance_io.engine_errors import as_failure
 from airflow_geneva.engine.lance_io.plain_values import Rule, in_native_order, rule_of
 from airflow_geneva.engine.lance_io.sound_arrays import missing_field, sound
+from airflow_geneva.engine.storage.engine_errors import as_failure
 
 
 class OutputMismatch(TypeError):

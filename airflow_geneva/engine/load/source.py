@@ -20,7 +20,6 @@ import pyarrow.fs as pfs
 import pyarrow.parquet as pq
 
 from airflow_geneva.engine.apply.reader import ReadSize, joint_width, read_rows
-from airflow_geneva.engine.lance_io.engine_errors import EngineError
 from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
@@ -48,6 +47,7 @@ from airflow_geneva.engine.load.stores import Options, file_system, own_options
 from airflow_geneva.engine.load.texts import CheckedText
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.documents import parse
+from airflow_geneva.engine.storage.engine_errors import EngineError
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import with_places
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri, sha256

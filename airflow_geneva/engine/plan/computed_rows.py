@@ -17,7 +17,6 @@ from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.engine.checkpoint.shared_files import state_with_bases
 from airflow_geneva.engine.job.outbox import find_commits
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import (
     OFFSET_BITS,
     Columns,
@@ -46,6 +45,7 @@ from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, 
 from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.shard import FragmentWork, Works
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.files import Storage
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from airflow_geneva.engine.checkpoint.provenance import (
 )
 from airflow_geneva.engine.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.engine.checkpoint.reuse import Ancestor
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets, output_names
 from airflow_geneva.engine.lance_io.history import History, Tracer, among
 from airflow_geneva.engine.lance_io.pylance_internals import take_rows
@@ -30,6 +29,7 @@ from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 
 if TYPE_CHECKING:
     import lance

@@ -24,7 +24,6 @@ from airflow_geneva.engine.checkpoint.view_snapshot import SHOWN, Origin, Snapsh
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import history_once
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.engine_errors import is_engine_error
 from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
@@ -56,6 +55,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_m
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.plan.shard import CarriedRows, FragmentWork, Works, cut_shards
 from airflow_geneva.engine.plan.unknown_values import answers_unknown_view, cannot_adopt
+from airflow_geneva.engine.storage.engine_errors import is_engine_error
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
-from airflow_geneva.engine.lance_io.engine_errors import lacks_data_file
 from airflow_geneva.engine.lance_io.filters import selected_offsets
 from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.storage.engine_errors import lacks_data_file
 from airflow_geneva.engine.views.definition import IS_SET
 from airflow_geneva.errors import UnknownValues
 

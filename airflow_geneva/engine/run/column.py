@@ -22,7 +22,6 @@ from airflow_geneva.engine.job.folder import APPLIED, COMMIT, COMMITTING, JobFol
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.engine.job.progress import ProgressReporter
 from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
@@ -42,6 +41,7 @@ from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
 from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, staged_or_restaged, stopped_at_cap
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.engine.write.data_files import ColumnFileWriter, assemble

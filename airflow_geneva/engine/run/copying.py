@@ -17,11 +17,11 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.lance_io.conflicts import create_new
-from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.lance_io.fragments import columns_of, output_names
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.run.rewriting import RewrittenTable
+from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import Storage, in_threads
 from airflow_geneva.engine.storage.location import TableLocation, locate
 from airflow_geneva.engine.storage.places import base_folders

@@ -25,7 +25,6 @@ from airflow_geneva.engine.job.meter import Stopwatch, measured
 from airflow_geneva.engine.job.progress import usage_of
 from airflow_geneva.engine.job.result import FAILED, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.job.speed import UdfSpeed
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
@@ -45,6 +44,7 @@ from airflow_geneva.engine.run.task import GRACE_SECONDS
 from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.engine.run.view import ViewPublisher
 from airflow_geneva.engine.run.waiting import Waiting
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import ExpectationFailed, InvalidInput, JobFailed, StorageError

@@ -26,10 +26,10 @@ from airflow_geneva.engine.apply.stages import Part, RowsAhead, joined
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.speed import SavedCalls, UdfSpeed
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.run.caps import CapReached
 from airflow_geneva.engine.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.outages import asked_to_end
 
 Item = TypeVar("Item")

@@ -19,8 +19,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.engine.lance_io.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.documents import parse
+from airflow_geneva.engine.storage.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, PLACES, TABLE, plain_name, remember_options

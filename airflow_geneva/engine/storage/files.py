@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from airflow_geneva.engine.faults import fault_point
-from airflow_geneva.engine.lance_io.engine_errors import describe_store_error, engine_errors, is_failure, is_outage
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
+from airflow_geneva.engine.storage.engine_errors import describe_store_error, engine_errors, is_failure, is_outage
 from airflow_geneva.engine.storage.outages import PATIENCE, wait_out
 from airflow_geneva.engine.storage.secrets import remember_options
 from airflow_geneva.engine.storage.uri import is_local, join, normalize_uri

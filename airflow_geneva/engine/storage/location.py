@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.engine.lance_io.engine_errors import engine_errors, is_outage
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.documents import parse
+from airflow_geneva.engine.storage.engine_errors import engine_errors, is_outage
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.outages import STORE_PATIENCE, wait_out, with_patience
 from airflow_geneva.engine.storage.places import Places, allowed_places, check_manifest, with_places

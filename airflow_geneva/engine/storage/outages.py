@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from airflow_geneva.engine.lance_io.engine_errors import is_failure, is_outage
+from airflow_geneva.engine.storage.engine_errors import is_failure, is_outage
 from airflow_geneva.engine.storage.uri import is_local
 
 _T = TypeVar("_T")

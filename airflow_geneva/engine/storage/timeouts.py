@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from airflow_geneva.engine.lance_io.engine_errors import is_panic
+from airflow_geneva.engine.storage.engine_errors import is_panic
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import StorageError
 

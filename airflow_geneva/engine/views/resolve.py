@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import blob_field, is_blob
-from airflow_geneva.engine.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.lance_io.filters import volatile_functions, where_columns
 from airflow_geneva.engine.lance_io.siblings import match_fields
 from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
 from airflow_geneva.engine.lance_io.sql_text import names_in, read_sql
+from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.definition import check_column_name, key_names

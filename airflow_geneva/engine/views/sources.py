@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from airflow_geneva.engine.lance_io.engine_errors import is_failure
 from airflow_geneva.engine.storage.catalogs import SCHEME, options_in
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
 from airflow_geneva.engine.storage.places import with_places

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import create_new, is_undecided
-from airflow_geneva.engine.lance_io.engine_errors import engine_errors
 from airflow_geneva.engine.storage.catalogs import pylance_access
+from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.places import check_manifest
 from airflow_geneva.errors import InvalidInput, StorageError

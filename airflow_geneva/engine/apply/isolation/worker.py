@@ -35,9 +35,9 @@ from airflow_geneva.engine.apply.udf_call import (
     users_frames,
 )
 from airflow_geneva.engine.lance_io.arrays import convert_array, to_storage
-from airflow_geneva.engine.lance_io.engine_errors import as_failure
 from airflow_geneva.engine.lance_io.sound_arrays import aligned
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
+from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.storage.files import Storage, freeze_options
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, matching_rules_of, rules_of

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 
-from airflow_geneva.engine.lance_io.engine_errors import (
+from airflow_geneva.engine.storage.engine_errors import (
     EngineError,
     describe_store_error,
     engine_errors,
