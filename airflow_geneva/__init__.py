@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect, connect_namespace
+    from airflow_geneva.engine.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.engine.udf import UDF, Fail, Retry, Skip, expect, udf
     from airflow_geneva.errors import BatchFailed, GenevaError, UdfCrashed
     from airflow_geneva.query import Query
-    from airflow_geneva.services.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
@@ -42,7 +42,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "database": ("Database", "connect", "connect_namespace"),
     "errors": ("BatchFailed", "GenevaError", "UdfCrashed"),
-    "services.limits.rate_limit": ("RateLimit", "RateLimited", "report"),
+    "engine.limits.rate_limit": ("RateLimit", "RateLimited", "report"),
     "query": ("Query",),
     "table": ("Table",),
     "engine.udf": ("UDF", "Fail", "Retry", "Skip", "expect", "udf"),

@@ -18,6 +18,8 @@ from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, wh
 from airflow_geneva.engine.lance_io.reading import to_polars
 from airflow_geneva.engine.lance_io.table_key import key_columns, with_key
 from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
+from airflow_geneva.engine.limits.calls import calling
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.storage.catalogs import with_sources
 from airflow_geneva.engine.storage.uri import check_name, without_credentials
 from airflow_geneva.engine.udf import UDF, load_udf
@@ -41,8 +43,6 @@ from airflow_geneva.engine.views.resolve import (
 from airflow_geneva.engine.views.rows import create_view, select_row_ids
 from airflow_geneva.engine.views.sources import keep_source
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.services.limits.calls import calling
-from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from airflow_geneva.engine.limits.calls import must_pay, retry_after
+from airflow_geneva.engine.limits.rate_limit import RateLimited
 from airflow_geneva.engine.udf import Retry
 from airflow_geneva.errors import InvalidInput, service_variables
 from airflow_geneva.functions.answers import (
@@ -23,8 +25,6 @@ from airflow_geneva.functions.answers import (
     limited_async,
 )
 from airflow_geneva.functions.made import library
-from airflow_geneva.services.limits.calls import must_pay, retry_after
-from airflow_geneva.services.limits.rate_limit import RateLimited
 
 _OPENAI = "https://api.openai.com/v1"
 _PASSING = (ConnectionError, TimeoutError, RateLimited)

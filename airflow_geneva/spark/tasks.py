@@ -19,6 +19,7 @@ from airflow_geneva.engine.apply.skipped_rows import SkipCount, has_limits, skip
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.engine.limits.rate_limit import Meter, Usage
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
@@ -38,7 +39,6 @@ from airflow_geneva.errors import (
     UdfCrashed,
     is_service_variable,
 )
-from airflow_geneva.services.limits.rate_limit import Meter, Usage
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import explaining_ended_session, is_connect

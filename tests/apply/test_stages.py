@@ -24,9 +24,9 @@ from airflow_geneva.engine.apply.stages import STATE, VALUE, RowsAhead
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.code_hash.hasher import code_version
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.limits.rate_limit import Meter, metered, report
 from airflow_geneva.engine.udf import UDF, udf
 from airflow_geneva.errors import DeviceFailed, InvalidInput, UdfError
-from airflow_geneva.services.limits.rate_limit import Meter, metered, report
 from tests.udfs_for_tests import staged
 from tests.udfs_for_tests.failing import EXIT, OTHER, RAISE, SLEEP
 from tests.udfs_for_tests.staged import FAILS_LATER

@@ -19,6 +19,7 @@ from lance.file import LanceFileReader
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex
 from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.lance_io import table_versions
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.engine.plan.shard import Shard
@@ -31,7 +32,6 @@ from airflow_geneva.engine.run.units import Unit, stage_computed
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, expect, udf
 from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, JobFailed
-from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
 from tests.support.invariants import (

@@ -35,7 +35,7 @@ def test_each_walk_has_at_most_ten_stops_and_each_stop_exists() -> None:
         assert [int(stop[0]) for stop in stops] == list(range(1, len(stops) + 1))
         assert 5 <= len(stops) <= 10
         for _, room, file, function in stops:
-            rooms = [part for part in file.split("/")[:-1] if part not in ("engine", "services")]
+            rooms = [part for part in file.split("/")[:-1] if part != "engine"]
             assert room == (rooms[0] if rooms else "root")
             assert function in definitions(file), f"{file} has no {function}"
 

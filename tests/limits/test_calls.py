@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import RateLimit, RateLimited, Table, connect, report, udf
+from airflow_geneva.engine.limits import calls as calls_module
+from airflow_geneva.engine.limits.calls import calling, limited, retry_after
+from airflow_geneva.engine.limits.limiter import limiter_of
+from airflow_geneva.engine.limits.rate_limit import Meter
+from airflow_geneva.engine.limits.store import BudgetTable
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.error_policy import Skip
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.services.limits import calls as calls_module
-from airflow_geneva.services.limits.calls import calling, limited, retry_after
-from airflow_geneva.services.limits.limiter import limiter_of
-from airflow_geneva.services.limits.rate_limit import Meter
-from airflow_geneva.services.limits.store import BudgetTable
 from tests.support.openai_server import OpenAIServer, embedding_of
 
 VECTOR = pa.list_(pa.float32(), 8)

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.services.limits import limiter as limiter_module
-from airflow_geneva.services.limits.budget import TICK_SECONDS, Budget, TableClock
-from airflow_geneva.services.limits.limiter import Limiter, Pass
-from airflow_geneva.services.limits.rate_limit import RateLimit
-from airflow_geneva.services.limits.store import Found
+from airflow_geneva.engine.limits import limiter as limiter_module
+from airflow_geneva.engine.limits.budget import TICK_SECONDS, Budget, TableClock
+from airflow_geneva.engine.limits.limiter import Limiter, Pass
+from airflow_geneva.engine.limits.rate_limit import RateLimit
+from airflow_geneva.engine.limits.store import Found
 
 MINUTE = 60.0
 

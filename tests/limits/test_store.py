@@ -11,14 +11,14 @@ import lance
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.engine.limits import store as store_module
+from airflow_geneva.engine.limits.budget import LATENESS
+from airflow_geneva.engine.limits.limiter import Limiter, Pass
+from airflow_geneva.engine.limits.rate_limit import RateLimit
+from airflow_geneva.engine.limits.store import BudgetTable
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.outages import with_patience
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.services.limits import store as store_module
-from airflow_geneva.services.limits.budget import LATENESS
-from airflow_geneva.services.limits.limiter import Limiter, Pass
-from airflow_geneva.services.limits.rate_limit import RateLimit
-from airflow_geneva.services.limits.store import BudgetTable
 from tests.support.object_store import Bucket, options_of
 from tests.support.outage import Proxy
 

@@ -35,7 +35,7 @@ DOORS: tuple[Door, ...] = (
     Door(
         "tables that are opened, whose manifests name folders",
         ("lance.LanceDataset()",),
-        ("engine/storage/location.py", "engine/storage/files.py", "services/limits/store.py"),
+        ("engine/storage/location.py", "engine/storage/files.py", "engine/limits/store.py"),
     ),
     Door("versions that are opened", (".checkout_version",), ("engine/lance_io/table_versions.py",)),
     Door(
@@ -75,7 +75,7 @@ DOORS: tuple[Door, ...] = (
             "engine/lance_io/rows.py",
             # Small tables of their own: samples of types, decoded JSON, a limit's budget.
             *("engine/lance_io/arrays.py", "engine/lance_io/data_file.py", "engine/udf/lancedb_columns.py"),
-            "services/limits/store.py",
+            "engine/limits/store.py",
         ),
     ),
     Door(

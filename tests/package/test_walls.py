@@ -38,8 +38,8 @@ ROOMS = (
     "run",
     "spark",
 )
-FLOORS = {"engine", "services"}
-HOUSE = ("services", "engine", "spark", "nouns", "functions", "cli", "Airflow")
+FLOORS = {"engine"}
+HOUSE = ("engine", "spark", "nouns", "functions", "Airflow", "cli")
 FOUNDATIONS = {"display", "errors", "faults"}
 NOUNS = {"database", "table", "query", "view", "namespace"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}

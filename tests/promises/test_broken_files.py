@@ -16,6 +16,7 @@ from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.fragments import Columns
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.plan.sizing import Sizing
@@ -30,7 +31,6 @@ from airflow_geneva.engine.run.view import ViewTarget
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import JobFailed, StorageError
-from airflow_geneva.services.limits.rate_limit import Meter
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, label, labelled

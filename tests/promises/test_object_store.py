@@ -22,10 +22,10 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.job.status import read_job
 from airflow_geneva.engine.lance_io.table_versions import newest_stamp, stamp_of
+from airflow_geneva.engine.limits.store import BudgetTable
 from airflow_geneva.engine.run.housekeeping import reduce_old_jobs
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import GenevaError, JobFailed
-from airflow_geneva.services.limits.store import BudgetTable
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace, label, labelled, leave_trace, triple, tripled
 from tests.support.forge import forge
@@ -332,7 +332,7 @@ def test_the_budget_of_a_limit_is_not_overwritten_and_holds_no_credential(
     assert db.table_names() == ["numbers"]
     budgets = BudgetTable(table.location.limits, "service")
     # What was read long ago is not written over, and two reads take a busy machine longer than that.
-    monkeypatch.setattr("airflow_geneva.services.limits.store.own_seconds", lambda: 0.0)
+    monkeypatch.setattr("airflow_geneva.engine.limits.store.own_seconds", lambda: 0.0)
     first, second = budgets.read(), budgets.read()
     assert budgets.write(first.budget, first)
     assert not budgets.write(second.budget, second)

@@ -12,9 +12,9 @@ import pytest
 from airflow_geneva import RateLimit, Skip, connect, udf
 from airflow_geneva.database import Database
 from airflow_geneva.engine.lance_io.conflicts import VARIABLE
+from airflow_geneva.engine.limits.store import BudgetTable
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import CommitConflict, InvalidInput, StorageError
-from airflow_geneva.services.limits.store import BudgetTable
 from tests.support.latency import SlowProxy, Trouble
 from tests.support.object_store import Bucket, numbers
 

@@ -38,6 +38,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import DAMAGED, read_job
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Sibling
+from airflow_geneva.engine.limits.budget import Budget
 from airflow_geneva.engine.plan.saved_plan import SwapPlan, load_plan
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
@@ -46,7 +47,6 @@ from airflow_geneva.engine.udf.definition import FORMER_NAMES_KEY, PROMOTED_KEY,
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import QUERY_KEY, ViewDefinition
 from airflow_geneva.errors import GenevaError
-from airflow_geneva.services.limits.budget import Budget
 from tests.support.hostile import Site
 
 MOST_KB = 200 * 1024

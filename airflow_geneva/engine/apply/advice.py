@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from airflow_geneva.engine.limits.calls import must_pay
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import UdfError
-from airflow_geneva.services.limits.calls import must_pay
 
 _PASSING = ("timeout", "connection", "connect", "unavailable", "ratelimit", "toomanyrequests", "throttl", "temporary")
 _LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)

@@ -43,13 +43,13 @@ from airflow_geneva.engine.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.limits.rate_limit import Usage, affordable_rows, used_so_far
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.udf.error_policy import Retry, rules_of
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import UdfError
-from airflow_geneva.services.limits.rate_limit import Usage, affordable_rows, used_so_far
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF

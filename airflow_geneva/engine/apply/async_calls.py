@@ -25,10 +25,10 @@ from airflow_geneva.engine.apply.udf_call import (
     users_frames,
 )
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
+from airflow_geneva.engine.limits.rate_limit import begin_call, is_used_up, may_go_on
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of, rules_of
 from airflow_geneva.errors import UdfError
-from airflow_geneva.services.limits.rate_limit import begin_call, is_used_up, may_go_on
 
 _BETWEEN_LOOKS = 0.02
 # The rows of a call: start and stop in its batch.

@@ -22,11 +22,11 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_keys import row_keys
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.engine.limits.calls import retry_after
+from airflow_geneva.engine.limits.rate_limit import Usage, count, is_used_up, may_go_on
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
-from airflow_geneva.services.limits.calls import retry_after
-from airflow_geneva.services.limits.rate_limit import Usage, count, is_used_up, may_go_on
 
 
 class StillWaiting(BaseException):

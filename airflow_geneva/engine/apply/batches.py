@@ -17,10 +17,10 @@ from airflow_geneva.engine.apply.fitting import most_fitting
 from airflow_geneva.engine.apply.udf_call import MappedBatch, Mapper, RowFailure
 from airflow_geneva.engine.apply.weights import Weights, weigh
 from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.limits.rate_limit import is_used_up, may_go_on
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, deciding_rule, rules_of
 from airflow_geneva.errors import UdfError
-from airflow_geneva.services.limits.rate_limit import is_used_up, may_go_on
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 """Positions of rows in a window."""

@@ -15,8 +15,8 @@ from airflow_geneva.engine.apply.fitting import learn, most_fitting
 from airflow_geneva.engine.apply.udf_call import BatchResults, CallFailure
 from airflow_geneva.engine.apply.weights import weigh
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.limits.rate_limit import may_go_on
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, pause_before
-from airflow_geneva.services.limits.rate_limit import may_go_on
 
 # A call that kills its process costs a new process, and other calls cost little, so cut into many pieces at once.
 _PIECES = 16

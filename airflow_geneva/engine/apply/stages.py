@@ -21,9 +21,9 @@ from airflow_geneva.engine.apply.udf_call import CallFailure, MappedBatch, Mappe
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.limits.rate_limit import count, metered
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.errors import DeviceFailed, UdfError
-from airflow_geneva.services.limits.rate_limit import count, metered
 
 VALUE, STATE = "__geneva_preprocessed", "__geneva_preprocess_state"
 """Columns of a batch: a stage's values, and its state for each row: NULL until it has run, "", or a failure as JSON."""

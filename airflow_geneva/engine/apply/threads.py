@@ -12,9 +12,9 @@ import pyarrow as pa
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
 from airflow_geneva.engine.apply.event_loop import LOOP
 from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.limits.rate_limit import is_used_up, may_go_on
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.errors import DeviceFailed
-from airflow_geneva.services.limits.rate_limit import is_used_up, may_go_on
 
 
 class ThreadedMapper(BatchMapper):

@@ -19,13 +19,13 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.arrays import column_at, find_field, is_list, rows_at
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.lance_io.to_python import NotInPython, numpy_items, python_values
+from airflow_geneva.engine.limits.calls import limited
+from airflow_geneva.engine.limits.rate_limit import Usage, count
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.engine.udf.signature import union_members
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
-from airflow_geneva.services.limits.calls import limited
-from airflow_geneva.services.limits.rate_limit import Usage, count
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
@@ -36,7 +36,7 @@ _MESSAGE_CHARS = 2_000
 _NOT_USERS = (
     "airflow_geneva.engine.apply.",
     "airflow_geneva.engine.lance_io.",
-    "airflow_geneva.services.limits.",
+    "airflow_geneva.engine.limits.",
     "asyncio.",
 )
 _TRACEBACK_CHARS = 8_000

@@ -12,8 +12,8 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.counts import Counts
 from airflow_geneva.engine.job.folder import APPLYING
+from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.errors import StorageError
-from airflow_geneva.services.limits.rate_limit import Usage
 
 logger = logging.getLogger("airflow_geneva.progress")
 

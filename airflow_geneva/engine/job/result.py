@@ -10,7 +10,7 @@ from airflow_geneva.engine.display import Described, Listed, counted, duration
 from airflow_geneva.engine.job.counts import Counts, Outcome
 from airflow_geneva.engine.job.folder import COMMIT, COMMITTED, JobFolder
 from airflow_geneva.engine.job.progress import usage_of
-from airflow_geneva.services.limits.rate_limit import Usage
+from airflow_geneva.engine.limits.rate_limit import Usage
 
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier attempts committed."""

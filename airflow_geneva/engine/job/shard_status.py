@@ -29,8 +29,8 @@ from airflow_geneva.engine.job.folder import (
 from airflow_geneva.engine.job.heartbeat import Heartbeat
 from airflow_geneva.engine.job.progress import NO_EXECUTOR, read_progress, rows_per_second
 from airflow_geneva.engine.job.result import ShardResult
+from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.engine.storage.files import in_threads
-from airflow_geneva.services.limits.rate_limit import Usage
 
 _READERS = 16
 

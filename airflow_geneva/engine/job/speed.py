@@ -13,8 +13,8 @@ from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.result import DONE, BackfillResult
 from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.services.limits.rate_limit import Usage
 
 MOST_JOBS = 5
 """The maximum number of earlier jobs on which an estimate is based."""

@@ -28,10 +28,10 @@ from airflow_geneva.engine.job.result import (
 from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD
 from airflow_geneva.engine.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.engine.job.time_left import TimeLeft, estimate_time_left, format_duration
+from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.engine.storage.documents import check_time, well_typed
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import DamagedRecord
-from airflow_geneva.services.limits.rate_limit import Usage
 
 logger = logging.getLogger("airflow_geneva.job")
 

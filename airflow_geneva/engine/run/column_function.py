@@ -15,6 +15,8 @@ from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.siblings import sibling_in
 from airflow_geneva.engine.lance_io.to_python import python_value
+from airflow_geneva.engine.limits.calls import calling
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.freshness import column_freshness
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
@@ -22,8 +24,6 @@ from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.udf.of_process import find_udf
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, is_view
 from airflow_geneva.errors import CodeChanged, InvalidInput
-from airflow_geneva.services.limits.calls import calling
-from airflow_geneva.services.limits.rate_limit import Meter
 
 if TYPE_CHECKING:
     import lance

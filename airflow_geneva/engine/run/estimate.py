@@ -17,6 +17,8 @@ from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, RowIds
+from airflow_geneva.engine.limits.calls import calling
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.shard import FragmentWork
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
@@ -24,8 +26,6 @@ from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, read
 from airflow_geneva.engine.run.units import Target
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.services.limits.calls import calling
-from airflow_geneva.services.limits.rate_limit import Meter
 
 ERROR = "error"
 _CALLS = 3

@@ -12,6 +12,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.meter import measured
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter, usage_of
 from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.run import caps
@@ -19,7 +20,6 @@ from airflow_geneva.engine.run.prepare import Udfs, open_target, prepare
 from airflow_geneva.engine.run.task import GRACE_SECONDS, TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, whole_unit
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.services.limits.rate_limit import Meter
 
 _TICK_SECONDS = 0.05
 

@@ -26,6 +26,7 @@ from airflow_geneva.engine.job.progress import usage_of
 from airflow_geneva.engine.job.result import FAILED, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
+from airflow_geneva.engine.limits.rate_limit import Meter, Usage
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
@@ -48,7 +49,6 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import ExpectationFailed, InvalidInput, JobFailed, StorageError
-from airflow_geneva.services.limits.rate_limit import Meter, Usage
 
 if TYPE_CHECKING:
     import lance

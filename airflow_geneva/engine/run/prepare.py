@@ -22,6 +22,8 @@ from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
 from airflow_geneva.engine.commit.view_swap import promoted_meanwhile
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.limits.calls import calling
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run.column import ColumnTarget
@@ -34,8 +36,6 @@ from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.error_policy import Policy, rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.services.limits.calls import calling
-from airflow_geneva.services.limits.rate_limit import Meter
 
 logger = logging.getLogger("airflow_geneva.run")
 

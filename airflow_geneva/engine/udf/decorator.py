@@ -16,6 +16,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from airflow_geneva.engine.code_hash.hasher import code_version, identity_of_code
+from airflow_geneva.engine.limits.rate_limit import RateLimit, check_limit
 from airflow_geneva.engine.udf.annotations import accepts, output_type
 from airflow_geneva.engine.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
@@ -36,7 +37,6 @@ from airflow_geneva.engine.udf.settings import (
 )
 from airflow_geneva.engine.udf.signature import Form, Signature, is_batch_api, read_batch_api, read_signature
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.services.limits.rate_limit import RateLimit, check_limit
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 

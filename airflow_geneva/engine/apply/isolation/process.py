@@ -29,9 +29,9 @@ from airflow_geneva.engine.apply.isolation.worker import (
     values_from_bytes,
 )
 from airflow_geneva.engine.apply.udf_call import CallFailure
+from airflow_geneva.engine.limits.calls import limits_at_hand
+from airflow_geneva.engine.limits.rate_limit import Usage, count
 from airflow_geneva.engine.udf.shipping import UdfReference
-from airflow_geneva.services.limits.calls import limits_at_hand
-from airflow_geneva.services.limits.rate_limit import Usage, count
 
 _BOOT = """
 import json, sys

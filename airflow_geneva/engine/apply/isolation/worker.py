@@ -37,14 +37,14 @@ from airflow_geneva.engine.apply.udf_call import (
 from airflow_geneva.engine.lance_io.arrays import convert_array, to_storage
 from airflow_geneva.engine.lance_io.sound_arrays import aligned
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
+from airflow_geneva.engine.limits.calls import calling
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.storage.files import Storage, freeze_options
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, matching_rules_of, rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import GenevaError, UdfError
-from airflow_geneva.services.limits.calls import calling
-from airflow_geneva.services.limits.rate_limit import Meter
 
 CALL_MARK = struct.Struct("<qd")
 """The shared bytes: the row of the last call, and when the call began (monotonic seconds); 0 after it ended."""

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.errors import GenevaError, StorageError
-from airflow_geneva.services.limits.budget import (
+from airflow_geneva.engine.limits.budget import (
     LATENESS,
     SEAT_SECONDS,
     TICK_SECONDS,
@@ -26,8 +24,10 @@ from airflow_geneva.services.limits.budget import (
     TableClock,
     seconds_each,
 )
-from airflow_geneva.services.limits.rate_limit import RateLimit
-from airflow_geneva.services.limits.store import BudgetTable, Found
+from airflow_geneva.engine.limits.rate_limit import RateLimit
+from airflow_geneva.engine.limits.store import BudgetTable, Found
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.errors import GenevaError, StorageError
 
 logger = logging.getLogger("airflow_geneva.limits")
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
+from airflow_geneva.engine.limits.rate_limit import RateLimit
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.services.limits.rate_limit import RateLimit
 
 LATENESS = 1.5
 """Seconds after its start during which an interval can be used."""

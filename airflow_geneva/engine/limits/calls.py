@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva.engine.limits.limiter import Limiter, Pass, TokenGuess, limiter_of
+from airflow_geneva.engine.limits.rate_limit import Meter, RateLimit, RateLimited, Usage, count, metered
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.services.limits.limiter import Limiter, Pass, TokenGuess, limiter_of
-from airflow_geneva.services.limits.rate_limit import Meter, RateLimit, RateLimited, Usage, count, metered
 
 logger = logging.getLogger("airflow_geneva.limits")
 

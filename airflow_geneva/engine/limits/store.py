@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import create_new, is_undecided
+from airflow_geneva.engine.limits.budget import LATENESS, Budget, own_seconds
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.places import check_manifest
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.services.limits.budget import LATENESS, Budget, own_seconds
 
 if TYPE_CHECKING:
     import lance

@@ -1,1 +1,0 @@
-"""Calls of model services: their limits and their usage."""
