@@ -165,7 +165,7 @@ first = readers.read(ask, 0, own_process)
 with readers.READING._lock:  # as another thread may, at the moment of the fork
     pid = os.fork()
     if not pid:
-        threading.Timer(20, os._exit, (9,)).start()
+        threading.Timer(100, os._exit, (9,)).start()
         second = readers.read(ask, 0, own_process)
         os._exit(0 if second != first else 8)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -151,10 +151,10 @@ def test_native_code_survives_the_largest_sql_that_is_read() -> None:
 )
 def test_reading_takes_linear_time(piece: str) -> None:
     sql = piece * (90_000 // len(piece)) + " x"
-    began = time.monotonic()
+    began = time.process_time()
     with suppress(InvalidInput):
         read_sql(sql)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_filter_of_comment_signs_ends() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import udf
+from airflow_geneva import bar, udf
 from airflow_geneva.bar import _html
 from airflow_geneva.engine.job.meter import JobMeter
 from airflow_geneva.engine.job.progress import ProgressReporter
@@ -40,9 +40,8 @@ print(table.backfill("n", runner="inline").rows_computed)
 """
 
 
-@udf(data_type=pa.int64(), batch_size=5)
-def slow(x: int) -> int:
-    time.sleep(0.04)
+@udf(data_type=pa.int64())
+def same(x: int) -> int:
     return x
 
 
@@ -50,6 +49,8 @@ def slow(x: int) -> int:
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a notebook shows, one after the other."""
     said: list[str] = []
+    monkeypatch.setattr(bar, "_FIRST_AFTER", 0.05)
+    monkeypatch.setattr(bar, "_EVERY", 0.05)
     handle = SimpleNamespace(update=said.append)
     display: Any = ModuleType("IPython.display")
     display.HTML, display.display = str, lambda html, display_id: (said.append(html), handle)[1]
@@ -78,26 +79,40 @@ def test_a_script_shows_it_on_a_terminal_only(make_table: MakeTable, tmp_path: P
         assert told == "\n"
 
 
-def test_a_notebook_shows_it_as_html(make_table: MakeTable, shown: list[str]) -> None:
-    table = make_table(40)
-    table.add_columns({"n": slow})
-    table.backfill("n", runner="inline")
-    assert len(shown) > 2
+def wait_until_shown(pattern: str, shown: list[str]) -> None:
+    while not any(re.search(pattern, html) for html in shown):
+        time.sleep(0.01)
+
+
+def test_a_notebook_shows_it_as_html(
+    make_table: MakeTable, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     computing = r"<b>docs\.n</b> <progress value=\"\d+\" max=\"40\"></progress> computing, \d+ s, \d+ of 40"
-    assert any(re.search(computing, html) for html in shown)
+
+    @udf(data_type=pa.int64(), batch_size=5, version="1")
+    def held(x: int) -> int:
+        if x == 35:
+            wait_until_shown(computing, shown)
+        return x
+
+    table = make_table(40)
+    table.add_columns({"n": held})
+    table.backfill("n", udf=held, runner="inline")
     assert re.search(r'value="40" max="40".* done, \d+ s, 40 of 40 rows<', shown[-1])
     before = len(shown)
-    assert table.backfill("n", runner="inline").rows_computed == 0
+    monkeypatch.setattr(bar, "_FIRST_AFTER", 3600.0)
+    assert table.backfill("n", udf=held, runner="inline").rows_computed == 0
     assert len(shown) == before  # what takes no time needs no bar
 
 
-def test_waiting_for_a_job_in_the_background_shows_it(make_table: MakeTable, shown: list[str]) -> None:
+def test_waiting_for_a_job_in_the_background_shows_it(
+    make_table: MakeTable, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on = threading.Event()
 
     @udf(data_type=pa.int64(), batch_size=5, version="1")
     def held(x: int) -> int:
         go_on.wait()
-        time.sleep(0.04)
         return x
 
     table = make_table(40)
@@ -110,22 +125,23 @@ def test_waiting_for_a_job_in_the_background_shows_it(make_table: MakeTable, sho
     assert future.result().rows_computed == 40
     assert re.search(r'value="40" max="40".* done, \d+ s, 40 of 40 rows<', shown[-1])
     before = len(shown)
+    monkeypatch.setattr(bar, "_FIRST_AFTER", 3600.0)
     assert future.result().rows_computed == 40
     assert len(shown) == before
 
 
 def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = r"<b>v</b> <progress></progress> starting Spark…, \d+ s, at least \d+ s left, then"
+
     def start(_concurrency: int) -> None:
-        time.sleep(1.2)
+        wait_until_shown(starting, shown)
         raise JavaNotFound("no Java")
 
     monkeypatch.setattr(local, "open_session", start)
     table = make_table(40)
-    view = table.query().select(["id"]).add_columns({"n": (slow, ["x"])}).create_materialized_view(name="v")
+    view = table.query().select(["id"]).add_columns({"n": (same, ["x"])}).create_materialized_view(name="v")
     with pytest.raises(JavaNotFound):
         view.refresh(runner="spark")
-    starting = r"<b>v</b> <progress></progress> starting Spark…, \d+ s, at least \d+ s left, then"
-    assert re.search(starting, "".join(shown))
     assert re.search(r" failed, \d+ s", shown[-1])
 
 
