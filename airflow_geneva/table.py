@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from airflow_geneva.engine.checkpoint.facts import fields_with_state, mark_defined
 from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
 from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
+from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
+from airflow_geneva.engine.lance_io.siblings import is_group
 from airflow_geneva.engine.lance_io.table_key import check_key, check_key_stays, key_columns, key_metadata
 from airflow_geneva.engine.plan.failed_rows import FailedRows
 from airflow_geneva.engine.plan.model import Plan
@@ -28,6 +31,7 @@ from airflow_geneva.engine.udf.definition import (
     check_column_name,
     check_droppable,
     define_columns,
+    is_plain,
     key_names,
     origin_of,
     read_definition,
@@ -191,9 +195,12 @@ class Table(Summarized, Readable, FailedRows):
             ```
         """
         dataset = self.lance
+        checkpoints = self.location.checkpoints
         fields, udfs = define_columns(self.name, dataset.schema, columns, dataset.data_storage_version)
         for name, udf in udfs.items():
             give_udf(udf, self._named(name))
+        dropped = (one for one in fields_with_state(checkpoints) if one > dataset.max_field_id and not is_group(one))
+        mark_defined(checkpoints, dropped, int(dataset.version))
         dataset.add_columns(fields)
 
     def alter_columns(self, columns: ColumnSpecs) -> None:
@@ -211,6 +218,8 @@ class Table(Summarized, Readable, FailedRows):
             for name, definition, udf in redefine(self.name, dataset.schema, key_names(key), spec):
                 give_udf(udf, self._named(name))
                 changes[name] = {UDF_KEY: definition.to_json()}
+        first = [field_ids(dataset, name)[0] for name in changes if is_plain(dataset.schema, name)]
+        mark_defined(self.location.checkpoints, first, int(dataset.version))
         dataset.update_field_metadata(changes)
 
     def drop_columns(self, columns: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +257,15 @@ def test_a_value_that_a_user_wrote_over_the_null_of_a_failed_row_is_asked_about(
     assert values(table)[3] == 999
 
 
+MOVES: dict[str, Callable[[Any], object]] = {
+    "compacted": lambda table: table.optimize.compact_files(),
+    "updated": lambda table: table.update({"z": "1"}),
+}
+moves = pytest.mark.parametrize("change", [*MOVES.values()], ids=[*MOVES])
+
+
 @pytest.mark.parametrize("job_first", [False, True])
-@pytest.mark.parametrize(
-    "change", [lambda table: table.optimize.compact_files(), lambda table: table.update({"z": "1"})]
-)
+@moves
 def test_a_clone_compares_with_the_version_that_it_was_made_from(
     db: Database, trace: Trace, change: Callable[[Any], object], job_first: bool
 ) -> None:
@@ -303,3 +309,63 @@ def test_adopting_computes_null_rows_of_a_column_in_which_jobs_computed_values(d
     assert_exact(trace, range(5, 10))
     assert values(table) == {x: 2 * x for x in range(10)} | {50: 500}
     assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+
+
+def _fill_and_define(table: Table) -> None:
+    table.lance.add_columns({"y": "x * 2"})
+    table.alter_columns({"y": double()})
+
+
+def _define_and_fill(table: Table) -> None:
+    table.add_columns({"y": double()})
+    table.lance.update({"y": "x * 2"})
+
+
+@pytest.mark.parametrize("stable", ["true", "false"])
+@pytest.mark.parametrize("way", [_fill_and_define, _define_and_fill])
+def test_facts_about_a_dropped_column_do_not_count_for_another_one_with_its_field_id(
+    db: Database, trace: Trace, way: Callable[[Table], None], stable: str
+) -> None:
+    form: Any = {"max_rows_per_file": 10, "storage_options": {"new_table_enable_stable_row_ids": stable}}
+    table = db.create_table("t", pa.table({"x": range(20)}), **form)
+    table.add_columns({"dropped": double()})
+    table.backfill("dropped", udf=double(), runner="inline")
+    before, field = table.version, table.lance.lance_schema.field("dropped").id()
+    table.drop_columns(["dropped"])
+    way(table)
+    assert table.lance.lance_schema.field("y").id() == field
+    trace.clear()
+    with pytest.raises(UnknownValues, match=": 20 rows"):
+        run(table)
+    run(table, on_unknown_values="adopt")
+    assert_exact(trace, [])
+    assert_nothing_to_do_is_free(table, "y", trace, udf=double())
+    table.location.open(before).restore()
+    assert_nothing_to_do_is_free(table, "dropped", trace, udf=double())
+
+
+@moves
+def test_a_clone_knows_what_is_found_in_the_history_of_the_table_that_it_was_made_from(
+    db: Database, trace: Trace, change: Callable[[Any], object]
+) -> None:
+    table = db.create_table("t", pa.table({"x": range(100), "z": [0] * 100}), max_rows_per_file=50)
+    table.add_columns({"y": double()})
+    run(table)
+    table.lance.update({"x": "1000"}, where="x = 3")
+    change(table.lance)
+    table.lance.shallow_clone(f"{db.uri}/t2.lance", table.version)
+    clone = _opened(db)
+    trace.clear()
+    run(clone)
+    assert_exact(trace, [1000])
+    assert_nothing_to_do_is_free(clone, "y", trace, udf=double())
+
+
+def test_a_row_whose_input_changed_is_known_after_a_job_of_other_rows_and_a_cleanup(db: Database, trace: Trace) -> None:
+    table = computed(db)
+    table.lance.update({"x": "x + 1000"}, where="x < 2")
+    run(table, where="x = 1000")
+    table.lance.cleanup_old_versions(timedelta(0))
+    trace.clear()
+    run(table)
+    assert_exact(trace, [1001])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -79,9 +79,18 @@ STALE = "stale"
 """Text of a fact about rows that hold values of a job although their inputs changed, which no history shows."""
 
 
+_DEFINED = "defined"
+"""Text of a fact that marks the table version whose successor defined the column; facts up to it, and what is seen at
+such versions, are about a dropped column that had the same field id."""
+
+
 def seen(version: int) -> Fact:
     """Make the fact that marks a table version as one with which plans may compare rows."""
     return Fact("", SEEN, None, version)
+
+
+def _defined(version: int) -> Fact:
+    return Fact("", _DEFINED, None, version)
 
 
 _SCHEMA = pa.schema(
@@ -179,6 +188,8 @@ class ColumnState:
     Args:
         seen: versions at which the facts were complete.
         open_jobs: jobs that may have committed but have not finished, so that they recorded no complete version.
+        defined: facts up to this version are about a dropped column that had the same field id. They match its files
+            only, which a restore brings back.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -186,6 +197,13 @@ class ColumnState:
     seen: list[int] = field(default_factory=list)
     folded: set[str] = field(default_factory=set)
     open_jobs: set[str] = field(default_factory=set)
+    defined: int = 0
+
+    @cached_property
+    def holds_values(self) -> bool:
+        """Whether a job recorded anything about values of this column."""
+        newest: int = pc.max(self.facts.table["at"]).as_py() or 0
+        return newest > self.defined
 
     def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
         """Return the rows of a fragment on which a UDF ran, by provenance (UDF version and failed runs)."""
@@ -282,13 +300,17 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
         ledger = read[key]
         marks = ledger["at"].filter(pc.equal(ledger["what"], SEEN)).to_pylist()
         state.seen += marks
+        defined = ledger["at"].filter(pc.equal(ledger["what"], _DEFINED)).to_pylist()
+        state.defined = max([state.defined, *defined])
         if not is_fold(key):
             # A plan records the version that it read; finish records a version after those of the job's commits.
             about, job = marked if marks else announced, key.split(".")[1]
             about[job] = max(about.get(job, 0), pc.max(ledger["at"]).as_py() or 0)
     ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
-    state.facts = Facts(ledgers.filter(pc.not_equal(ledgers["what"], SEEN)).combine_chunks())
-    state.open_jobs = {job for job, at in announced.items() if at >= marked.get(job, 0)}
+    no_marks = pc.invert(pc.is_in(ledgers["what"], pa.array([SEEN, _DEFINED])))
+    state.facts = Facts(ledgers.filter(no_marks).combine_chunks())
+    state.seen = [version for version in state.seen if version > state.defined]
+    state.open_jobs = {job for job, at in announced.items() if at >= max(marked.get(job, 0), state.defined + 1)}
     return state
 
 
@@ -308,6 +330,15 @@ def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Seque
     if facts:
         store = state_store(checkpoints, field_id)
         store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"job_id": job_id})
+
+
+def mark_defined(checkpoints: Storage, field_ids: Iterable[int], version: int) -> None:
+    """Record that no function computes columns at a version, whose successor gives them one.
+
+    Lance gives the field id of a dropped column to another one, once no data file has a column of that id.
+    """
+    for field_id in field_ids:
+        append_ledger(checkpoints, field_id, "_defined", [_defined(version)])
 
 
 def may_fold(ledgers: int | None) -> bool:
@@ -332,21 +363,23 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
 
 
 def _write_fold(store: CheckpointStore, state: ColumnState, facts: pa.Table) -> None:
-    marks = _batch([seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]], {})
+    versions = sorted(set(state.seen))[-_SEEN_KEPT:]
+    marks = _batch([*map(seen, versions), *([_defined(state.defined)] if state.defined else [])], {})
     # Also name the ledgers that earlier folds cover, so that a reader of this fold skips them.
     covers = json.dumps(sorted(state.folded.union(state.ledgers)))
     whole = pa.concat_tables([facts, pa.Table.from_batches([marks])])
     store[new_fold_key()] = single_batch(whole.replace_schema_metadata({"covers": covers}))
 
 
-def save_facts(checkpoints: Storage, field_id: int, facts: Facts, version: int) -> None:
+def save_facts(checkpoints: Storage, field_id: int, facts: Facts, version: int, defined: int = 0) -> None:
     """Write facts of another table about a column as one ledger; nothing if there are none.
 
     Args:
         version: the table version that they are about.
+        defined: as in the state of the other table.
     """
     if facts:
-        _write_fold(state_store(checkpoints, field_id), ColumnState(seen=[version]), facts.table)
+        _write_fold(state_store(checkpoints, field_id), ColumnState(seen=[version], defined=defined), facts.table)
 
 
 def new_fold_key() -> str:

@@ -552,6 +552,8 @@ class ShardCommitter:
                 if rows:
                     under = _live_under(candidate, provenance, rows)
                     facts.append(self._fact(now, signature, provenance.what, rows, version, under))
+            if stale := candidate.work.stale - candidate.staged.computed:
+                facts.append(self._fact(now, signature, STALE, stale, version))
             if self.work.where is not None:
                 what = looked_at(self.work.filter_hash, self.work.udf_version)
                 seen = candidate.staged.looked_at - candidate.staged.failures.all

@@ -21,7 +21,6 @@ from airflow_geneva.engine.checkpoint.provenance import (
     failed_rows,
 )
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
-from airflow_geneva.engine.checkpoint.shared_files import state_with_bases
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import ReadJobs, history_once
@@ -52,6 +51,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import (
     other_versions,
 )
 from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.shared_files import state_with_bases
 from airflow_geneva.engine.plan.unknown_values import adopted_note, check_unknown_values, filled_rows
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import columns_before, stored_definition
@@ -84,7 +84,7 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
     work = replace(work, nested=columns.nested)
     with garbage_collector_off():
-        state = state_with_bases(dataset, checkpoints, columns.output)
+        state = state_with_bases(dataset, checkpoints, columns)
         planner = _Planner(dataset, work, columns, state, wanted)
         if not state.ledgers:
             planner.record(state)
@@ -217,7 +217,7 @@ class _Planner:
             )
         known = self.computed.resolve(files, live, settled=looked_at)
         unknown = live - Ranges.union(known.values())
-        self.computed.learn_stale(files, unknown - looked_at)
+        stale = self.computed.learn_stale(files, unknown - looked_at)
         known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
@@ -243,7 +243,7 @@ class _Planner:
             self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
         reason, kept = self._why(files, found, existed, known), tuple(known.items())
-        work = FragmentWork(files, reason, existed, existed, len(existed), kept=kept)
+        work = FragmentWork(files, reason, existed, existed, len(existed), kept=kept, stale=stale)
         return _Due(work, live, given_up, existed & unknown if files.output else Ranges.empty())
 
     def _why(
@@ -344,7 +344,7 @@ class _Planner:
             check_unknown_values(self.work, filled, own)
             return whole, selected
         # "adopt" takes a column without facts as it is, also what is NULL. Beside computed values, NULL is due.
-        adopt = self.wanted.on_unknown_values == "adopt" and not self.state.facts
+        adopt = self.wanted.on_unknown_values == "adopt" and not self.state.holds_values
         taken = {fragment: unknown[fragment] if adopt else rows for fragment, rows in filled}
         if not taken:
             return whole, selected

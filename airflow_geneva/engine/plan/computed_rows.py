@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.checkpoint.facts import STALE, ColumnState, Fact, seen
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
-from airflow_geneva.engine.checkpoint.shared_files import state_with_bases
 from airflow_geneva.engine.job.outbox import find_commits
 from airflow_geneva.engine.lance_io.fragments import (
     OFFSET_BITS,
@@ -23,7 +22,6 @@ from airflow_geneva.engine.lance_io.fragments import (
     FragmentFiles,
     TableFields,
     columns_in,
-    columns_of,
     live_offsets,
     output_names,
     row_ids,
@@ -46,7 +44,6 @@ from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.shard import FragmentWork, Works
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.storage.files import Storage
 
 if TYPE_CHECKING:
     import lance
@@ -142,15 +139,6 @@ class ComputedRows:
         return ComputedRows(dataset, columns, names, state.about(columns.inputs_text), previous)
 
     @staticmethod
-    def from_current_inputs(
-        dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
-    ) -> ComputedRows:
-        """Find the rows of a column that were computed from the columns which have its inputs' names now."""
-        columns = columns_of(dataset, inputs, (), column)
-        state = state_with_bases(dataset, checkpoints, columns.output).about(columns.inputs_text)
-        return ComputedRows(dataset, columns, (*inputs, *output_names(dataset, columns.output)), state)
-
-    @staticmethod
     def from_inputs(
         dataset: lance.LanceDataset,
         output: tuple[int, ...],
@@ -241,7 +229,7 @@ class ComputedRows:
         value of a job in earlier versions. All other rows may hold a value of inputs that changed since.
         """
         parts = (self, *self.previous)
-        if not any(part.state.facts for part in parts):
+        if not any(part.state.holds_values for part in parts):
             return unknown
         unknown = unknown - Ranges.union(part._of_a_job.get(files.id, Ranges.empty()) for part in parts)
         unknown = unknown - self.state.stale(files.signature, files.physical_rows)
@@ -251,16 +239,18 @@ class ComputedRows:
         before = Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=complete)[0])
         return unknown - (before - Ranges.union(part._of_no_job.get(files.id, Ranges.empty()) for part in parts))
 
-    def learn_stale(self, files: FragmentFiles, unknown: Ranges) -> None:
-        """Record which of the rows that `resolve` did not find may hold a value of a job, of inputs that changed since.
+    def learn_stale(self, files: FragmentFiles, unknown: Ranges) -> Ranges:
+        """Return the rows that `resolve` did not find and that may hold a value of a job, of inputs that changed since.
 
-        Later plans compare with a few versions only, at all of which these rows may be unknown already.
+        Record them: later plans compare with a few versions only, at all of which these rows may be unknown already.
         """
-        if unknown and files.output and self._stable and self.state.facts:
-            stale = unknown - self.of_no_job(files, unknown)
-            if stale := stale - self.state.stale(files.signature, files.physical_rows):
-                inputs = self.columns.inputs_text
-                self.learned.append(Fact(files.signature, STALE, stale, self.dataset.version, None, inputs))
+        if not (unknown and files.output and self._stable and self.state.facts):
+            return Ranges.empty()
+        stale = unknown - self.of_no_job(files, unknown)
+        if new := stale - self.state.stale(files.signature, files.physical_rows):
+            inputs = self.columns.inputs_text
+            self.learned.append(Fact(files.signature, STALE, new, self.dataset.version, None, inputs))
+        return stale
 
     def trace(self) -> Iterator[TracedFragment]:
         """Yield all fragments with what facts, history and values tell of their rows; then `learned` is complete."""

@@ -24,6 +24,7 @@ from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
 from airflow_geneva.engine.plan.refresh import choose_rows, columns_then, compare_source
+from airflow_geneva.engine.plan.shared_files import computed_from_current_inputs
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.definition import definition_in, former_names
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
@@ -66,7 +67,7 @@ def column_freshness(
 ) -> Freshness:  # fmt: skip
     """Count a column's rows; values of every code version count as computed."""
     with garbage_collector_off():
-        computed_rows = ComputedRows.from_current_inputs(dataset, checkpoints, inputs, column)
+        computed_rows = computed_from_current_inputs(dataset, checkpoints, inputs, column)
         counts, versions = Counter(rows=0, pending=0, failed=0, given_up=0), Counter[str]()
         for files in computed_rows.manifest.values():
             found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
@@ -103,7 +104,7 @@ def computed_offsets(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> Iterator[tuple[FragmentFiles, Ranges]]:
     """Yield the fragments of a column with the live rows that hold a computed value."""
-    computed_rows = ComputedRows.from_current_inputs(dataset, checkpoints, inputs, column)
+    computed_rows = computed_from_current_inputs(dataset, checkpoints, inputs, column)
     for files in computed_rows.manifest.values():
         live = live_offsets(dataset, files)
         yield files, Ranges.union(by_code_version(computed_rows.resolve(files, live), live).values())

@@ -94,7 +94,8 @@ class FoundRows:
             kept = {provenance: rows - known.due for provenance, rows in work.kept}
             add_rows(kept, ((provenance, rows & known.due) for provenance, rows in known.kept))
             ancestors = (*known.ancestors, *work.ancestors)
-            work = replace(work, due=due, rows=len(due), ancestors=ancestors, kept=tuple(kept.items()))
+            kept_now, stale = tuple(kept.items()), work.stale - known.due
+            work = replace(work, due=due, rows=len(due), ancestors=ancestors, kept=kept_now, stale=stale)
         self.works[work.id] = work
 
 
@@ -269,7 +270,8 @@ class _Search:
         offsets, ids = self.computed.rows(files)
         rows = [Ranges.from_offsets(offsets[among(ids, part.row_ids)]) for part in parts]
         same = Ranges.union(there for there, part in zip(rows, parts, strict=True) if part.same)
-        known = self.computed.resolve(files, live_offsets(self.newest, files), settled=same)
+        live = live_offsets(self.newest, files)
+        known = self.computed.resolve(files, live, settled=same)
         version, taken = self.work.udf_version, (self.work.udf_version, *self.work.continue_from)
         done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
         tried, failed = dict[int, Ranges](), Ranges.empty()
@@ -294,7 +296,10 @@ class _Search:
             # Facts may already count this run's failures, or may be missing for rows that an update moved.
             kept = {p: there - due if p.failures and p.version == version else there for p, there in known.items()}
             add_rows(kept, ((Provenance(version, failures=runs), there & due) for runs, there in tried.items()))
-            work = FragmentWork(files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()))
+            stale = self.computed.learn_stale(files, live - due - Ranges.union(known.values()))
+            work = FragmentWork(
+                files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()), stale=stale
+            )
             self.found.add(work)
 
 

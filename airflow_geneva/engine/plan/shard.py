@@ -75,6 +75,7 @@ class FragmentWork:
         missing: the due rows that no checkpoint holds.
         rows: number of rows that are selected and due.
         kept: rows on which the UDF ran earlier, by provenance; rows that do not run now keep their value.
+        stale: rows that hold a value of a job although their inputs changed since.
         partial: whether this job leaves other due rows of the fragment, so that it does not stage a file of it.
         carried: of a view, the due rows on which only some UDFs run; None: every UDF runs on every due row.
         selected: with a filter, the due rows that it selects; not stored with the plan.
@@ -90,6 +91,7 @@ class FragmentWork:
     kept: tuple[tuple[Provenance, Ranges], ...] = ()
     partial: bool = False
     carried: CarriedRows | None = None
+    stale: Ranges = field(default_factory=Ranges.empty)
     selected: Ranges | None = field(default=None, compare=False)
 
     @cached_property
@@ -147,8 +149,9 @@ class FragmentWork:
             self.staged,
             [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
             [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
-            *([self.partial] if self.partial or self.carried else []),
-            *([self.carried.to_json()] if self.carried else []),
+            *([self.partial] if self.partial or self.carried or self.stale else []),
+            *([self.carried.to_json() if self.carried else None] if self.carried or self.stale else []),
+            *([self.stale.to_json()] if self.stale else []),
         ]
 
     @staticmethod
@@ -165,7 +168,8 @@ class FragmentWork:
             tuple(Ancestor((str(a), int(b)), Ranges.from_json(found)) for a, b, found in ancestors),
             tuple((found, Ranges.from_json(held)) for what, held in kept if (found := Provenance.of(what))),
             bool(more and more[0]),
-            CarriedRows.from_json(more[1]) if len(more) > 1 else None,
+            CarriedRows.from_json(more[1]) if len(more) > 1 and more[1] else None,
+            Ranges.from_json(more[2]) if len(more) > 2 else Ranges.empty(),
         )
 
 

@@ -7,10 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from airflow_geneva.engine.checkpoint.facts import SEEN, STALE, ColumnState, Fact, Facts, save_facts
-from airflow_geneva.engine.checkpoint.shared_files import OWN, renumbered, state_with_bases
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Facts, save_facts
 from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot, save_snapshot
 from airflow_geneva.engine.commit.view_state import CommittedViewState, read_advance_note, write_advance_note
 from airflow_geneva.engine.faults import fault_point
@@ -20,6 +17,7 @@ from airflow_geneva.engine.lance_io.conflicts import create_new
 from airflow_geneva.engine.lance_io.fragments import columns_of, output_names
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
+from airflow_geneva.engine.plan.shared_files import OWN, facts_with_history, renumbered, state_with_bases
 from airflow_geneva.engine.run.rewriting import RewrittenTable
 from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import Storage, in_threads
@@ -62,7 +60,7 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
             rewritten.save_facts(output, computed.names[: len(computed.columns.inputs)], computed)
         else:
             facts = _facts(state, computed)
-            save_facts(target.checkpoints, computed.columns.output[0], facts, int(dataset.version))
+            save_facts(target.checkpoints, computed.columns.output[0], facts, int(dataset.version), state.defined)
     if of_view:
         changes |= _copy_snapshot(CommittedViewState(source, dataset), target)
     in_threads(partial(_copy_job, source.checkpoints, target, not rewrite), job_ids(source.checkpoints))
@@ -72,20 +70,10 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
 
 
 def _facts(state: ColumnState, computed: ComputedRows) -> Facts:
-    """Return all facts about an output, as facts about a copy without base paths.
-
-    They include what plans would find in the history of the table, which the copy does not have.
-    """
-    dataset, columns = computed.dataset, computed.columns
-    found = [
-        Fact(traced.files.signature, STALE, traced.stale, int(dataset.version), None, columns.inputs_text)
-        for traced in computed.trace()
-        if traced.stale
-    ]
-    found += [fact for part in (computed, *computed.previous) for fact in part.learned if fact.what != SEEN]
-    facts = Facts(pa.concat_tables([state.facts.table, Facts.of(found).table]))
-    if base_folders(dataset):
-        return renumbered(facts, dataset, columns.output, lambda folder: folder, lambda folder: OWN)
+    """Return all facts about an output, as facts about a copy without base paths; the copy has no history."""
+    facts = facts_with_history(state, computed)
+    if base_folders(computed.dataset):
+        return renumbered(facts, computed.dataset, computed.columns.output, lambda folder: folder, lambda folder: OWN)
     return facts
 
 
@@ -98,7 +86,7 @@ def _computed_outputs(
     for output in Output.all_of(dataset, computed):
         inputs = read_definition("", schema, output.column).input_columns or columns_to_take(schema, output.column)
         columns = columns_of(dataset, inputs, (), output)
-        state = state_with_bases(dataset, checkpoints, columns.output)
+        state = state_with_bases(dataset, checkpoints, columns)
         names = (*inputs, *output_names(dataset, columns.output))
         yield output, state, ComputedRows.of_column(dataset, columns, names, state)
 

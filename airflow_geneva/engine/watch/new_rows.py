@@ -24,9 +24,9 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.pylance_internals import path_of, written_at
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.table_versions import manifest_of, open_version_or_none
-from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions
 from airflow_geneva.engine.plan.refresh import columns_then, compare_source
+from airflow_geneva.engine.plan.shared_files import computed_from_current_inputs
 from airflow_geneva.engine.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def new_rows_for_column(
 ) -> NewRows:  # fmt: skip
     """Find the rows on whose current inputs the UDF has not run, including rows that a filter left out."""
     with garbage_collector_off():
-        computed_rows = ComputedRows.from_current_inputs(dataset, checkpoints, inputs, column)
+        computed_rows = computed_from_current_inputs(dataset, checkpoints, inputs, column)
         rows, known = dict[int, Ranges](), computed_rows.state
         for files in computed_rows.manifest.values():
             if not files.live_rows or (files.output and known.of_all_rows(files.signature, files.deletion)):
