@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections import Counter
+from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,20 +17,26 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.database import Database
 from airflow_geneva.engine import faults
 from airflow_geneva.engine.commit.view_state import CommittedViewState
-from airflow_geneva.errors import GenevaError
+from airflow_geneva.engine.display import counted
+from airflow_geneva.errors import CodeChanged, GenevaError
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
 from tests.support.harness import Fault
+from tests.support.queries import POINTS
 from tests.udfs_for_tests.columns import IN_FLIGHT, deploy, is_bad, value
 
-SOAK = os.environ.get("GENEVA_SOAK") == "1"
-HISTORIES = int(os.environ.get("GENEVA_HISTORIES", "1000" if SOAK else "25"))
+HISTORIES = int(os.environ.get("GENEVA_HISTORIES", "1000" if os.environ.get("GENEVA_SOAK") == "1" else "25"))
+FIRST = int(os.environ.get("GENEVA_FIRST_HISTORY", "0"))
+"""`GENEVA_SOAK=1` tries 1,000 histories, which take half an hour. `GENEVA_FIRST_HISTORY=412 GENEVA_HISTORIES=1` tries
+one of them again."""
 SIZES: dict[str, Any] = {"checkpoint_size": 5, "batch_size": 5, "checkpoint_interval": 0.0}
 INPUTS = {"ocr": "x", "language": "ocr", "words": "x", "chars": "x"}
+OF_UPPER = {"tags": "words", "names": "tags"}
 MOST_RUNS, FAST = 3, 6
 SLACK = 10 + 4 * IN_FLIGHT
 """Calls that a kill may cost a function: of an interval, and of an async function those in flight."""
@@ -48,29 +57,47 @@ class Cell:
 
 @dataclass
 class Model:
-    """What the view holds, and what a refresh has to call."""
+    """What a view holds, and what a refresh has to call.
 
+    `inputs` names what each function reads: the value in `source`, or another function's. `known` is the code at the
+    last refresh.
+    """
+
+    inputs: dict[str, str]
     code: dict[str, int]
     fails: dict[str, bool]
-    source: dict[int, int] = field(default_factory=dict)
-    shown: dict[int, tuple[int, dict[str, Cell]]] = field(default_factory=dict)
+    source: dict[int, int | None] = field(default_factory=dict)
+    shown: dict[int, tuple[int | None, dict[str, Cell]]] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
 
     def refresh(self, recompute: bool, errors_only: bool) -> tuple[Counter[str], int]:
         """Bring the model up to date; return the calls of each function, and the number of rows that failed."""
         calls, failed = Counter[str](), 0
         if not errors_only:
-            self.shown = {i: row for i, row in self.shown.items() if self.source.get(i) == row[0]}
+            self.shown = {i: row for i, row in self.shown.items() if self._is_current(i)}
         for i, x in self.source.items() if not errors_only else [(i, x) for i, (x, _) in self.shown.items()]:
             x, cells = self.shown.setdefault(i, (x, {}))
             due = {
                 name for name in self.code if self._is_due(name, cells.get(name), bool(cells), recompute, errors_only)
             }
-            due |= {"language"} if "ocr" in due else set()
             for name in self.code:
-                if name in due:
+                if name in due or self.inputs[name] in due:
+                    due.add(name)
                     calls[name] += 1
                     failed += not self._run(name, x, cells)
+        if calls or not errors_only:
+            self.known = {name: code for name, code in self.code.items() if name in self.known or not errors_only}
         return calls, failed
+
+    def of_earlier_code(self) -> int:
+        """Count the rows whose values a plan asks about; 0 if no code changed since the last refresh."""
+        if all(self.known.get(name, code) == code for name, code in self.code.items()):
+            return 0
+        cells = (cells for i, (_, cells) in self.shown.items() if self._is_current(i))
+        return sum(any(cell.code != self.code[name] for name, cell in row.items()) for row in cells)
+
+    def _is_current(self, i: int) -> bool:
+        return i in self.source and self.source[i] == self.shown[i][0]
 
     def _is_due(self, name: str, cell: Cell | None, known: bool, recompute: bool, errors_only: bool) -> bool:
         if cell is None:
@@ -79,8 +106,8 @@ class Model:
             return True
         return recompute and not errors_only and cell.code != self.code[name]
 
-    def _run(self, name: str, x: int, cells: dict[str, Cell]) -> bool:
-        given = x if INPUTS[name] == "x" else cells["ocr"].value
+    def _run(self, name: str, x: int | None, cells: dict[str, Cell]) -> bool:
+        given = cells[self.inputs[name]].value if self.inputs[name] in self.code else x
         code, before = self.code[name], cells.get(name)
         if self.fails[name] and is_bad(given):
             runs = before.runs if before is not None and before.code == code else 0
@@ -95,27 +122,35 @@ class Model:
             for i, (_, cells) in self.shown.items()
         )
 
+    def trial(self) -> Model:
+        return deepcopy(self)
+
 
 @dataclass
 class History:
+    """A table, a view of it, and a view of that view."""
+
     dice: random.Random
     folder: Path
 
     def __post_init__(self) -> None:
         self.version = 1
-        self.model = Model(dict.fromkeys(("ocr", "language", "words"), 1), dict.fromkeys(INPUTS, False))
-        self.model.fails["ocr"] = self.model.fails["words"] = True
+        code, fails = dict.fromkeys(("ocr", "language", "words"), 1), dict.fromkeys(INPUTS, False)
+        self.model = Model(INPUTS, code, {**fails, "ocr": True, "words": True}, {i: i for i in range(40)})
+        self.above = Model(OF_UPPER, dict.fromkeys(OF_UPPER, 1), {"tags": True, "names": False})
         db = connect(self.folder / "db")
-        self.model.source = {i: i for i in range(40)}
         data = {"id": pa.array(range(40), pa.int64()), "x": pa.array(range(40), pa.int64())}
         self.table: Table = db.create_table("docs", pa.table(data), max_rows_per_file=15)
-        columns = {name: self.deploy(name) for name in self.model.code}
-        query = self.table.query().select(["id"]).add_columns(columns)
-        self.view: View = query.create_materialized_view(db, "v")
+        self.view = self.made(db, self.table, self.model, "v")
+        self.upper = self.made(db, self.view, self.above, "upper")
         self.newest = 40
 
-    def deploy(self, name: str) -> Any:
-        return deploy(name, self.model.code[name], INPUTS[name], self.model.fails[name])
+    def made(self, db: Database, source: Table | View, model: Model, name: str) -> View:
+        columns = {name: self.deploy(model, name) for name in model.code}
+        return source.query().select(["id"]).add_columns(columns).create_materialized_view(db, name)
+
+    def deploy(self, model: Model, name: str) -> Any:
+        return deploy(name, model.code[name], model.inputs[name], model.fails[name])
 
     def change(self) -> None:
         """Change the source, the code or the columns."""
@@ -137,47 +172,72 @@ class History:
         elif what == "compact":
             table.lance.optimize.compact_files()
         elif what == "compact view":
-            view.lance.optimize.compact_files()
+            dice.choice([view, self.upper]).lance.optimize.compact_files()
         elif what in ("code", "fix"):
+            model = dice.choice([model, model, self.above])
             name = dice.choice(list(model.code))
             self.version += 1
             model.code[name] = self.version
             model.fails[name] = dice.random() < 0.3 if what == "code" and name != "language" else False
-            self.deploy(name)
+            self.deploy(model, name)
         elif "chars" in model.code:
             view.drop_columns(["chars"])
             del model.code["chars"]
+            model.known.pop("chars", None)
             for _, cells in model.shown.values():
                 cells.pop("chars", None)
         else:
             self.version += 1
             model.code["chars"], model.fails["chars"] = self.version, dice.random() < 0.5
-            view.add_columns({"chars": self.deploy("chars")})
+            view.add_columns({"chars": self.deploy(model, "chars")})
 
     def refresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        dice, model = self.dice, self.model
+        self.refresh_one(self.view, self.model, monkeypatch)
+        if self.dice.random() < 0.7:
+            self.above.source = {i: cells["words"].value for i, (_, cells) in self.model.shown.items()}
+            self.refresh_one(self.upper, self.above, monkeypatch)
+
+    def refresh_one(self, view: View, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        dice = self.dice
         how = dice.choice(["new_rows", "recompute", "recompute", "errors_only"])
         if not model.shown:
             how = "new_rows"
         options: dict[str, Any] = {"errors_only": True} if how == "errors_only" else {"on_code_change": how}
         asked, expected, slack = (how == "recompute", how == "errors_only"), Counter[str](), 0
         if dice.random() < 0.4:
-            before = self.state()
-            if not self.dies(monkeypatch, options) or self.state() != before:
+            before = state(view)
+            if not self.dies(view, monkeypatch, options) or state(view) != before:
                 # The next refresh is another run of what failed.
                 expected += model.refresh(*asked)[0]
             else:
                 # Rows that failed run again, beside those of an interval.
-                _, failed = Model(model.code, model.fails, model.source, copy(model.shown)).refresh(*asked)
-                slack = SLACK + failed
-        self.view.refresh(runner="inline", **SIZES, **options)
+                slack = SLACK + model.trial().refresh(*asked)[1]
+        else:
+            self.plan(view, model, asked, options)
+        view.refresh(runner="inline", **SIZES, **options)
         expected += model.refresh(*asked)[0]
         found = self.calls()
-        assert all(expected[name] <= found[name] <= expected[name] + slack for name in INPUTS), (found, expected, how)
-        assert self.rows() == model.rows()
+        names = {*INPUTS, *OF_UPPER}
+        assert all(expected[name] <= found[name] <= expected[name] + slack for name in names), (found, expected, how)
+        assert rows(view) == model.rows()
 
-    def dies(self, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> bool:
-        """Run a refresh that may end at some point; return whether it did."""
+    def plan(self, view: View, model: Model, asked: tuple[bool, bool], options: dict[str, Any]) -> None:
+        """A plan counts the calls that then follow, and asks about the rows that hold values of earlier code."""
+        asks = (
+            re.escape(f"Values of the old code: {counted(stake, 'row')} of")
+            if (stake := model.of_earlier_code())
+            else ""
+        )
+        with pytest.raises(CodeChanged, match=asks) if asks else nullcontext():
+            view.plan_refresh()
+        plan = view.plan_refresh(**options)
+        planned = Counter(plan.calls_to_run if plan.shards else {})
+        assert planned == model.trial().refresh(*asked)[0], (planned, options)
+
+    def dies(self, view: View, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> bool:
+        """Run a refresh that may end at some point, in a process of its own or as if; return whether it did."""
+        if self.dice.random() < 0.5:
+            return self.is_killed(view, f"{self.dice.choice([*POINTS, 'any'])}:{self.dice.randint(1, 9)}", options)
 
         def die(_process: int, _signal: int) -> None:
             faults._ARMED = ""
@@ -187,35 +247,48 @@ class History:
             patched.setattr(faults.os, "kill", die)
             faults._hits, faults._ARMED = 0, f"any:{self.dice.randint(1, 60)}"
             try:
-                self.view.refresh(runner="inline", **SIZES, **options)
+                view.refresh(runner="inline", **SIZES, **options)
             except (Died, GenevaError):
                 return True
             finally:
                 faults._ARMED = ""
         return False
 
-    def state(self) -> Any:
-        found = CommittedViewState(self.view.location, self.view.lance)
-        return found.newest.identity, found.snapshot and found.snapshot.to_batch()
+    def is_killed(self, view: View, fault: str, options: dict[str, Any]) -> bool:
+        """Refresh a view in another process, which dies at a fault point; return whether it did."""
+        models = (self.model, self.above)
+        code = [(name, m.code[name], m.inputs[name], m.fails[name]) for m in models for name in m.code]
+        arguments = {"database": view.location.database_uri, "view": view.name, "fault": fault, "options": options}
+        environment = {TRACE: str(self.folder / "trace")}
+        function = "tests.promises.test_view_columns:refresh_and_die"
+        ended = forge().run(function, {**arguments, "code": code}, environment)
+        assert ended in (0, -signal.SIGKILL)
+        return ended != 0
 
     def calls(self) -> Counter[str]:
         found = Counter[str]()
-        for name in INPUTS:
+        for name in (*INPUTS, *OF_UPPER):
             trace = Trace(self.folder / f"trace.{name}")
             found[name] = len(trace)
             trace.clear()
         return found
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row.values()) for row in self.view.to_arrow().to_pylist())
+
+def state(view: View) -> Any:
+    found = CommittedViewState(view.location, view.lance)
+    return found.newest.identity, found.snapshot and found.snapshot.to_batch()
 
 
-def refresh_and_die(database: str, fault: str) -> None:
-    """Recompute a changed column in this process, which may not live to see the end; called in a forked one."""
-    for name, code in {"ocr": 1, "language": 1, "words": 2}.items():
-        deploy(name, code, INPUTS[name])
+def rows(view: View) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in view.to_arrow().to_pylist())
+
+
+def refresh_and_die(database: str, view: str, fault: str, options: dict[str, Any], code: list[Any]) -> None:
+    """Refresh a view in this process, which may not live to see the end; called in a forked one."""
+    for name, version, inputs, fails in code:
+        deploy(name, version, inputs, fails)
     Fault(fault).arm()
-    connect(database).open_table("v").refresh(runner="inline", on_code_change="recompute", **SIZES)
+    connect(database).open_table(view).refresh(runner="inline", **SIZES, **options)
 
 
 @pytest.mark.crash
@@ -227,33 +300,27 @@ def test_a_changed_column_whose_refresh_is_killed_runs_an_interval_again_at_most
 ) -> None:
     monkeypatch.setenv(TRACE, str(tmp_path / "trace"))
     history = History(random.Random(0), tmp_path)
-    history.model.fails = dict.fromkeys(INPUTS, False)
-    for name in history.model.code:
-        history.deploy(name)
-    history.view.refresh(runner="inline", **SIZES)
+    view, model = history.view, history.model
+    model.fails = dict.fromkeys(INPUTS, False)
+    for name in model.code:
+        history.deploy(model, name)
+    view.refresh(runner="inline", **SIZES)
     history.calls()
-    arguments = {"database": history.view.location.database_uri, "fault": point}
-    environment = {TRACE: str(tmp_path / "trace")}
-    assert forge().run("tests.promises.test_view_columns:refresh_and_die", arguments, environment) == -signal.SIGKILL
-    assert {row[3] for row in history.rows()} in ({value("words", code, x) for x in range(40)} for code in (1, 2))
-    history.model.code["words"] = 2
-    history.deploy("words")
-    history.view.refresh(runner="inline", on_code_change="recompute", **SIZES)
-    history.model.refresh(True, False)
+    model.code["words"] = 2
+    assert history.is_killed(view, point, {"on_code_change": "recompute"})
+    assert {row[3] for row in rows(view)} in ({value("words", code, x) for x in range(40)} for code in (1, 2))
+    history.deploy(model, "words")
+    view.refresh(runner="inline", on_code_change="recompute", **SIZES)
+    model.refresh(True, False)
     found = history.calls()
     assert (found["ocr"], found["language"]) == (0, 0)
     assert 40 <= found["words"] <= 40 + SLACK
-    assert history.rows() == history.model.rows()
+    assert rows(view) == model.rows()
 
 
-def copy(shown: dict[int, tuple[int, dict[str, Cell]]]) -> dict[int, tuple[int, dict[str, Cell]]]:
-    return {
-        i: (x, {name: Cell(cell.code, cell.value, cell.runs) for name, cell in cells.items()})
-        for i, (x, cells) in shown.items()
-    }
-
-
-@pytest.mark.parametrize("seed", [pytest.param(at, marks=[pytest.mark.slow] * (at >= FAST)) for at in range(HISTORIES)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(at, marks=[pytest.mark.slow] * (at >= FAST)) for at in range(FIRST, FIRST + HISTORIES)]
+)
 def test_a_history_calls_each_function_on_the_rows_that_lack_its_value(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,10 @@ import pytest
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.run import promotion
 from airflow_geneva.engine.run import view as run_view
+from airflow_geneva.errors import CodeChanged
 from airflow_geneva.query import Query
 from airflow_geneva.view import View
+from tests.support.counting import Trace
 from tests.support.tables import MakeTable
 from tests.udfs_for_tests import columns as udfs
 from tests.udfs_for_tests.columns import deploy, value
@@ -66,6 +68,66 @@ def test_rows_that_a_source_view_renumbered_keep_the_code_of_their_values(make_t
     assert refresh(upper, on_code_change="new_rows").rows_computed == 0
     assert refresh(upper, on_code_change="recompute").rows_computed == 20
     assert values(upper, "ocr") == {row: value("ocr", 2, row) for row in range(20)}
+
+
+def test_of_rows_that_a_source_view_renumbered_only_what_failed_or_changed_runs(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(40, per_fragment=20)
+    lower = made(table.query().select(["id", "x"]).add_columns({"words": deploy("words", 1)}), "lower")
+    refresh(lower)
+    columns = {"ocr": deploy("ocr", 1, "id", fails=True), "chars": deploy("chars", 1, "id")}
+    upper = made(lower.query().where("id % 4 != 0").select(["id"]).add_columns(columns))
+    refresh(upper)
+
+    def run(code: int, **arguments: Any) -> dict[str, int]:
+        """Renumber the rows of the lower view, refresh the upper one, and count the calls of its functions."""
+        deploy("words", code)
+        assert refresh(lower, on_code_change="recompute").rows_computed == 40
+        traces = {name: Trace(trace.path.with_name(f"{trace.path.name}.{name}")) for name in columns}
+        for one in traces.values():
+            one.clear()
+        plan = upper.plan_refresh(**arguments)
+        planned = {name: calls for name, calls in plan.calls_to_run.items() if calls} if plan.shards else {}
+        refresh(upper, **arguments)
+        assert planned == {name: len(one) for name, one in traces.items() if len(one)}
+        return planned
+
+    assert run(2) == {"ocr": 4}
+    deploy("chars", 2, "id")
+    with pytest.raises(CodeChanged, match="Values of the old code: 30 rows"):
+        refresh(upper)
+    assert run(3, on_code_change="recompute") == {"ocr": 4, "chars": 30}
+    assert run(4) == {}, "the rows failed in three runs"
+    deploy("ocr", 2, "id")
+    assert run(5, on_code_change="recompute") == {"ocr": 30}
+    assert run(6) == {}
+    shown = [row for row in range(40) if row % 4]
+    assert values(upper, "ocr") == {row: value("ocr", 2, row) for row in shown}
+    assert values(upper, "chars") == {row: value("chars", 2, row) for row in shown}
+
+
+def test_a_plan_counts_the_rows_whose_values_are_of_earlier_code(make_table: MakeTable) -> None:
+    table = make_table(40, per_fragment=20)
+    columns = {"words": deploy("words", 1), "ocr": deploy("ocr", 1)}
+    view = made(table.query().where("id % 2 = 0").select(["id"]).add_columns(columns))
+    refresh(view)
+    table.lance.update({"x": "x + 100"}, where="id < 6")
+    table.lance.delete("id = 38")
+    deploy("words", 2)
+    assert view.plan_refresh(on_code_change="new_rows").rows_by_other_version == (("1", 16),)
+    refresh(view, on_code_change="new_rows")
+    deploy("ocr", 2)
+    table.lance.delete("id = 4")
+    with pytest.raises(CodeChanged, match="Values of the old code: 18 rows"):
+        view.plan_refresh()
+    plan = view.plan_refresh(on_code_change="recompute")
+    assert (plan.rows_by_other_version, plan.calls_to_run) == ((("1", 18),), {"words": 16, "ocr": 18})
+    assert refresh(view, on_code_change="recompute").rows_computed == 18
+    assert view.plan_refresh(on_code_change="recompute").rows_by_other_version == ()
+    table.lance.update({"x": "x + 1"}, where="id >= 0")
+    deploy("words", 3)
+    assert refresh(view).rows_computed == 18, "no value of the old code stays, so there is no question"
 
 
 @pytest.mark.parametrize("how", ["killed", "restored"])

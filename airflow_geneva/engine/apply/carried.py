@@ -86,7 +86,8 @@ class CarriedValues:
                     runs |= mask if column.name in among else False
                 names.append(RUNS + column.name)
                 arrays.append(pa.array(runs))
-        values = self._values(rows.row_ids[wanted].view(np.int64), held, list(read))
+        ids = carried.renumbered.back.follow(rows.row_ids[wanted].view(np.int64))
+        values = self._values(ids, held, list(read))
         at = pa.array(np.cumsum(wanted) - 1, mask=~wanted)
         for name, kind in read.items():
             names.append(CARRIED + name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS
@@ -36,15 +36,29 @@ class DueColumns:
         now = {column.name: "" for column in columns if column.udf or (column.since and column.kind != "sibling")}
         return DueColumns(columns, {**now, **before}, before)
 
+    @property
+    def asks(self) -> bool:
+        """Whether code changed since the snapshot, so that rows of earlier code need a decision."""
+        return any(self.before.get(name, version) != version for name, version in self.now.items())
+
+    @property
+    def strict(self) -> DueColumns:
+        """The same columns, which run on all rows of earlier code."""
+        return replace(self, recompute=True, errors_only=False)
+
+    def of_other_code(self, origin: Origin) -> list[tuple[str, str]]:
+        """Return the columns whose values have other code in rows with an origin, with the version of that code."""
+        held = ((name, self._held(name, origin)) for name in self.now if name in self.before)
+        return [(name, version) for name, version in held if version != self.now[name]]
+
     def of(self, origin: Origin) -> tuple[str, ...]:
         """Return the columns that run on rows with an origin, in the order of the query.
 
         They include the columns that read one of them. Without any, the rows stay as they are.
         """
-        due = set[str]()
-        for name, version in self.now.items() if not self.errors_only else ():
-            if name not in self.before or (self.recompute and self._held(name, origin) != version):
-                due.add(name)
+        due = set[str]() if self.errors_only else {name for name in self.now if name not in self.before}
+        if self.recompute and not self.errors_only:
+            due |= {name for name, _ in self.of_other_code(origin)}
         for name, runs in origin.failed:
             if runs < MOST_RUNS or self.errors_only or self._is_repaired(name, origin):
                 due.add(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.errors import CodeChanged
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.commit.view_state import CommittedViewState
     from airflow_geneva.engine.udf.settings import UdfDefinition
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
@@ -133,21 +132,29 @@ def check_code_change(
         )
 
 
-def check_view_code_change(
-    view_state: CommittedViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
-) -> tuple[tuple[str, int], ...]:
-    """Count the rows of a view that hold values of other code, by version; stop the plan as for a backfill."""
-    then = dict(view_state.snapshot.code if view_state.snapshot else ())
-    changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
-    if not changed:
-        return ()
-    rows = len(view_state.shown)
-    if on_code_change == "error":
-        changes = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
-        raise CodeChanged(
-            f"The code of UDFs changed behind view {view!r}: {changes}. Values of the old code: {counted(rows, 'row')} "
-            'of the view. Recompute with on_code_change="recompute", or leave the old values and compute only new and '
-            'changed rows with on_code_change="new_rows". '
-            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows."
-        )
-    return tuple((old, rows) for _, old, _ in changed)
+@dataclass(frozen=True)
+class OtherCode:
+    """Rows of a view whose values earlier code computed.
+
+    Args:
+        rows: their number.
+        by_version: their number by the version of that code; a row may count for several.
+        columns: the columns that hold such values, with the version.
+    """
+
+    rows: int
+    by_version: tuple[tuple[str, int], ...]
+    columns: Collection[tuple[str, str]]
+
+    def check(self, view: str, now: Mapping[str, str]) -> None:
+        """Stop the plan of a view if there are such rows, as for a backfill."""
+        if self.rows:
+            changes = ", ".join(
+                f"column {name!r} from version {old} to {now[name]}" for name, old in sorted(self.columns)
+            )
+            raise CodeChanged(
+                f"The code of UDFs changed behind view {view!r}: {changes}. Values of the old code: "
+                f'{counted(self.rows, "row")} of the view. Recompute with on_code_change="recompute", or leave the old '
+                'values and compute only new and changed rows with on_code_change="new_rows". '
+                f"view.compare({min(self.columns)[0]!r}) shows values of both on a sample of rows."
+            )

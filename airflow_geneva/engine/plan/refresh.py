@@ -37,7 +37,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
-from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.table_versions import (
     PlannedTable,
     open_version,
@@ -47,7 +47,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
 from airflow_geneva.engine.plan.backfill import FAILED
 from airflow_geneva.engine.plan.computed_rows import ComputedRows, find_checkpointed
 from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
-from airflow_geneva.engine.plan.due_rows import check_view_code_change
+from airflow_geneva.engine.plan.due_rows import OtherCode
 from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renumbered
 from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
@@ -58,8 +58,8 @@ from airflow_geneva.engine.plan.unknown_values import answers_unknown_view, cann
 from airflow_geneva.engine.storage.engine_errors import is_engine_error
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
-from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
-from airflow_geneva.engine.views.rows import order_row_ids
+from airflow_geneva.engine.views.definition import SOURCE_ROW_ID, OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.rows import RowIdArray, order_row_ids
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -78,39 +78,56 @@ CHANGED, RECODED, REFLECTED, FILTERED = (
 
 
 @dataclass(frozen=True, eq=False)
+class RowsAgain:
+    """Rows whose values the view has, with an origin, and on which some columns run again.
+
+    Args:
+        after: the origin of the rows afterwards.
+        carried: the rows that keep the values of the other columns.
+    """
+
+    origin: Origin
+    columns: tuple[str, ...]
+    after: Origin
+    rows: Ranges
+    carried: Ranges
+
+
+@dataclass(frozen=True, eq=False)
 class ChangedFragment:
     """A source fragment with rows that the view does not reflect yet, or on which some UDFs run again.
 
     Args:
         rows: the rows that run.
-        again: the rows among them whose values the view has.
-        failed: those among these on which the last run failed.
-        tried: those among them that failed with the current code, by the number of runs.
-        carried: the rows on which only some UDFs run, by these and the origin of the rows afterwards.
+        groups: the rows among them whose values the view has.
+        renumbered: those among these that the view knows by another id.
     """
 
     files: FragmentFiles
     live: Ranges
     ids: Ranges
     rows: Ranges
-    again: Ranges
-    failed: Ranges
-    tried: PriorFailures
     look_up: RowIdLookup
-    carried: tuple[tuple[tuple[str, ...], Origin, Ranges], ...] = ()
+    groups: tuple[RowsAgain, ...] = ()
+    renumbered: RenumberedRows = field(default_factory=RenumberedRows)
 
     @property
-    def rows_carried(self) -> Ranges:
-        return self.rows & Ranges.union(rows for *_, rows in self.carried)
+    def again(self) -> Ranges:
+        return Ranges.union(group.rows for group in self.groups)
 
     @property
-    def ids_carried(self) -> Ranges:
-        return self.ids_of(self.rows_carried)
+    def failed(self) -> Ranges:
+        """The rows on which the last run failed."""
+        return Ranges.union(group.rows for group in self.groups if group.origin.failed)
 
     @property
-    def whole(self) -> ChangedFragment:
-        """The fragment with the rows on which all UDFs run."""
-        return replace(self, rows=self.rows - self.rows_carried, carried=())
+    def tried(self) -> PriorFailures:
+        """The rows that failed with the current code, by the number of runs."""
+        found: dict[int, Ranges] = {}
+        add_rows(
+            found, ((max(runs for _, runs in one.after.tried), one.rows) for one in self.groups if one.after.tried)
+        )
+        return tuple(sorted(found.items()))
 
     def ids_of(self, rows: Ranges) -> Ranges:
         if rows == self.live or not rows:
@@ -140,6 +157,24 @@ class SourceChanges:
     given_up: int = 0
 
 
+@dataclass(frozen=True)
+class ComparedView:
+    """What a refresh of a view has to do.
+
+    Args:
+        chosen: the fragments with the rows to compute.
+        gone: the ids of the source rows that leave the view.
+        matching: see `Snapshot`.
+        renumbered: rows that stay in the view under another id.
+    """
+
+    changes: SourceChanges
+    chosen: list[ChangedFragment]
+    gone: Ranges
+    matching: Ranges
+    renumbered: RenumberedRows = field(default_factory=RenumberedRows)
+
+
 def plan_refresh(
     view: TableLocation,
     definition: ViewDefinition,
@@ -161,8 +196,6 @@ def plan_refresh(
         definition.check_source(dataset)
         names = tuple(column.name for column in definition.reads)
         code = definition.code({name: udf.version for name, udf in udfs.items()})
-        on_code_change = "new_rows" if request.errors_only else request.on_code_change
-        rows_by_other_version = check_view_code_change(view_state, code, on_code_change, view.name)
         base, adopted = view_state.snapshot, False
         if base is None and view_state.newest.job_id and not view_state.newest.changed:
             adopted = answers_unknown_view(view_state, view.name, request.on_unknown_values)
@@ -171,25 +204,15 @@ def plan_refresh(
         before = dict(base.code) if base else {}
         recompute = request.on_code_change == "recompute"
         due = DueColumns(definition.columns, dict(code), before, recompute, request.errors_only)
-        decide = Decisions(due, lambda: view_state.shown, definition.explode)
         with garbage_collector_off():
-            changes = compare_source(dataset, names, base, decide)
-            if base is None:
-                changes.gone = ALL_ROW_IDS
-            chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
-            renumbered = RenumberedRows()
-            # A limited or shuffled query orders rows by row id.
-            if base is not None and not definition.has_limit and definition.shuffle_seed is None:
-                alike = _alike(base, decide)
-                stay = gone & Ranges.union(alike.values()) - Ranges.union(item.ids_carried for item in chosen)
-                renumbered = find_renumbered(dataset, changes.names, base, stay, [item.whole for item in chosen])
-            if renumbered:
-                chosen, origins = _without(chosen, renumbered, alike)
-                changes.fragments = [
-                    one.with_origins([*one.unusual, *origins[one.signature]]) if one.signature in origins else one
-                    for one in changes.fragments
-                ]
-                gone = gone - Ranges.from_offsets(renumbered.old)
+            compare = partial(_compare, dataset, definition, base, view_state)
+            # A plan that leaves values of earlier code counts them as one that recomputes them.
+            recomputed = compare(due.strict) if due.asks or recompute else None
+            other_code = _other_code(due, recomputed)
+            if request.on_code_change == "error" and not request.errors_only:
+                other_code.check(view.name, due.now)
+            found = recomputed if recomputed and recompute else compare(due)
+            changes, chosen, gone, renumbered = found.changes, found.chosen, found.gone, found.renumbered
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
             works = [_fragment_work(work, item, view_state) for item in chosen]
             work = _with_calls(work, works, chosen, view_state.newest.identity)
@@ -199,8 +222,8 @@ def plan_refresh(
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 unfinished = earlier().unfinished
-                found = find_checkpointed(changes.history, reusable, Works(works), {}, index, SHOWN, unfinished)
-                works = list(found)
+                held = find_checkpointed(changes.history, reusable, Works(works), {}, index, SHOWN, unfinished)
+                works = list(held)
             planned = Works(works)
         changes.notes.extend(_notes(changes, renumbered, view_state))
         if request.errors_only and dataset.version < newest.version:
@@ -217,7 +240,7 @@ def plan_refresh(
             code = tuple(one for one in code if one[0] in before)  # columns that were added are not computed yet
         dropped = base.dropped if base else ()
         reads = _reads(dataset, names)
-        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, reads, dropped)
+        snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), found.matching, reads, dropped)
         if request.errors_only and base is not None and not works:
             snapshot = base  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
@@ -238,7 +261,7 @@ def plan_refresh(
             shards=cut_shards(planned, work.sizing.shard_size),
             rows_total=total,
             reason_counts=tuple(reason_counts),
-            rows_by_other_version=rows_by_other_version,
+            rows_by_other_version=other_code.by_version,
             notes=tuple(changes.notes),
             mismatches=find_mismatches(index, planned),
             opened=(dataset, view_state.dataset),
@@ -246,6 +269,40 @@ def plan_refresh(
             earlier=earlier,
             swap=replace(swap, idle=idle),
         )
+
+
+def _compare(
+    dataset: lance.LanceDataset,
+    definition: ViewDefinition,
+    base: Snapshot | None,
+    view_state: CommittedViewState,
+    due: DueColumns,
+) -> ComparedView:
+    decide = Decisions(due, lambda: view_state.shown, definition.explode)
+    changes = compare_source(dataset, tuple(column.name for column in definition.reads), base, decide)
+    if base is None:
+        changes.gone = ALL_ROW_IDS
+    found = ComparedView(changes, *choose_rows(dataset, definition, changes, base, view_state))
+    # Only views renumber their rows, and a limited or shuffled query orders rows by row id.
+    ordered = definition.has_limit or definition.shuffle_seed is not None
+    if base is None or ordered or SOURCE_ROW_ID not in dataset.schema.names:
+        return found
+    return _with_renumbered(dataset, base, decide, found)
+
+
+def _other_code(due: DueColumns, recomputed: ComparedView | None) -> OtherCode:
+    """Count the rows that run because other code computed their values, in a plan that recomputes them."""
+    rows, columns, by_version = 0, set[tuple[str, str]](), Counter[str]()
+    for item in recomputed.chosen if recomputed else ():
+        held: dict[str, Ranges] = {}
+        for group in item.groups:
+            if there := group.rows & item.rows:
+                found = due.of_other_code(group.origin)
+                columns.update(found)
+                add_rows(held, ((version, there) for _, version in found))
+        rows += len(Ranges.union(held.values()))
+        by_version.update({version: len(there) for version, there in held.items()})
+    return OtherCode(rows, tuple(sorted(by_version.items())), columns)
 
 
 def _snapshot_of_rows(
@@ -444,40 +501,40 @@ def _changed(
     elif files.deletion:
         live = before[files.signature].live
     known = computed_rows.resolve(files, live) if ids & seen() else {}
-    fragment = ChangedFragment(
-        now, live, ids, live, Ranges.empty(), Ranges.empty(), (), partial(computed_rows.rows, files)
-    )
-    rows, again, failed, given_up = live - Ranges.union(known.values()), Ranges.empty(), Ranges.empty(), 0
-    tried, origins = dict[int, Ranges](), list[tuple[Origin, Ranges]]()
-    carried = list[tuple[tuple[str, ...], Origin, Ranges]]()
+    fragment = ChangedFragment(now, live, ids, live, partial(computed_rows.rows, files))
+    rows, given_up = live - Ranges.union(known.values()), 0
+    groups, origins = list[RowsAgain](), list[tuple[Origin, Ranges]]()
     for provenance, held in known.items():
         origin, held = Origin.of(provenance), held & live
-        run = decide.columns(origin)
-        after = decide.after(origin, run)
-        if run == ():
-            origins.append((after, held))
+        group, after = _decide(decide, origin, held, partial(_shown_rows, fragment, held))
+        origins += after
+        if group is None:
             given_up += len(held) if origin.failed else 0
-            continue
-        there = _shown_rows(fragment, held, decide.shown())
-        # Rows that the view does not show run whole, so none of their values are of earlier code.
-        whole = held - there if decide.exploded in run else Ranges.empty()
-        origins += [(after, held - whole), (Origin(tried=after.tried), whole)]
-        if not decide.runs_all(run):
-            carried.append((run, after, there))
-        # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
-        held = held if decide.exploded in run else there
-        if after.tried:
-            add_rows(tried, [(max(runs for _, runs in after.tried), held)])
-        rows, again, failed = rows | held, again | held, failed | held if origin.failed else failed
-    found = replace(
-        fragment,
-        rows=rows,
-        again=again,
-        failed=failed,
-        tried=tuple(sorted(tried.items())),
-        carried=tuple(one for one in carried if one[2]),
-    )
+        else:
+            groups.append(group)
+            rows = rows | group.rows
+    found = replace(fragment, rows=rows, groups=tuple(groups))
     return found, SourceFragment(now.signature, files.deletion, live, ids).with_origins(origins), given_up
+
+
+def _decide(
+    decide: Decisions, origin: Origin, held: Ranges, shown: Callable[[Ranges], Ranges]
+) -> tuple[RowsAgain | None, list[tuple[Origin, Ranges]]]:
+    """Find what runs on rows with an origin, if anything does, and their origins afterwards.
+
+    `shown` returns those that the view shows; it is called with the ids of all rows that the view shows.
+    """
+    run = decide.columns(origin)
+    after = decide.after(origin, run)
+    if run == ():
+        return None, [(after, held)]
+    there = shown(decide.shown())
+    # Rows that the view does not show run whole, so none of their values are of earlier code.
+    whole = held - there if decide.exploded in run else Ranges.empty()
+    # Rows that an exploded list left out may appear now. Others stay out, and nothing of them runs.
+    rows = held if decide.exploded in run else there
+    group = RowsAgain(origin, run, after, rows, Ranges.empty() if decide.runs_all(run) else there)
+    return group, [(after, held - whole), (Origin(tried=after.tried), whole)]
 
 
 def _shown_rows(fragment: ChangedFragment, rows: Ranges, shown: Ranges) -> Ranges:
@@ -486,6 +543,10 @@ def _shown_rows(fragment: ChangedFragment, rows: Ranges, shown: Ranges) -> Range
         return rows
     offsets, ids = fragment.look_up()
     return rows & Ranges.from_offsets(offsets[shown.mask(ids)])
+
+
+def _offsets_of(offsets: Offsets, ids: RowIdArray, wanted: Ranges) -> Ranges:
+    return Ranges.from_offsets(offsets[wanted.mask(ids)])
 
 
 def _ids_before_compaction(
@@ -551,38 +612,44 @@ def choose_rows(
     return found, gone, matching
 
 
-def _alike(base: Snapshot, decide: Decisions) -> dict[Origin, Ranges]:
-    """Return the ids of rows that stay if they are renumbered, by their origin afterwards: no column runs on them.
-
-    Rows of fragments with several origins are left out.
-    """
-    found: dict[Origin, Ranges] = {}
-    for fragment in base.fragments:
-        origins = fragment.origins
-        if len(origins) == 1 and decide.columns(origins[0][0]) == ():
-            add_rows(found, [(decide.after(origins[0][0], ()), fragment.ids)])
-    return found
-
-
-def _without(
-    chosen: Sequence[ChangedFragment], renumbered: RenumberedRows, alike: Mapping[Origin, Ranges]
-) -> tuple[list[ChangedFragment], dict[str, list[tuple[Origin, Ranges]]]]:
-    """Return the rows to compute without the renumbered rows, whose values the view has already.
-
-    Return also the origins of these rows, by the signature of their fragment.
-    """
-    same, found = Ranges.from_offsets(renumbered.new), list[ChangedFragment]()
-    origins: dict[str, list[tuple[Origin, Ranges]]] = {}
-    for item in chosen:
+def _with_renumbered(
+    dataset: lance.LanceDataset, base: Snapshot, decide: Decisions, found: ComparedView
+) -> ComparedView:  # fmt: skip
+    """Recognize the new rows that the view knows by another id: what it has of them stays, or some columns run."""
+    again = Ranges.union(item.ids_of(item.rows & item.again) for item in found.chosen)
+    fresh = Ranges.union(item.ids_of(item.rows - item.again) for item in found.chosen)
+    names, gone = found.changes.names, found.gone - again
+    renumbered, by_origin = find_renumbered(dataset, names, base, gone, fresh)
+    if not renumbered:
+        return found
+    chosen, origins = list[ChangedFragment](), dict[str, list[tuple[Origin, Ranges]]]()
+    new, stay, given_up = Ranges.from_offsets(renumbered.new), Ranges.empty(), 0
+    for item in found.chosen:
         offsets, ids = item.look_up()
-        stays = same.mask(ids.astype(np.int64))
-        for origin, held in alike.items():
-            if origin and (there := held.mask(renumbered.back(ids[stays].astype(np.int64)))).any():
-                kept = Ranges.from_offsets(offsets[stays][there])
-                origins.setdefault(item.files.signature, []).append((origin, kept))
-        if rows := item.rows - Ranges.from_offsets(offsets[stays]):
-            found.append(replace(item, rows=rows))
-    return found, origins
+        here = new.mask(ids.astype(np.int64))
+        offsets, old = offsets[here], renumbered.back.follow(ids[here].astype(np.int64))
+        rows, groups = item.rows - Ranges.from_offsets(offsets), list[RowsAgain]()
+        for origin, rows_then in by_origin.items():
+            theirs = rows_then.mask(old)
+            if not theirs.any():
+                continue
+            held = Ranges.from_offsets(offsets[theirs])
+            group, after = _decide(decide, origin, held, partial(_offsets_of, offsets[theirs], old[theirs]))
+            origins.setdefault(item.files.signature, []).extend(after)
+            if group is None:
+                stay = stay | Ranges.from_offsets(old[theirs])
+                given_up += len(held) if origin.failed else 0
+            else:
+                groups.append(group)
+                rows = rows | group.rows
+        if rows:
+            chosen.append(replace(item, rows=rows, groups=(*item.groups, *groups), renumbered=renumbered))
+    fragments = [
+        one.with_origins([*one.unusual, *origins[one.signature]]) if one.signature in origins else one
+        for one in found.changes.fragments
+    ]
+    found.changes.fragments, found.changes.given_up = fragments, found.changes.given_up + given_up
+    return replace(found, chosen=chosen, gone=found.gone - stay, renumbered=renumbered.among(stay))
 
 
 def _fragments_of_rows(
@@ -596,7 +663,7 @@ def _fragments_of_rows(
             if rows:
                 every = Ranges.from_offsets(ids)
                 look_up = lambda found=found: found  # noqa: E731
-                yield ChangedFragment(files, live, every, rows, Ranges.empty(), Ranges.empty(), (), look_up)
+                yield ChangedFragment(files, live, every, rows, look_up)
 
 
 def _work(
@@ -642,13 +709,16 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> Outp
 def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: CommittedViewState) -> FragmentWork:
     kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
     runs: dict[tuple[str, ...], Ranges] = {}
-    for columns, _, rows in item.carried:
-        udfs = tuple(name for name in columns if work.definition.column(name).udf)
-        add_rows(runs, [(udfs, found)] if (found := rows & item.rows) else [])
+    for group in item.groups:
+        udfs = tuple(name for name in group.columns if work.definition.column(name).udf)
+        add_rows(runs, [(udfs, found)] if (found := group.carried & item.rows) else [])
     carried = CarriedRows(tuple(sorted(runs.items()))) if runs else None
     reason = CHANGED if item.rows - item.again else RECODED if item.rows - item.failed else FAILED
     if carried is not None:
-        carried = replace(carried, view_fragments=view_state.fragments_with(item.ids_of(carried.rows)))
+        ids = item.renumbered.back.follow(item.ids_of(carried.rows).offsets())
+        known = Ranges.from_offsets(ids)
+        places, renumbered = view_state.fragments_with(known), item.renumbered.among(known)
+        carried = replace(carried, view_fragments=places, renumbered=renumbered)
     return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept, carried=carried)
 
 
@@ -661,7 +731,8 @@ def _with_calls(
     calls = Counter[str]()
     for fragment in works:
         calls.update(fragment.rows_by_column(work.udfs, fragment.due))
-    origins = {replace(after, tried=()) for item in chosen for _, after, rows in item.carried if rows & item.rows}
+    groups = (group for item in chosen for group in item.groups if group.carried & item.rows)
+    origins = {replace(group.after, tried=()) for group in groups}
     origins.discard(Origin())
     # Which rows have which origin changes with the rows of the view, so their swap is a part of it.
     other = md5(json.dumps([shown, *(origin.to_json() for origin in sorted(origins))]))[:16] if origins else ""

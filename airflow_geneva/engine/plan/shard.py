@@ -18,6 +18,7 @@ from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.manifest import Manifest
 from airflow_geneva.engine.lance_io.messages import Numbers
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.storage.documents import LARGEST_PLAN, MOST_PLAN_VALUES, parse
 from airflow_geneva.errors import InvalidInput
 
@@ -42,10 +43,12 @@ class CarriedRows:
         runs: sets of UDF columns, which may be empty, each with the physical offsets of the rows on which only these
             run. No row is in two sets, and the view shows each row.
         view_fragments: the fragments of the planned version of the view that hold these rows.
+        renumbered: those of these rows that the view knows by another id.
     """
 
     runs: tuple[tuple[tuple[str, ...], Ranges], ...]
     view_fragments: tuple[int, ...] = ()
+    renumbered: RenumberedRows = field(default_factory=RenumberedRows, compare=False)
 
     @cached_property
     def rows(self) -> Ranges:
@@ -57,13 +60,16 @@ class CarriedRows:
         return replace(self, runs=runs) if runs else None
 
     def to_json(self) -> list[Any]:
-        return [[[columns, rows.to_json()] for columns, rows in self.runs], self.view_fragments]
+        runs = [[columns, rows.to_json()] for columns, rows in self.runs]
+        return [runs, self.view_fragments, *([self.renumbered.to_json()] if self.renumbered else [])]
 
     @staticmethod
     def from_json(document: Sequence[Any]) -> CarriedRows:
-        runs, fragments = document
+        runs, fragments, *renumbered = document
         found = tuple((tuple(map(str, columns)), Ranges.from_json(rows)) for columns, rows in runs)
-        return CarriedRows(found, tuple(map(int, fragments)))
+        return CarriedRows(
+            found, tuple(map(int, fragments)), RenumberedRows.from_json(renumbered[0] if renumbered else ())
+        )
 
 
 @dataclass(frozen=True)
