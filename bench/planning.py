@@ -60,11 +60,11 @@ def make_many(folder: str, fragments: int, computed: bool, columns: int = 3) -> 
     if computed:
         dataset = table.lance
         field_id = field_ids(dataset, "y")[0]
-        what = Provenance(udfs.double.code_version).what
+        kind = Provenance(udfs.double.code_version).kind
         signatures = read_manifest(dataset, columns_of(dataset, ["x"], [], "y")).signatures.to_pylist()
         size = -(-len(signatures) // _LEDGERS)
         for at in range(0, len(signatures), size):
-            facts = [Fact(signature, what, None, dataset.version, "") for signature in signatures[at : at + size]]
+            facts = [Fact(signature, kind, None, dataset.version, "") for signature in signatures[at : at + size]]
             append_ledger(table.location.checkpoints, field_id, "bench", facts)
         fold_ledgers(table.location.checkpoints, field_id)
     return {}

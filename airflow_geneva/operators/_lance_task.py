@@ -238,7 +238,7 @@ def cause_first(log: Any) -> Iterator[None]:
 
 
 @contextmanager
-def telling(context: Mapping[str, Any]) -> Iterator[None]:
+def push_error_to_xcom(context: Mapping[str, Any]) -> Iterator[None]:
     """Push the error of a failed attempt to XCom, for programs that asked for the run and cannot read its logs."""
     from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 

@@ -42,8 +42,8 @@ from airflow_geneva.operators._lance_task import (
     optional_rows,
     optional_text,
     parse_bool,
+    push_error_to_xcom,
     required_text,
-    telling,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        with telling(context):
+        with push_error_to_xcom(context):
             return self._execute(context)
 
     def _execute(self, context: Context) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from airflow_geneva.operators._lance_task import (
     optional_text,
     parse_bool,
     parse_json,
+    push_error_to_xcom,
     required_text,
-    telling,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class CreateMaterializedViewOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_geneva.view import View
 
-        with telling(context):
+        with push_error_to_xcom(context):
             database, name = self.open_database(), required_text("view", self.view)
             made = self._create(database, name)
             if self.expect is not None:

@@ -61,17 +61,17 @@ def list_jobs(
     listed = in_parallel(lambda name: [(job_id, name) for job_id in job_ids(places[name])], names, local)
     ids = sorted((item for group in listed for item in group if before is None or item[0] < before), reverse=True)
     found: list[Job] = []
-    looked_at = 0
-    while looked_at < min(len(ids), _READ_FOR_ONE * most) and len(found) < most:
-        chunk = ids[looked_at : looked_at + most]
-        looked_at += len(chunk)
+    considered = 0
+    while considered < min(len(ids), _READ_FOR_ONE * most) and len(found) < most:
+        chunk = ids[considered : considered + most]
+        considered += len(chunk)
         jobs = [job for name in names for job in read_jobs(places[name], [id for id, owner in chunk if owner == name])]
         jobs.sort(key=lambda job: job.id, reverse=True)
         jobs = [job for job in jobs if state in (None, job.state)]
         found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
     if len(found) > most:
         return JobsPage(tuple(found[:most]), found[most - 1].id)
-    return JobsPage(tuple(found), ids[looked_at - 1][0] if looked_at < len(ids) else None)
+    return JobsPage(tuple(found), ids[considered - 1][0] if considered < len(ids) else None)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import pyarrow.types as pt
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import map_leaves
 from airflow_geneva.engine.load.checks import SHOWN, Examples
-from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, TableKeys, key_schema
+from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, SourceMapping, TableKeys, key_schema
 from airflow_geneva.engine.load.source import LoadSource
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.load import FragmentLoader, load_fragments
 from airflow_geneva.engine.storage.location import TableLocation
@@ -65,7 +65,7 @@ class SparkSearch:
         in_utc = [(column.name, map_leaves(column.type, _in_utc)) for column in columns]
         return replace(source, frame=frame, columns=pa.schema(in_utc))
 
-    def find_duplicates(self, delivery: Delivery) -> Examples:
+    def find_duplicates(self, delivery: SourceMapping) -> Examples:
         from pyspark.sql import functions as f
 
         if delivery.source.on_spark:
@@ -75,13 +75,13 @@ class SparkSearch:
             rows = rows.where(f.col(name).isNotNull())
         return _examples(rows.groupBy(*_keys(delivery)).agg(f.count("*").alias("n")).where("n > 1"), delivery)
 
-    def find_missing(self, delivery: Delivery, table: TableKeys) -> Examples:
+    def find_missing(self, delivery: SourceMapping, table: TableKeys) -> Examples:
         keys = _table_frame(self.session, delivery, table)
         source, same = _renamed(_source_frame(self.session, delivery, with_values=False), delivery)
         return _examples(keys.join(source.hint("merge"), same, "left_anti").select(*_keys(delivery)), delivery)
 
 
-def _examples(found: DataFrame, delivery: Delivery) -> Examples:
+def _examples(found: DataFrame, delivery: SourceMapping) -> Examples:
     from pyspark.sql import functions as f
 
     with _explaining(f"The keys of {delivery.source.name} cannot be checked on Spark"):
@@ -108,7 +108,7 @@ def _explaining(what: str) -> Iterator[None]:
 class _SourceTask:
     """What tasks need to read a source, credentials too; sent to executors inside the serialized task."""
 
-    delivery: Delivery
+    delivery: SourceMapping
     with_values: bool
 
     @property
@@ -157,7 +157,7 @@ class _StageTask:
         for fragment, count in load_fragments(target, works, rows):
             yield pa.RecordBatch.from_pylist([{"fragment": fragment, "rows": count}], schema=_STAGED)
 
-    def works(self) -> Sequence[FragmentWork]:
+    def works(self) -> Sequence[FragmentTask]:
         job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
         return list(load_plan(job, self.plan).load_shard(job, self.shard).fragments)
 
@@ -166,8 +166,8 @@ def load_on_spark(
     session: SparkSession,
     location: TableLocation,
     work: LoadSpec,
-    delivery: Delivery,
-    todo: Sequence[FragmentWork],
+    delivery: SourceMapping,
+    todo: Sequence[FragmentTask],
     plan: str,
     shard: int,
 ) -> Iterator[int]:
@@ -210,11 +210,11 @@ def load_on_spark(
         yield FragmentLoader(target, one).finish()
 
 
-def _keys(delivery: Delivery) -> list[str]:
+def _keys(delivery: SourceMapping) -> list[str]:
     return [f"k{at}" for at in range(len(delivery.keys))]
 
 
-def _renamed(source: DataFrame, delivery: Delivery) -> tuple[DataFrame, list[Column]]:
+def _renamed(source: DataFrame, delivery: SourceMapping) -> tuple[DataFrame, list[Column]]:
     """Rename the keys of a source, and return also the conditions of its join with the keys of a table."""
     from pyspark.sql import functions as f
 
@@ -223,7 +223,7 @@ def _renamed(source: DataFrame, delivery: Delivery) -> tuple[DataFrame, list[Col
     return source.withColumnsRenamed({name: f"s{name}" for name in names}), same
 
 
-def _source_frame(session: SparkSession, delivery: Delivery, with_values: bool = True) -> DataFrame:
+def _source_frame(session: SparkSession, delivery: SourceMapping, with_values: bool = True) -> DataFrame:
     """Return the rows of a source: keys ``k0``..., values ``v0``... and the number of each."""
     frame = delivery.source.frame
     task = _SourceTask(replace(delivery, source=replace(delivery.source, frame=None)), with_values)
@@ -236,7 +236,7 @@ def _source_frame(session: SparkSession, delivery: Delivery, with_values: bool =
         return chosen.mapInArrow(task.carry, _spark_schema(task.schema))
 
 
-def _table_frame(session: SparkSession, delivery: Delivery, table: TableKeys) -> DataFrame:
+def _table_frame(session: SparkSession, delivery: SourceMapping, table: TableKeys) -> DataFrame:
     task = _KeyTask(table, key_schema([kind for _, kind in delivery.keys.values()]))
     return _frame(session, min(len(table.fragments), _KEY_TASKS), task.read, task.schema)
 

@@ -13,9 +13,9 @@ from airflow_geneva.engine.checkpoint.facts import (
     Fact,
     Facts,
     append_ledger,
+    filter_evaluated,
     fold_ledgers,
     load_state,
-    looked_at,
 )
 from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
@@ -26,7 +26,7 @@ OFFSETS = st.sets(st.integers(0, 20), max_size=12)
 FACTS = st.lists(
     st.builds(
         lambda signature, version, rows: Fact(
-            signature, Provenance(version).what, Ranges.from_offsets(sorted(rows)), 3
+            signature, Provenance(version).kind, Ranges.from_offsets(sorted(rows)), 3
         ),
         st.sampled_from(["s1", "s2"]),
         st.sampled_from(["v1", "v2"]),
@@ -53,7 +53,7 @@ def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
             wanted = {
                 offset
                 for fact in facts
-                if (fact.signature, fact.what) == (signature, Provenance(version).what) and fact.rows is not None
+                if (fact.signature, fact.kind) == (signature, Provenance(version).kind) and fact.rows is not None
                 for offset in fact.rows.offsets().tolist()
             }
             assert set(found.get(Provenance(version), Ranges.empty()).offsets().tolist()) == wanted
@@ -61,10 +61,10 @@ def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
 
 def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     facts = [
-        Fact("s1", Provenance("v1").what, None, 4),
-        Fact("s1", Provenance("v2").what, Ranges.from_pairs([(0, 5), (9, 12)]), 5, "deletion-1"),
-        Fact("s2", looked_at("hash", "v1"), Ranges.of(3, 4), 6),
-        Fact("s2", Provenance("v1").what, Ranges.empty(), 7),
+        Fact("s1", Provenance("v1").kind, None, 4),
+        Fact("s1", Provenance("v2").kind, Ranges.from_pairs([(0, 5), (9, 12)]), 5, "deletion-1"),
+        Fact("s2", filter_evaluated("hash", "v1"), Ranges.of(3, 4), 6),
+        Fact("s2", Provenance("v1").kind, Ranges.empty(), 7),
     ]
     append_ledger(checkpoints(tmp_path), 7, "job", facts)
     state = load_state(checkpoints(tmp_path), 7)
@@ -73,7 +73,7 @@ def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_whole_fragment_is_known_without_its_rows() -> None:
-    state = ColumnState(Facts.of([Fact("s", Provenance("v1").what, None, 1)]))
+    state = ColumnState(Facts.of([Fact("s", Provenance("v1").kind, None, 1)]))
     assert Provenance("v1") in state.of_all_rows("s", "")
     assert Provenance("v2") not in state.of_all_rows("s", "")
     assert Provenance("v1") not in state.of_all_rows("other", "")
@@ -81,17 +81,17 @@ def test_a_whole_fragment_is_known_without_its_rows() -> None:
 
 
 def test_rows_that_were_all_alive_under_one_deletion_file_are_not_all_under_another() -> None:
-    state = ColumnState(Facts.of([Fact("s", Provenance("v1").what, Ranges.of(0, 9), 1, "deletion-1")]))
+    state = ColumnState(Facts.of([Fact("s", Provenance("v1").kind, Ranges.of(0, 9), 1, "deletion-1")]))
     assert Provenance("v1") in state.of_all_rows("s", "deletion-1")
     assert Provenance("v1") not in state.of_all_rows("s", "deletion-2")
     assert Provenance("v1") not in state.of_all_rows("s", "")
 
 
 def test_rows_looked_at_count_for_their_filter_and_version_only() -> None:
-    state = ColumnState(Facts.of([Fact("s", looked_at("h1", "v1"), Ranges.of(0, 4), 1)]))
-    assert state.looked_at("s", "h1", "v1", 10) == Ranges.of(0, 4)
-    assert not state.looked_at("s", "h2", "v1", 10)
-    assert not state.looked_at("s", "h1", "v2", 10)
+    state = ColumnState(Facts.of([Fact("s", filter_evaluated("h1", "v1"), Ranges.of(0, 4), 1)]))
+    assert state.filter_evaluated("s", "h1", "v1", 10) == Ranges.of(0, 4)
+    assert not state.filter_evaluated("s", "h2", "v1", 10)
+    assert not state.filter_evaluated("s", "h1", "v2", 10)
     assert state.known("s", 10) == {}
 
 
@@ -102,7 +102,7 @@ def test_nothing_to_say_writes_nothing(tmp_path: Path) -> None:
 
 def write_many(folder: Path, count: int) -> None:
     for at in range(count):
-        append_ledger(checkpoints(folder), 7, f"job{at}", [Fact("s", Provenance("v").what, Ranges.of(at, at + 1), at)])
+        append_ledger(checkpoints(folder), 7, f"job{at}", [Fact("s", Provenance("v").kind, Ranges.of(at, at + 1), at)])
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
@@ -152,7 +152,7 @@ def test_few_ledgers_are_left_alone(tmp_path: Path) -> None:
 def test_a_fold_that_is_damaged_leaves_the_ledgers_it_was_made_of(tmp_path: Path) -> None:
     write_many(tmp_path, 20)
     fold_ledgers(checkpoints(tmp_path), 7)
-    (fold,) = (tmp_path / "state").rglob("ledger._fold-*.lance")
+    (fold,) = (tmp_path / "state").rglob("ledger._compacted-*.lance")
     fold.write_bytes(b"")
     assert load_state(checkpoints(tmp_path), 7).known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}
 
@@ -167,7 +167,7 @@ def test_a_damaged_ledger_costs_its_own_facts_only(tmp_path: Path) -> None:
 def test_two_folds_at_once_agree(tmp_path: Path) -> None:
     write_many(tmp_path, 20)
     fold_ledgers(checkpoints(tmp_path), 7)
-    (first,) = (tmp_path / "state").rglob("ledger._fold-*.lance")
+    (first,) = (tmp_path / "state").rglob("ledger._compacted-*.lance")
     hidden = first.rename(tmp_path / "hidden")
     fold_ledgers(checkpoints(tmp_path), 7)
     hidden.rename(first)

@@ -433,7 +433,7 @@ def test_ledgers_go_once_a_fold_that_covers_them_is_old_itself(table: Table, tra
         table.backfill("y", runner="inline", where=f"id = {x}")
     field = table.lance.lance_schema.field("y").id()
     folder = Path(table.uri, "_checkpoints", "state", f"field-{field}")
-    folds = list(folder.glob("ledger._fold-*"))
+    folds = list(folder.glob("ledger._compacted-*"))
     age(table)
     for fold in folds:
         os.utime(fold)
@@ -454,7 +454,7 @@ def test_ledgers_go_once_a_fold_that_covers_them_is_old_itself(table: Table, tra
 def test_ledgers_of_a_fold_that_cannot_be_read_stay(table: Table) -> None:
     for x in range(20):
         table.backfill("y", runner="inline", where=f"id = {x}")
-    for fold in Path(table.uri, "_checkpoints", "state").rglob("ledger._fold-*"):
+    for fold in Path(table.uri, "_checkpoints", "state").rglob("ledger._compacted-*"):
         fold.write_bytes(fold.read_bytes()[:100])
     age(table)
     assert find_garbage(table.location, "7d").file_group(LEDGERS).count == 0

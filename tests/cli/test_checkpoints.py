@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from airflow_geneva import connect
 from airflow_geneva.cli.checkpoints import checkpoints_app, list_checkpoints
-from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, load_state, looked_at, prune_state, seen
+from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, filter_evaluated, load_state, prune_state, seen
 from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.cleanup.garbage import (
     CHECKPOINTS,
@@ -122,11 +122,11 @@ def test_sizes_are_readable(size: int, text: str) -> None:
 
 def facts_of(checkpoints: Storage) -> set[tuple[str, str]]:
     state = load_state(checkpoints, 7)
-    return {(fact.signature, fact.what) for group in state.facts.values() for fact in group}
+    return {(fact.signature, fact.kind) for group in state.facts.values() for fact in group}
 
 
 def value(signature: str, at: int, inputs: str = "1") -> Fact:
-    return Fact(signature, Provenance("v").what, Ranges.of(0, 5), at, None, inputs)
+    return Fact(signature, Provenance("v").kind, Ranges.of(0, 5), at, None, inputs)
 
 
 def test_only_facts_that_can_never_match_are_dropped(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_only_facts_that_can_never_match_are_dropped(tmp_path: Path) -> None:
     unknown = Fact("somewhere", "kind-of-a-later-version:x", None, 1)
     kept = [value("there", 1), value("recent", 9), value("of unknown inputs", 1, inputs=""), unknown, seen(1)]
     append_ledger(checkpoints, 7, "a", kept)
-    append_ledger(checkpoints, 7, "b", [value("gone", 2), Fact("filtered", looked_at("h", "v"), None, 2)])
+    append_ledger(checkpoints, 7, "b", [value("gone", 2), Fact("filtered", filter_evaluated("h", "v"), None, 2)])
     asked: list[set[str]] = []
 
     def present(inputs: set[str]) -> set[str]:
@@ -178,7 +178,7 @@ def test_what_a_ledger_says_that_cannot_be_read_now_is_not_dropped(tmp_path: Pat
 
 def test_every_fact_of_a_fragment_that_exists_is_read_back_as_it_was(tmp_path: Path) -> None:
     checkpoints = Storage.at(str(tmp_path))
-    fact = Fact("there", Provenance("v").what, Ranges.from_pairs([(0, 3), (7, 9)]), 1, "deletion", "1,2")
+    fact = Fact("there", Provenance("v").kind, Ranges.from_pairs([(0, 3), (7, 9)]), 1, "deletion", "1,2")
     append_ledger(checkpoints, 7, "a", [fact, value("gone", 1)])
     assert prune_state(checkpoints, 7, [8], lambda inputs: {"there"}) == 1
     assert dict(load_state(checkpoints, 7).facts) == {"there": [fact]}

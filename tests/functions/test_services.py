@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Database, RateLimit, connect
-from airflow_geneva.engine.apply import keeper
+from airflow_geneva.engine.apply import checkpoint_writer
 from airflow_geneva.functions import chat, embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, answer_to, embedding_of
 
@@ -162,13 +162,13 @@ def test_a_checkpoint_is_due_by_what_calls_cost(
 ) -> None:
     """A text costs 0.0002: its two tokens, at 100 for a million."""
     kept = list[int]()
-    write = keeper.write_range
+    write = checkpoint_writer.write_range
 
     def counted(store: Any, key: Any, start: int, end: int, values: pa.Array, rows: Any) -> None:
         kept.append(len(values))
         write(store, key, start, end, values, rows)
 
-    monkeypatch.setattr(keeper, "write_range", counted)
+    monkeypatch.setattr(checkpoint_writer, "write_range", counted)
     docs = database.create_table("docs", pa.table({"text": [f"text {at:03}" for at in range(400)]}))
     docs.add_columns({"vector": limited_embed})
     docs.backfill("vector", runner="inline", checkpoint_cost=0.02, checkpoint_interval=600.0)

@@ -327,7 +327,7 @@ GUARDS = [
     ),
     Guard(
         "A job would commit to a table that was created again under the same name.",
-        "_, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.look, options))",
+        "_, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.assert_same_table, options))",
         "_, made = place.checkpoints.side_by_side(first, transaction)",
         (REMADE + "test_nothing_is_committed_to_a_table_that_is_made_again_while_staged_files_are_verified",),
     ),

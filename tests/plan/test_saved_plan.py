@@ -19,7 +19,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, Plan
 from airflow_geneva.engine.plan.saved_plan import SwapPlan, load_plan, shard_summaries
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works, cut_shards
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard, cut_shards
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf.settings import UdfDefinition
@@ -46,17 +46,17 @@ WORK = BackfillSpec(
 )
 
 
-def fragment(at: int, gaps: int = 2) -> FragmentWork:
+def fragment(at: int, gaps: int = 2) -> FragmentTask:
     files = FragmentFiles(at, 1_000, "4-5-6", 3, ((1, -1, f"in-{at}.lance"),), ((0, -1, "w"),), ((4, 2, "o"),), 99)
     missing = Ranges.from_pairs((3 * n, 3 * n + 1) for n in range(gaps))
     older = (Ancestor(("a" * 32, 5), Ranges.of(0, 4)),)
-    return FragmentWork(
+    return FragmentTask(
         files, "never computed", Ranges.of(0, 900), missing, 900, True, older, ((Provenance("old"), missing),)
     )
 
 
 def plan_of(fragments: int, shard_size: int | None = None, gaps: int = 2) -> Plan:
-    shards = cut_shards(Works(fragment(at, gaps) for at in range(fragments)), shard_size)
+    shards = cut_shards(FragmentTasks(fragment(at, gaps) for at in range(fragments)), shard_size)
     return Plan(WORK, shards, rows_total=1_000 * fragments, reason_counts=(), notes=("a note",))
 
 
@@ -75,7 +75,9 @@ def test_a_plan_is_read_back_as_it_was_written(job: Storage) -> None:
 
 
 def test_a_shard_survives_its_own_form() -> None:
-    shard = Shard(3, Works((fragment(1), replace(fragment(2), missing=Ranges.of(0, 900), staged=False, ancestors=()))))
+    shard = Shard(
+        3, FragmentTasks((fragment(1), replace(fragment(2), missing=Ranges.of(0, 900), staged=False, ancestors=())))
+    )
     assert Shard.load(shard.dump()) == shard
 
 

@@ -18,7 +18,7 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.request import RefreshRequest
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run import view as refreshing
 from airflow_geneva.engine.run.column import ColumnTarget
@@ -69,7 +69,7 @@ class Column:
         with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}, Meter()) as task:
             task.run([Unit(work, work.due, False) for work in self.fragments()])
 
-    def fragments(self) -> Iterator[FragmentWork]:
+    def fragments(self) -> Iterator[FragmentTask]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
 
     def finish(self) -> Any:
@@ -118,7 +118,7 @@ class Refreshed:
         with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as task:
             task.run([Unit(fragment, fragment.due, False) for fragment in self.fragments()])
 
-    def fragments(self) -> Iterator[FragmentWork]:
+    def fragments(self) -> Iterator[FragmentTask]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
 
     def finish(self) -> Any:

@@ -14,9 +14,9 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
-from airflow_geneva.engine.storage import behind
-from airflow_geneva.engine.storage.behind import WriteBehind
+from airflow_geneva.engine.storage import write_behind
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.write_behind import WriteBehind
 from airflow_geneva.errors import JobFailed
 from tests.support import within
 from tests.support.counting import Trace, triple
@@ -79,7 +79,7 @@ def test_a_crash_of_the_thread_that_writes_behind_fails_the_run_and_the_next_one
 
     with monkeypatch.context() as crashing:
         crashing.setattr(WriteBehind, "_write", crash)
-        crashing.setattr(behind, "_EVERY_SECONDS", 0.0)
+        crashing.setattr(write_behind, "_EVERY_SECONDS", 0.0)
         with pytest.raises(JobFailed, match=r"thread that writes the documents of .* has crashed: MemoryError\(\)"):
             table.backfill("y", runner="inline", checkpoint_size=5)
     assert db.jobs(table="docs")[0].state == "FAILED"

@@ -13,7 +13,7 @@ import pytest
 from airflow_geneva import Table, udf
 from airflow_geneva.engine.apply import reader
 from airflow_geneva.engine.apply.isolation.process import POOL
-from airflow_geneva.engine.apply.queues import Room
+from airflow_geneva.engine.apply.queues import ByteBudget
 from airflow_geneva.engine.apply.stages import RowsAhead
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
@@ -230,12 +230,12 @@ def test_what_breaks_in_the_stage_itself_ends_the_task(make_table: MakeTable, mo
 
 
 def test_preprocessed_rows_take_no_more_than_their_room(make_table: MakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms, limit = list[Room](), 1 << 20
-    original = Room.__init__
+    budgets, limit = list[ByteBudget](), 1 << 20
+    original = ByteBudget.__init__
 
-    def noting(room: Room, limit: int, **options: bool) -> None:
-        original(room, limit, **options)
-        rooms.append(room)
+    def noting(budget: ByteBudget, limit: int, **options: bool) -> None:
+        original(budget, limit, **options)
+        budgets.append(budget)
 
     def widened(x: int) -> bytes:
         return bytes([x % 256]) * 10_000
@@ -244,12 +244,12 @@ def test_preprocessed_rows_take_no_more_than_their_room(make_table: MakeTable, m
     def function(wide: pa.BinaryArray) -> pa.Int64Array:
         return pa.array([value[0] for value in wide.to_pylist()], pa.int64())
 
-    monkeypatch.setattr(Room, "__init__", noting)
+    monkeypatch.setattr(ByteBudget, "__init__", noting)
     monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", str(limit))
     result, values, _ = compute(make_table(250, per_fragment=50), "column", function)
     assert (result.rows_computed, values) == (250, list(range(250)))
     # Each holds what fits, or one item.
-    assert max(room.most_used for room in rooms) <= max(limit // 16, 4 * 10_200)
+    assert max(budget.most_used for budget in budgets) <= max(limit // 16, 4 * 10_200)
 
 
 @pytest.mark.slow

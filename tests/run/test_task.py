@@ -1,4 +1,4 @@
-"""A task: rows are read ahead of the function, its results are kept behind it, and neither takes more than its room."""
+"""A task reads rows ahead of the function and keeps its results behind it; neither takes more than its budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from airflow_geneva import Table, udf
 from airflow_geneva.engine.apply import reader
 from airflow_geneva.engine.apply.applier import Applier
-from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Unkept
+from airflow_geneva.engine.apply.queues import Acknowledgments, ByteBudget, Queue, Unkept
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
@@ -272,8 +272,8 @@ def test_no_thread_outlives_a_task(make_table: MakeTable) -> None:
 
 
 def test_queues_hold_no_more_bytes_than_their_room() -> None:
-    room = Room(100)
-    queues = [Queue[int](room) for _ in range(3)]
+    budget = ByteBudget(100)
+    queues = [Queue[int](budget) for _ in range(3)]
 
     def give(queue: Queue[int]) -> None:
         queue.reserve(30)
@@ -288,13 +288,13 @@ def test_queues_hold_no_more_bytes_than_their_room() -> None:
     for thread in threads:
         thread.join(SECONDS)
     # The first item for a taker that waits need not fit.
-    assert room.most_used <= 100 + 30 + 25
-    assert room.used == 0
+    assert budget.most_used <= 100 + 30 + 25
+    assert budget.used == 0
 
 
 def test_an_item_of_any_size_passes_to_a_taker_that_waits() -> None:
-    room = Room(10)
-    first, second = Queue[str](room), Queue[str](room)
+    budget = ByteBudget(10)
+    first, second = Queue[str](budget), Queue[str](budget)
 
     def give() -> None:
         second.put("small", 10)
@@ -309,8 +309,8 @@ def test_an_item_of_any_size_passes_to_a_taker_that_waits() -> None:
 
 
 def test_an_earlier_queue_gets_room_before_a_later_one() -> None:
-    room = Room(10)
-    full, first, second = (Queue[str](room) for _ in range(3))
+    budget = ByteBudget(10)
+    full, first, second = (Queue[str](budget) for _ in range(3))
     full.put("all", 10)
     order: list[str] = []
 
@@ -321,7 +321,7 @@ def test_an_earlier_queue_gets_room_before_a_later_one() -> None:
     threads = [threading.Thread(target=give, args=pair) for pair in ((second, "second"), (first, "first"))]
     for number, thread in enumerate(threads):
         thread.start()
-        while len(room.waiting) <= number:
+        while len(budget.waiting) <= number:
             time.sleep(0.001)
     assert next(full) == "all"
     threads[1].join(SECONDS)
@@ -332,18 +332,18 @@ def test_an_earlier_queue_gets_room_before_a_later_one() -> None:
 
 
 def test_a_stopped_room_wakes_giver_and_taker_and_keeps_what_was_handed_over() -> None:
-    room = Room(10)
-    queue, other = Queue[int](room), Queue[int](room)
+    budget = ByteBudget(10)
+    queue, other = Queue[int](budget), Queue[int](budget)
     queue.put(1, 10)
     failure = ValueError("stopped")
-    threading.Timer(0.05, room.stop, [failure]).start()
+    threading.Timer(0.05, budget.stop, [failure]).start()
     with pytest.raises(ValueError, match="stopped"):
         other.put(2, 5)
     assert (next(queue), next(other)) == (1, 2)
     with pytest.raises(ValueError, match="stopped"):
         next(other)
-    patient = Queue[int](Room(10, takers_stop=False))
-    patient.room.stop(failure)
+    patient = Queue[int](ByteBudget(10, takers_stop=False))
+    patient.budget.stop(failure)
     threading.Timer(0.05, patient.end).start()
     assert list(patient) == []
 
@@ -352,7 +352,7 @@ def test_a_stopped_room_wakes_giver_and_taker_and_keeps_what_was_handed_over() -
 def test_rows_that_are_not_kept_yet_hold_up_the_function_only_beyond_an_interval(
     seconds: float, most: int | None, waits: bool
 ) -> None:
-    acknowledged = Acknowledgments(Room(100), seconds, most)
+    acknowledged = Acknowledgments(ByteBudget(100), seconds, most)
     rows, more = Unkept(0.0, 10), Unkept(0.0, 10)
     passed = threading.Event()
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run.units import Unit, split_fragments, split_into_tasks, tasks_per_slot
 
 
-def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentWork:
+def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentTask:
     files = FragmentFiles(fragment, 1_000, "", 0, (), (), (), 0)
-    return FragmentWork(files, "never computed", due, missing, len(due))
+    return FragmentTask(files, "never computed", due, missing, len(due))
 
 
 OFFSETS = st.sets(st.integers(0, 200), min_size=1, max_size=120).map(lambda found: Ranges.from_offsets(sorted(found)))
@@ -32,7 +32,7 @@ WORKS = st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=12).map(
 
 @given(WORKS, st.none() | st.integers(1, 150), st.integers(1, 8), st.none() | st.integers(1, 5))
 def test_every_missing_row_is_in_exactly_one_unit(
-    works: list[FragmentWork], task_size: int | None, slots: int, diversity: int | None
+    works: list[FragmentTask], task_size: int | None, slots: int, diversity: int | None
 ) -> None:
     tasks = split_into_tasks(works, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
     by_fragment: dict[int, list[Unit]] = {}
@@ -52,7 +52,7 @@ def test_every_missing_row_is_in_exactly_one_unit(
 
 
 @given(WORKS, st.integers(1, 150))
-def test_no_task_is_much_larger_than_asked_for(works: list[FragmentWork], task_size: int) -> None:
+def test_no_task_is_much_larger_than_asked_for(works: list[FragmentTask], task_size: int) -> None:
     for task in split_into_tasks(works, Sizing(task_size=task_size), 2):
         rows = sum(len(unit.run if not unit.whole else unit.work.missing) for unit in task)
         assert rows <= 2 * task_size

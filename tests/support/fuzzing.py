@@ -143,7 +143,7 @@ class Corpus:
         key, of_view = snapshot_key(f"state/view/{snapshot.name}") or "", self.view.location.checkpoints
         self.file("snapshot", snapshot, lambda: load_snapshot(of_view, key), exact=True)
         write_advance_note(self.view.location, AdvanceNote("swap", 3, "snapshot"))
-        note = next(path for path in self.of_view.rglob("*.json") if path.name == "advanced.json")
+        note = next(path for path in self.of_view.rglob("*.json") if path.name == "watermark.json")
         self.file("note", note, lambda: read_advance_note(self.view.location))
 
     def checkpoint_files(self) -> None:

@@ -548,7 +548,7 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
         whole: whether commits complete all fragments that they touch, as they do unless fragments are compacted
             meanwhile.
     """
-    looked_at = 0
+    filter_evaluated = 0
     versions = {found["version"] for found in world.table.lance.versions()}
     before: dict[int, tuple[int, Any]] | None = None
     for version in range(world.checked, world.table.version + 1):
@@ -559,7 +559,7 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
         rows = rows_of(world.table.location.open(version), columns, with_row_address=True)
         now = {row["id"]: (row["_rowaddr"] >> 32, row["y"]) for row in rows}
         if before is not None and job_of(world.table, version):
-            looked_at += len(rows)
+            filter_evaluated += len(rows)
             written = [row for row in rows if now[row["id"]] != before.get(row["id"])]
             verified = verified_inputs(world, version)
             for row in written:
@@ -572,7 +572,7 @@ def assert_durable(world: World, job: Job, whole: bool = True) -> int:
             assert not (torn and whole), f"version {version} completes a fragment in part: {torn}"
         before = now
     world.checked = world.table.version
-    return looked_at + assert_facts(world, job)
+    return filter_evaluated + assert_facts(world, job)
 
 
 def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -600,16 +600,16 @@ def assert_facts(world: World, job: Job) -> int:
     dataset = world.table.lance
     columns = columns_of(dataset, [job.input], [], "y")
     state = load_state(world.table.location.checkpoints, columns.output[0]).about(columns.inputs_text)
-    looked_at = 0
+    filter_evaluated = 0
     for files in read_manifest(dataset, columns).values():
         rows = rows_of(dataset.get_fragment(files.id), ["x", "y"], with_row_address=True)
         for made, known in state.known(files.signature, files.physical_rows).items():
             for row in rows:
                 if known & Ranges.of(row["_rowaddr"] & 0xFFFFFFFF, (row["_rowaddr"] & 0xFFFFFFFF) + 1):
-                    looked_at += 1
+                    filter_evaluated += 1
                     wanted = None if made.failures else value_of(row["x"], made.maker, picky=job.fails)
                     assert row["y"] == wanted, f"{made} is not true of {row} in fragment {files.id}"
-    return looked_at
+    return filter_evaluated
 
 
 def assert_complete(world: World, job: Job) -> None:

@@ -45,7 +45,7 @@ from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.limits.rate_limit import Usage, affordable_rows, used_so_far
 from airflow_geneva.engine.plan.model import JobSpec
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.udf.error_policy import Retry, rules_of
 from airflow_geneva.engine.udf.packages import missing_package
@@ -66,10 +66,10 @@ _NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
 class StepResult:
     """The result of one step: the offsets ``[start, end)``, and the rows on which the UDF ran, run-length encoded.
 
-    `looked_at` also has the due rows that the filter did not select; None: the same rows as `runs`. `row_ids` are the
-    row ids of `runs`, which are soon dropped. Failed rows have the value NULL; those of a view are also given by the
-    columns that failed. If `unkept` is set, a checkpoint is due
-    after this step. A step without offsets only carries the error record of the row that failed the job.
+    `filter_evaluated` also has the due rows that the filter did not select; None: the same rows as `runs`. `row_ids`
+    are the row ids of `runs`, which are soon dropped. Failed rows have the value NULL; those of a view are also given
+    by the columns that failed. If `unkept` is set, a checkpoint is due after this step. A step without offsets only
+    carries the error record of the row that failed the job.
     """
 
     start: int
@@ -77,7 +77,7 @@ class StepResult:
     runs: RowRuns
     row_ids: RowIds
     values: pa.Array
-    looked_at: Ranges | None
+    filter_evaluated: Ranges | None
     failed: Ranges = field(default_factory=Ranges.empty)
     failed_columns: RowsByColumn = ()
     records: tuple[ErrorRecord, ...] = ()
@@ -95,7 +95,7 @@ class _FragmentCalls:
     `put` and `end` are those of `Applier.compute`.
     """
 
-    fragment: FragmentWork
+    fragment: FragmentTask
     put: Callable[[StepResult, bool], None]
     end: Callable[[BaseException | None, Unkept, UdfSpeed], None]
     begun: deque[_BegunStep] = field(default_factory=deque)
@@ -116,7 +116,7 @@ class _BegunStep:
     span: tuple[int, int]
     offsets: Offsets
     ids: RowIds
-    looked_at: Ranges | None
+    filter_evaluated: Ranges | None
     size: int
     calls: BegunBatch
     since: float = field(default_factory=time.monotonic)
@@ -171,7 +171,7 @@ class Applier:
 
     def compute(
         self,
-        fragment: FragmentWork,
+        fragment: FragmentTask,
         run: Ranges,
         batches: Iterable[RowBatch],
         put: Callable[[StepResult, bool], None],
@@ -322,16 +322,16 @@ class Applier:
         chosen: np.ndarray | None,
     ) -> _BegunStep:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
-        looked_at = None
+        filter_evaluated = None
         if rows.selected is not None:
-            looked_at = Ranges.from_offsets(offsets if due is None else offsets[due[part]])
+            filter_evaluated = Ranges.from_offsets(offsets if due is None else offsets[due[part]])
         if chosen is not None and not (mask := chosen[part]).all():
             kept = np.flatnonzero(mask)
             offsets, ids = offsets[kept], ids[kept]
             batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
         if self.mapper.needs_row_ids:
             batch = batch.append_column(ROW_ID, pa.array(ids, pa.uint64()))
-        return _BegunStep(calls, span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
+        return _BegunStep(calls, span, offsets, ids, filter_evaluated, batch.nbytes, self.mapper.begin(batch))
 
     def _result(self, begun: _BegunStep, mapped: MappedBatch, at_work: float) -> StepResult:
         """Record the time since `at_work` and the size of a step's results, and make its `StepResult`."""
@@ -346,7 +346,7 @@ class Applier:
         calls = begun.of
         loading = (0.0, 0) if calls.speed.rows else (seconds, len(offsets))
         calls.speed += UdfSpeed(len(offsets), seconds, *loading, size, called=seconds)
-        step = self._step(calls.fragment, span, offsets, ids, mapped.values, begun.looked_at, mapped.failures)
+        step = self._step(calls.fragment, span, offsets, ids, mapped.values, begun.filter_evaluated, mapped.failures)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
             before = Ranges.union(again for _, again in self.work.tried(calls.fragment)).mask(offsets)
@@ -361,12 +361,12 @@ class Applier:
 
     def _step(
         self,
-        fragment: FragmentWork,
+        fragment: FragmentTask,
         span: tuple[int, int],
         offsets: Offsets,
         ids: RowIds,
         values: pa.Array,
-        looked_at: Ranges | None = None,
+        filter_evaluated: Ranges | None = None,
         failures: Sequence[RowFailure] = (),
         count: int | None = None,
     ) -> StepResult:
@@ -374,7 +374,7 @@ class Applier:
         failed, columns = Ranges.from_offsets(failed_offsets(failures, offsets)), failed_columns(failures, offsets)
         records = error_records(self.work, fragment, failures, offsets, ids)
         offsets, ids = offsets[:count], ids[:count]
-        return StepResult(*span, encode_runs(offsets, ids), ids, values, looked_at, failed, columns, records)
+        return StepResult(*span, encode_runs(offsets, ids), ids, values, filter_evaluated, failed, columns, records)
 
     def _keep_succeeded(self, begun: Iterable[_BegunStep]) -> None:
         """Cancel the calls of started steps, and keep their finished rows, which may have been paid for."""
@@ -384,9 +384,9 @@ class Applier:
             if later and values is not None:
                 chosen = np.array([rows[at] for at in later])
                 offsets, ids = step.offsets[chosen], step.ids[chosen]
-                looked_at = None if step.looked_at is None else Ranges.from_offsets(offsets)
+                filter_evaluated = None if step.filter_evaluated is None else Ranges.from_offsets(offsets)
                 span = (int(offsets[0]), int(offsets[-1]) + 1)
-                last = self._step(step.of.fragment, span, offsets, ids, values.take(pa.array(later)), looked_at)
+                last = self._step(step.of.fragment, span, offsets, ids, values.take(pa.array(later)), filter_evaluated)
                 self._keep_last(step.of, last)
 
     def _keep(self, calls: _FragmentCalls, step: StepResult, is_last: bool = False) -> None:

@@ -39,12 +39,12 @@ class KnownValues:
 
     Args:
         cache: the values of other tasks and jobs; None: use only the values of this process.
-        room: the maximum bytes of values to keep; the oldest are evicted first.
+        max_bytes: the maximum bytes of values to keep; the oldest are evicted first.
     """
 
-    def __init__(self, cache: ValueCache | None, room: int) -> None:
+    def __init__(self, cache: ValueCache | None, max_bytes: int) -> None:
         self.cache = cache
-        self.room = room
+        self.max_bytes = max_bytes
         self.lock = threading.RLock()
         self.begun: set[bytes] = set()
         self._places: dict[bytes, Place] = {}
@@ -76,7 +76,7 @@ class KnownValues:
                 self._blocks[id(values)] = (values, keys)
                 self._places |= {key: Place(values, at) for at, key in enumerate(keys)}
                 self._unwritten.append((keys, values))
-            while len(self._blocks) > 1 and sum(block.nbytes for block, _ in self._blocks.values()) > self.room:
+            while len(self._blocks) > 1 and sum(block.nbytes for block, _ in self._blocks.values()) > self.max_bytes:
                 gone, its_keys = self._blocks.popitem(last=False)[1]
                 for key in its_keys:
                     if key in self._places and self._places[key].values is gone:

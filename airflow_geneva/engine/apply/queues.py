@@ -17,10 +17,10 @@ class Stopped(BaseException):
     """Ends a thread whose queues were stopped because another thread of the task failed."""
 
 
-class Room:
+class ByteBudget:
     """The number of bytes that several queues may hold together, and their common lock.
 
-    Without `takers_stop`, consumers of a stopped room continue until the producers have ended their queues.
+    Without `takers_stop`, consumers of a stopped budget continue until the producers have ended their queues.
     """
 
     def __init__(self, limit: int, takers_stop: bool = True) -> None:
@@ -51,29 +51,29 @@ class Room:
 class Queue(Generic[Item]):
     """Passes the items of one unit from one thread to another; the producer decides how iteration ends, with `end`.
 
-    An item waits until it fits into the room; queues created earlier have priority. If the consumer waits at an empty
+    An item waits until it fits into the budget; queues created earlier have priority. If the consumer waits at an empty
     queue, one item of any size passes.
     """
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self._number, room.queues = room.queues, room.queues + 1
+    def __init__(self, budget: ByteBudget) -> None:
+        self.budget = budget
+        self._number, budget.queues = budget.queues, budget.queues + 1
         self._items = deque[tuple[Item, int]]()
         self._expected = self._reserved = 0
         self._taking = self._ended = False
         self._error: BaseException | None = None
 
     def reserve(self, expected: int) -> None:
-        """Wait for the expected bytes, at most three quarters of the room, and reserve them for the next items."""
-        size = min(expected, self.room.limit * 3 // 4)
-        with self.room.changed:
+        """Wait for the expected bytes, at most three quarters of the budget, and reserve them for the next items."""
+        size = min(expected, self.budget.limit * 3 // 4)
+        with self.budget.changed:
             self._wait_for(size)
-            self.room.take(size)
+            self.budget.take(size)
             self._expected, self._reserved = expected, size
 
     def put(self, item: Item, size: int, wait: bool = True) -> None:
-        """Add an item; if the room was stopped, add it before raising the error, because it may have been paid for."""
-        with self.room.changed:
+        """Add an item; if the budget was stopped, add it before raising the error: it may have been paid for."""
+        with self.budget.changed:
             expected = max(self._expected - size, 0)
             covered = self._reserved - min(expected, self._reserved)
             try:
@@ -81,79 +81,79 @@ class Queue(Generic[Item]):
                     self._wait_for(size - covered)
             finally:
                 self._items.append((item, size))
-                self.room.take(size - covered)
+                self.budget.take(size - covered)
                 self._expected, self._reserved = expected, self._reserved - covered
-                self.room.changed.notify_all()
+                self.budget.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
         """Mark the end of the items; the consumer raises `error` after the last item. Only the first call counts."""
-        with self.room.changed:
+        with self.budget.changed:
             if not self._ended:
                 self._ended, self._error = True, error
-            self.room.give(self._reserved)
+            self.budget.give(self._reserved)
             self._reserved = 0
 
     def is_ready(self, seconds: float) -> bool:
-        """Wait at most `seconds`; return whether an item is available, the queue has ended, or the room was stopped."""
-        with self.room.changed:
-            return self.room.changed.wait_for(
-                lambda: bool(self._items) or self._ended or self.room.stopped is not None, seconds
+        """Wait at most `seconds`; return whether an item is there, the queue has ended, or the budget was stopped."""
+        with self.budget.changed:
+            return self.budget.changed.wait_for(
+                lambda: bool(self._items) or self._ended or self.budget.stopped is not None, seconds
             )
 
     def __iter__(self) -> Iterator[Item]:
         return self
 
     def __next__(self) -> Item:
-        with self.room.changed:
+        with self.budget.changed:
             self._taking = True
-            self.room.changed.notify_all()
+            self.budget.changed.notify_all()
             while not self._items and not self._ended:
-                if self.room.stopped is not None and self.room.takers_stop:
-                    raise self.room.stopped
-                self.room.changed.wait()
+                if self.budget.stopped is not None and self.budget.takers_stop:
+                    raise self.budget.stopped
+                self.budget.changed.wait()
             if self._items:
                 item, size = self._items.popleft()
-                self.room.give(size)
+                self.budget.give(size)
                 return item
         if self._error is not None:
             raise self._error
         raise StopIteration
 
     def _wait_for(self, size: int) -> None:
-        room = self.room
-        room.waiting.append(self._number)
+        budget = self.budget
+        budget.waiting.append(self._number)
         try:
-            while room.stopped is None:
+            while budget.stopped is None:
                 wanted = self._taking and not self._items
-                fits = not room.used or not size or room.used + size <= room.limit
-                if wanted or (fits and self._number == min(room.waiting)):
+                fits = not budget.used or not size or budget.used + size <= budget.limit
+                if wanted or (fits and self._number == min(budget.waiting)):
                     return
-                room.changed.wait()
-            raise room.stopped
+                budget.changed.wait()
+            raise budget.stopped
         finally:
-            room.waiting.remove(self._number)
-            room.changed.notify_all()
+            budget.waiting.remove(self._number)
+            budget.changed.notify_all()
 
 
 class Turns:
     """Lets threads that took numbered items pass them on in the order of the numbers."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, budget: ByteBudget) -> None:
+        self.budget = budget
         self._next = 0
 
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
         """Wait until all lower numbers have had their turn."""
-        with self.room.changed:
+        with self.budget.changed:
             while self._next != number:
-                if self.room.stopped is not None:
-                    raise self.room.stopped
-                self.room.changed.wait()
+                if self.budget.stopped is not None:
+                    raise self.budget.stopped
+                self.budget.changed.wait()
         yield
-        with self.room.changed:
+        with self.budget.changed:
             self._next += 1
-            self.room.changed.notify_all()
+            self.budget.changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -168,26 +168,26 @@ class Unkept:
 class Acknowledgments:
     """Blocks the computing thread while a kill would lose more than `seconds` of work or more than `most` rows."""
 
-    def __init__(self, room: Room, seconds: float, most: int | None) -> None:
-        self.room = room
+    def __init__(self, budget: ByteBudget, seconds: float, most: int | None) -> None:
+        self.budget = budget
         self.seconds = seconds
         self.most = most
         self._waiting: list[Unkept] = []
 
     def kept(self, rows: Unkept) -> None:
-        with self.room.changed:
+        with self.budget.changed:
             rows.is_kept = True
-            self.room.changed.notify_all()
+            self.budget.changed.notify_all()
 
     def wait(self, rows: Unkept) -> None:
         """Add rows that are not stored yet; block while rows wait too long, or another batch of this size would be too
         many."""
-        with self.room.changed:
+        with self.budget.changed:
             self._waiting.append(rows)
             while self._is_too_much(rows.rows):
-                if self.room.stopped is not None:
-                    raise self.room.stopped
-                self.room.changed.wait()
+                if self.budget.stopped is not None:
+                    raise self.budget.stopped
+                self.budget.changed.wait()
 
     def _is_too_much(self, next_rows: int) -> bool:
         self._waiting = [rows for rows in self._waiting if not rows.is_kept]

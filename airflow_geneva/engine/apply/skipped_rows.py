@@ -15,7 +15,7 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.plan.model import JobSpec
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.error_policy import Policy, Skip, rules_of
@@ -59,7 +59,7 @@ class SkipCount:
 
 
 def error_records(
-    work: JobSpec, fragment: FragmentWork, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds
+    work: JobSpec, fragment: FragmentTask, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds
 ) -> tuple[ErrorRecord, ...]:
     """Describe the failures of a batch of a fragment, whose rows have these offsets and ids."""
     if not failures:
@@ -117,7 +117,7 @@ def _maker(work: JobSpec, column: str) -> tuple[str, str, str]:
     return work.column or work.identity.column, work.identity.udf, work.identity.version
 
 
-def write_records(work: JobSpec, fragment: FragmentWork, job: Storage, records: Sequence[ErrorRecord]) -> None:
+def write_records(work: JobSpec, fragment: FragmentTask, job: Storage, records: Sequence[ErrorRecord]) -> None:
     """Write error records of a fragment to the job's folder."""
     if records:
         first, last = records[0].offset, records[-1].offset

@@ -32,7 +32,7 @@ from airflow_geneva.engine.storage.files import Storage, in_threads
 _FOLD_AFTER = 16
 _OF_A_JOB = 3
 """The number of ledgers that a job writes: facts from its plan, facts of a commit, and the marker at its end."""
-_FOLD = "ledger._fold-"
+_FOLD = "ledger._compacted-"
 """Prefix of the keys of folds (combined ledgers); no job id begins with an underscore."""
 _SEEN_KEPT = 8
 _WORTH_IT = 0.25
@@ -46,7 +46,7 @@ class Fact:
 
     Args:
         signature: hash of the relevant data files, see :mod:`airflow_geneva.engine.lance_io.fragments`.
-        what: text of a :class:`Provenance`; or ``where:<md5>:<udf version>`` for rows on which a job evaluated a
+        kind: text of a :class:`Provenance`; or ``where:<md5>:<udf version>`` for rows on which a job evaluated a
             filter: it computed those that the filter selected.
         rows: physical offsets; None: all physical rows.
         at: table version at which the fact was recorded.
@@ -56,7 +56,7 @@ class Fact:
     """
 
     signature: str
-    what: str
+    kind: str
     rows: Ranges | None
     at: int
     live_under: str | None = None
@@ -67,7 +67,7 @@ class Fact:
         return self.rows is None or self.live_under == deletion
 
 
-def looked_at(where_hash: str, version: str) -> str:
+def filter_evaluated(where_hash: str, version: str) -> str:
     return f"where:{where_hash}:{version}"
 
 
@@ -96,7 +96,7 @@ def _defined(version: int) -> Fact:
 _SCHEMA = pa.schema(
     [
         pa.field("signature", pa.string()),
-        pa.field("what", pa.string()),
+        pa.field("kind", pa.string()),
         pa.field("rows", pa.list_(pa.uint32())),
         pa.field("at", pa.int64()),
         pa.field("live_under", pa.string()),
@@ -131,13 +131,13 @@ class Facts(Mapping[str, list[Fact]]):
         return [self._fact(signature, at) for at in self._rows[signature]]
 
     def _fact(self, signature: str, at: int) -> Fact:
-        what, version, live_under, inputs = (
-            self.table[name][at].as_py() for name in ("what", "at", "live_under", "inputs")
+        kind, version, live_under, inputs = (
+            self.table[name][at].as_py() for name in ("kind", "at", "live_under", "inputs")
         )
         rows = self.table["rows"][at]
         bounds = rows.values.to_numpy().astype(np.int64) if rows.is_valid else None
         ranges = None if bounds is None else Ranges.from_bounds(bounds[0::2], bounds[1::2])
-        return Fact(signature, what, ranges, version, live_under, inputs)
+        return Fact(signature, kind, ranges, version, live_under, inputs)
 
     @cached_property
     def _rows(self) -> dict[str, list[int]]:
@@ -151,10 +151,10 @@ class Facts(Mapping[str, list[Fact]]):
         return Facts(self.table.filter(pc.is_in(self.table["inputs"], pa.array(["", inputs]))))
 
     def cover(
-        self, whats: Sequence[str], signatures: pa.StringArray, deletions: pa.StringArray
+        self, kinds: Sequence[str], signatures: pa.StringArray, deletions: pa.StringArray
     ) -> npt.NDArray[np.bool_]:
         """Return for each of many fragments whether a fact with one of the texts covers all of its live rows."""
-        said = self.table.filter(pc.is_in(self.table["what"], pa.array(whats, pa.string())))
+        said = self.table.filter(pc.is_in(self.table["kind"], pa.array(kinds, pa.string())))
         whole, part = said.filter(pc.is_null(said["rows"])), said.filter(pc.is_valid(said["live_under"]))
         covered = pc.is_in(signatures, whole["signature"])
         if part.num_rows:
@@ -168,9 +168,9 @@ class Facts(Mapping[str, list[Fact]]):
         found: npt.NDArray[np.bool_] = pc.is_in(signatures, self.table["signature"]).to_numpy(zero_copy_only=False)
         return found
 
-    def say(self, what: str, signatures: pa.StringArray) -> npt.NDArray[np.bool_]:
+    def say(self, kind: str, signatures: pa.StringArray) -> npt.NDArray[np.bool_]:
         """Return for each of many fragments whether a fact with this text is about it."""
-        said = self.table["signature"].filter(pc.equal(self.table["what"], what))
+        said = self.table["signature"].filter(pc.equal(self.table["kind"], kind))
         found: npt.NDArray[np.bool_] = pc.is_in(signatures, said).to_numpy(zero_copy_only=False)
         return found
 
@@ -209,7 +209,7 @@ class ColumnState:
         """Return the rows of a fragment on which a UDF ran, by provenance (UDF version and failed runs)."""
         found: dict[Provenance, Ranges] = {}
         for fact in self.facts.get(signature, ()):
-            provenance = Provenance.of(fact.what)
+            provenance = Provenance.of(fact.kind)
             if provenance is not None:
                 add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
         return newest_failures(found)
@@ -218,7 +218,7 @@ class ColumnState:
         """Return the provenance that all live rows of a fragment share; empty if they differ."""
         every, some = set[Provenance](), set[Provenance]()
         for fact in self.facts.get(signature, ()):
-            provenance = Provenance.of(fact.what)
+            provenance = Provenance.of(fact.kind)
             if provenance is not None and (fact.rows is None or fact.rows):
                 whole = fact.covers(deletion) or (fact.rows is not None and len(fact.rows) == physical_rows)
                 (every if whole else some).add(provenance)
@@ -230,37 +230,37 @@ class ColumnState:
 
     def stale(self, signature: str, physical_rows: int) -> Ranges:
         """Return the rows of a fragment that hold values of a job whose inputs changed."""
-        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == STALE]
+        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.kind == STALE]
         return Ranges.union(Ranges.of(0, physical_rows) if some is None else some for some in rows)
 
     def given_up(self, signature: str, version: str) -> Ranges:
         """Return the rows of a fragment that failed in the maximum number of runs, deleted rows included."""
-        wanted = Provenance(version, failures=MOST_RUNS).what
-        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == wanted and fact.rows is not None]
+        wanted = Provenance(version, failures=MOST_RUNS).kind
+        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.kind == wanted and fact.rows is not None]
         return Ranges.union(rows)
 
     def other_inputs(self, inputs: str) -> set[str]:
         """Return the inputs of facts about values that were computed from other inputs than the given ones."""
         return set(self.facts.table["inputs"].unique().to_pylist()) - {"", inputs}
 
-    def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
+    def filter_evaluated(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
         """Return the rows of a fragment for which a job evaluated a filter."""
-        wanted = looked_at(where_hash, version)
+        wanted = filter_evaluated(where_hash, version)
         found = Ranges.empty()
         for fact in self.facts.get(signature, ()):
-            if fact.what == wanted:
+            if fact.kind == wanted:
                 found = found | (Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)
         return found
 
     def failed_too_often(self, version: str) -> pa.ChunkedArray:
         """Return the signatures of fragments with rows that failed in the maximum number of runs."""
-        said = pc.equal(self.facts.table["what"], Provenance(version, failures=MOST_RUNS).what)
+        said = pc.equal(self.facts.table["kind"], Provenance(version, failures=MOST_RUNS).kind)
         return self.facts.table["signature"].filter(said)
 
     def of_all_rows(self, signature: str, deletion: str) -> list[Provenance]:
         """Return the provenances in facts that cover all live rows of a fragment."""
-        whole = [fact.what for fact in self.facts.get(signature, ()) if fact.covers(deletion)]
-        return [provenance for what in whole if (provenance := Provenance.of(what)) is not None]
+        whole = [fact.kind for fact in self.facts.get(signature, ()) if fact.covers(deletion)]
+        return [provenance for kind in whole if (provenance := Provenance.of(kind)) is not None]
 
 
 def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:
@@ -298,16 +298,16 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     announced, marked = dict[str, int](), dict[str, int]()
     for key in state.ledgers:
         ledger = read[key]
-        marks = ledger["at"].filter(pc.equal(ledger["what"], SEEN)).to_pylist()
+        marks = ledger["at"].filter(pc.equal(ledger["kind"], SEEN)).to_pylist()
         state.seen += marks
-        defined = ledger["at"].filter(pc.equal(ledger["what"], _DEFINED)).to_pylist()
+        defined = ledger["at"].filter(pc.equal(ledger["kind"], _DEFINED)).to_pylist()
         state.defined = max([state.defined, *defined])
         if not is_fold(key):
             # A plan records the version that it read; finish records a version after those of the job's commits.
             about, job = marked if marks else announced, key.split(".")[1]
             about[job] = max(about.get(job, 0), pc.max(ledger["at"]).as_py() or 0)
     ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
-    no_marks = pc.invert(pc.is_in(ledgers["what"], pa.array([SEEN, _DEFINED])))
+    no_marks = pc.invert(pc.is_in(ledgers["kind"], pa.array([SEEN, _DEFINED])))
     state.facts = Facts(ledgers.filter(no_marks).combine_chunks())
     state.seen = [version for version in state.seen if version > state.defined]
     state.open_jobs = {job for job, at in announced.items() if at >= max(marked.get(job, 0), state.defined + 1)}
@@ -445,7 +445,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     facts = state.facts.table
     recent = pc.is_in(facts["at"], pa.array(sorted(existing), pa.int64()))
     # A dropped fact about a filter costs one more evaluation of the filter, and no UDF call.
-    values, filters = _about_values(facts), pc.starts_with(facts["what"], "where:")
+    values, filters = _about_values(facts), pc.starts_with(facts["kind"], "where:")
     about_rows = pc.or_(values, filters)
     keep = pc.or_(recent, pc.invert(about_rows))
     if pc.all(keep, min_count=0).as_py():
@@ -464,6 +464,6 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
 
 def _about_values(facts: pa.Table) -> pa.ChunkedArray:
     """Select the facts about rows that hold values of a job, if they name their inputs."""
-    whats = facts["what"].unique().to_pylist()
-    ran = pa.array([what for what in whats if what == STALE or Provenance.of(what) is not None], pa.string())
-    return pc.and_(pc.is_in(facts["what"], ran), pc.not_equal(facts["inputs"], ""))
+    kinds = facts["kind"].unique().to_pylist()
+    ran = pa.array([kind for kind in kinds if kind == STALE or Provenance.of(kind) is not None], pa.string())
+    return pc.and_(pc.is_in(facts["kind"], ran), pc.not_equal(facts["inputs"], ""))

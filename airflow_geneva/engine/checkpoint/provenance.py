@@ -33,16 +33,16 @@ class Provenance:
     failures: int = 0
 
     @property
-    def what(self) -> str:
+    def kind(self) -> str:
         """The text that facts store. Versions contain no colon."""
         if self.failures:
             return f"failed:{self.failures}:{self.version}"
         return f"taken:{self.version}:{self.made_by}" if self.made_by else f"computed:{self.version}"
 
     @staticmethod
-    def of(what: str) -> Provenance | None:
+    def of(text: str) -> Provenance | None:
         """Parse the text of a fact; None if the fact is about something else."""
-        kind, _, rest = what.partition(":")
+        kind, _, rest = text.partition(":")
         if kind == "computed":
             return Provenance(rest)
         first, _, second = rest.partition(":")

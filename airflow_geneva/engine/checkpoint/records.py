@@ -35,11 +35,15 @@ _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 
 
 def range_batch(
-    values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
+    values: pa.Array, offsets: Offsets, ids: RowIds, filter_evaluated: Ranges, failures: Failures, agreement: str = ""
 ) -> pa.RecordBatch:
-    """Build a range checkpoint; `looked_at` has the computed rows and those that the filter did not select."""
+    """Build a range checkpoint; `filter_evaluated` has the computed rows and those that the filter did not select."""
     values = as_bytes(values)
-    metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
+    metadata = {
+        "filter_evaluated": json.dumps(filter_evaluated.to_json()),
+        "failures": failures.dumps(),
+        "agreement": agreement,
+    }
     fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
     columns = [values, pa.array(offsets.astype(np.uint32)), pa.array(ids.astype(np.uint64))]
     return pa.record_batch(columns, schema=pa.schema(fields, metadata=metadata))
@@ -51,7 +55,7 @@ class RangeContent:
 
     offsets: Offsets
     row_ids: RowIds
-    looked_at: Ranges
+    filter_evaluated: Ranges
     failures: Failures
     agreement: str
 
@@ -60,8 +64,8 @@ class RangeContent:
         failed = ((runs, rows.within(start, end)) for runs, rows in self.failures.rows)
         columns = join_columns([self.failures.columns], Ranges.of(start, end))
         failures = Failures(self.failures.job_id, tuple((runs, rows) for runs, rows in failed if rows), columns)
-        looked_at = self.looked_at.within(start, end)
-        return RangeContent(self.offsets[part], self.row_ids[part], looked_at, failures, self.agreement)
+        filter_evaluated = self.filter_evaluated.within(start, end)
+        return RangeContent(self.offsets[part], self.row_ids[part], filter_evaluated, failures, self.agreement)
 
 
 def write_range(
@@ -69,15 +73,17 @@ def write_range(
 ) -> None:  # fmt: skip
     """Write rows as the checkpoint of a range; split them if a checkpoint of that range has rows that these lack."""
     key = str(fragment.range(start, end))
-    there = read_range(store, key) if 0 < len(rows.looked_at) < end - start else None
-    if there is not None and there.agreement == rows.agreement and there.looked_at - rows.looked_at:
+    there = read_range(store, key) if 0 < len(rows.filter_evaluated) < end - start else None
+    if there is not None and there.agreement == rows.agreement and there.filter_evaluated - rows.filter_evaluated:
         # A running job may rely on the rows of the existing checkpoint.
-        for half in np.array_split(rows.looked_at.offsets(), min(len(rows.looked_at), 2)):
+        for half in np.array_split(rows.filter_evaluated.offsets(), min(len(rows.filter_evaluated), 2)):
             first, last = int(half[0]), int(half[-1]) + 1
             part = slice(*np.searchsorted(rows.offsets, [first, last]))
             write_range(store, fragment, first, last, values[part], rows.within(first, last, part))
-    elif rows.looked_at:
-        store[key] = range_batch(values, rows.offsets, rows.row_ids, rows.looked_at, rows.failures, rows.agreement)
+    elif rows.filter_evaluated:
+        store[key] = range_batch(
+            values, rows.offsets, rows.row_ids, rows.filter_evaluated, rows.failures, rows.agreement
+        )
 
 
 def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
@@ -85,13 +91,13 @@ def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
     try:
         batch = store.read(key, [OFFSET, ROW_ID])
         metadata = batch.schema.metadata or {}
-        looked_at = Ranges.from_json(parse(metadata[b"looked_at"]))
+        filter_evaluated = Ranges.from_json(parse(metadata[b"filter_evaluated"]))
         failures = Failures.loads(metadata[b"failures"])
     except (KeyError, TypeError, ValueError):
         return None
     offsets = batch.column(OFFSET).to_numpy(zero_copy_only=False).astype(np.int64)
     ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
-    return RangeContent(offsets, ids, looked_at, failures, metadata.get(b"agreement", b"").decode())
+    return RangeContent(offsets, ids, filter_evaluated, failures, metadata.get(b"agreement", b"").decode())
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +107,7 @@ class StagedFragment:
     Args:
         output_files: data files of the output whose old values it copies, as ``[field id, base, path]``.
         deletion: identity of the fragment's deletion file when it was built.
-        looked_at: every row that was due, including rows that the filter did not select.
+        filter_evaluated: every row that was due, including rows that the filter did not select.
         failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
         taken: computed rows whose values come from another version of the UDF, by that version.
         dense: whether the file holds only the computed rows, without gaps, as a view's new rows.
@@ -120,7 +126,7 @@ class StagedFragment:
     live: Ranges
     physical_rows: int
     runs: RowRuns
-    looked_at: Ranges
+    filter_evaluated: Ranges
     by_job: tuple[tuple[str, int], ...]
     failures: Failures = NO_FAILURES
     taken: tuple[tuple[str, Ranges], ...] = ()
@@ -169,7 +175,7 @@ class StagedFragment:
         if self.earlier:
             columns["earlier"] = pa.array([[to_bytes(one.to_batch()) for one in self.earlier]], _DOCUMENTS)
         computed = self.computed
-        for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
+        for name, rows in {"live": self.live, "filter_evaluated": self.filter_evaluated}.items():
             # Often equal to the computed rows, which may be very many runs; NULL then means "equal".
             columns[name] = (
                 pa.nulls(1, pa.list_(_SPAN)) if rows == computed else _one_list(_SPAN, [rows.starts, rows.ends])
@@ -178,7 +184,7 @@ class StagedFragment:
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
-        lists = {"rows", "missing_rows", "live", "looked_at"} & set(batch.schema.names)
+        lists = {"rows", "missing_rows", "live", "filter_evaluated"} & set(batch.schema.names)
         row = batch.drop_columns(sorted(lists)).to_pylist()[0]
         if row.get("missing"):
             raise ValueError("an earlier version counted the missing rows, and did not say which they are")
@@ -188,9 +194,9 @@ class StagedFragment:
             for name in ("rows", "missing_rows")
         )
         computed = computed_rows(runs)
-        live, looked_at = (
+        live, filter_evaluated = (
             Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
-            for column in (batch.column("live"), batch.column("looked_at"))
+            for column in (batch.column("live"), batch.column("filter_evaluated"))
         )
         files, fields, outputs, jobs = (parse(row[name]) for name in _AS_JSON)
         return StagedFragment(
@@ -201,7 +207,7 @@ class StagedFragment:
             by_job=tuple((str(job), int(rows)) for job, rows in jobs),
             live=live,
             runs=runs,
-            looked_at=looked_at,
+            filter_evaluated=filter_evaluated,
             failures=Failures.loads(row["failures"]),
             taken=_ranges_by_name(row["taken"]),
             nulls=_ranges_by_name(row["nulls"]),

@@ -58,7 +58,7 @@ class ReuseRules:
 
     def done_rows(self, staged: StagedFragment, tried: PriorFailures) -> Ranges:
         """Return the rows that are done in this job once its own staged file is committed."""
-        return staged.looked_at - (staged.computed - self.usable_rows(staged, self.version, tried))
+        return staged.filter_evaluated - (staged.computed - self.usable_rows(staged, self.version, tried))
 
     def failed_in_other_runs(self, failures: Failures, tried: PriorFailures) -> Ranges:
         """Return the rows that failed in another job or another run of this job."""
@@ -131,7 +131,7 @@ class ReusableRows:
     """All usable rows in the store for one fragment, and all rows for which the filter is already evaluated."""
 
     pieces: tuple[CheckpointedRows, ...]
-    looked_at: Ranges
+    filter_evaluated: Ranges
 
     @property
     def failed(self) -> Ranges:
@@ -166,7 +166,7 @@ class ReusableRows:
     @property
     def done(self) -> Ranges:
         """Rows that need no UDF call."""
-        return self.computed | self.looked_at
+        return self.computed | self.filter_evaluated
 
 
 class CheckpointIndex:
@@ -243,26 +243,26 @@ class CheckpointIndex:
         `row_ids` is called at most once, and only if ancestors have checkpoints.
         """
         pieces: list[CheckpointedRows] = []
-        looked_at = Ranges.empty()
+        filter_evaluated = Ranges.empty()
         open_rows = wanted
         lookup: tuple[Offsets, RowIds] | None = None
         for source in [Ancestor(place, wanted), *ancestors]:
             moved: MovedRows | None = None
             for key in self._keys.get(source.place, ()):
                 if not open_rows:
-                    return ReusableRows(tuple(pieces), looked_at)
+                    return ReusableRows(tuple(pieces), filter_evaluated)
                 if source.place != place:
                     lookup = lookup or row_ids()
                     moved = moved or MovedRows.of(lookup, source.rows)
                 found, seen = self._pieces(key, staged_usable, tried, moved)
                 if moved is None:
-                    looked_at = looked_at | (seen & wanted)
+                    filter_evaluated = filter_evaluated | (seen & wanted)
                 for piece in found:
                     piece = piece.only(open_rows & source.rows)
                     if len(piece.offsets):
                         pieces.append(piece)
                         open_rows = open_rows - Ranges.from_offsets(piece.offsets)
-        return ReusableRows(tuple(pieces), looked_at)
+        return ReusableRows(tuple(pieces), filter_evaluated)
 
     def _pieces(
         self,
@@ -295,14 +295,14 @@ class CheckpointIndex:
                 key, key, False, content.offsets, positions, content.row_ids, job_id, version, failed, columns
             )
             piece = piece.only(Ranges.of(0, 1 << 32) - again) if again else piece
-            return [moved.follow(piece) if moved else piece], content.looked_at - again
-        pieces, looked_at = list[CheckpointedRows](), Ranges.empty()
+            return [moved.follow(piece) if moved else piece], content.filter_evaluated - again
+        pieces, filter_evaluated = list[CheckpointedRows](), Ranges.empty()
         staged = self._staged(key)
         for one in () if staged is None else (staged, *staged.earlier):
             if staged_usable(one):
                 found, seen = self._staged_pieces(key, one, version, tried, moved)
-                pieces, looked_at = [*pieces, *found], looked_at | seen
-        return pieces, looked_at
+                pieces, filter_evaluated = [*pieces, *found], filter_evaluated | seen
+        return pieces, filter_evaluated
 
     def _staged_pieces(
         self, key: str, staged: StagedFragment, version: str, tried: PriorFailures, moved: MovedRows | None
@@ -322,7 +322,7 @@ class CheckpointIndex:
         pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
         if moved:
             pieces = [moved.follow(piece) for piece in pieces]
-        return pieces, staged.looked_at - (staged.computed - usable)
+        return pieces, staged.filter_evaluated - (staged.computed - usable)
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,7 +162,7 @@ class Snapshot:
         """Convert the snapshot to facts; the origins of rows are their provenances."""
         facts = [
             Fact(
-                fragment.signature, origin.provenance.what, rows, self.source_version,
+                fragment.signature, origin.provenance.kind, rows, self.source_version,
                 None if fragment.unusual else fragment.deletion, inputs,
             )
             for fragment in self.fragments
@@ -192,19 +192,19 @@ class Snapshot:
         metadata = batch.schema.metadata or {}
         version = int(metadata[b"source_version"])
         code, reads = _pairs(metadata[b"code"]), _pairs(metadata[b"reads"])
-        texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
+        texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "kind", "deletion")]
         fragments: list[SourceFragment] = []
         matching = live = Ranges.empty()
         deletion_of_live = ""
-        for signature, what, deletion, rows in zip(*texts, from_lists(batch.column("bounds")), strict=True):
-            if what == "matching":
+        for signature, kind, deletion, rows in zip(*texts, from_lists(batch.column("bounds")), strict=True):
+            if kind == "matching":
                 matching = rows
-            elif what == "live":
+            elif kind == "live":
                 live, deletion_of_live = rows, deletion
-            elif what == "ids":
+            elif kind == "ids":
                 fragments.append(SourceFragment(signature, deletion_of_live, live, rows))
             else:
-                origin = Origin.from_json(what.partition(":")[2])
+                origin = Origin.from_json(kind.partition(":")[2])
                 fragments[-1] = replace(fragments[-1], unusual=(*fragments[-1].unusual, (origin, rows)))
         dropped = tuple(str(key) for key in parse(metadata[b"dropped"]))
         return Snapshot(version, code, tuple(fragments), matching, reads, dropped)
@@ -217,7 +217,7 @@ def _pairs(text: bytes) -> tuple[tuple[str, str], ...]:
 SHOWN = "view"
 """The version of all facts about the rows that a view shows."""
 _SCHEMA = pa.schema(
-    [("signature", pa.string()), ("what", pa.string()), ("deletion", pa.string()), ("bounds", pa.list_(pa.int64()))]
+    [("signature", pa.string()), ("kind", pa.string()), ("deletion", pa.string()), ("bounds", pa.list_(pa.int64()))]
 )
 _FOLDER, _KIND = "state/view", "swap"
 _KEPT_UNPACKED = 4

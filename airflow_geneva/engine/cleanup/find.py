@@ -224,7 +224,7 @@ class _Search:
     def _marks(self) -> list[FileEntry]:
         """Return announcement marks of jobs that ended without a commit."""
         going = []
-        for outbox, files in _by_folder(self._below("_checkpoints", "unannounced")).items():
+        for outbox, files in _by_folder(self._below("_checkpoints", "outbox")).items():
             old = {
                 job: file
                 for name, file in files.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from airflow_geneva.engine.checkpoint.facts import STALE, Fact, append_ledger, load_state, looked_at
+from airflow_geneva.engine.checkpoint.facts import STALE, Fact, append_ledger, filter_evaluated, load_state
 from airflow_geneva.engine.checkpoint.keys import FragmentKey
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED, MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
@@ -44,7 +44,7 @@ from airflow_geneva.engine.plan.moved_rows import (
 )
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
-from airflow_geneva.engine.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
+from airflow_geneva.engine.plan.shard import FRAGMENTS_PER_COMMIT, FragmentTask, Shard, fragments_per_commit
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError
@@ -77,7 +77,7 @@ class Candidate:
         hidden: computed rows that a commit of the file does not make visible, because they are no longer there.
     """
 
-    work: FragmentWork
+    work: FragmentTask
     staged: StagedFragment
     source: lance.LanceDataset = field(repr=False, compare=False)
     hidden: Ranges = field(default_factory=Ranges.empty, compare=False)
@@ -125,7 +125,7 @@ class Candidate:
 
 
 class Restage(Protocol):
-    def __call__(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
+    def __call__(self, dataset: lance.LanceDataset, work: FragmentTask) -> Candidate:
         """Stage a fragment of a version: its due rows in checkpoints, and the existing values of its other rows."""
 
 
@@ -205,7 +205,9 @@ def _reason(
     if now.output != staged.output_files:
         return "another writer wrote the column"
     live = live_offsets(dataset, now)
-    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at, data):
+    if not staged_fits(
+        dataset, staged, now, live, candidate.work.due & live, output_fields, staged.filter_evaluated, data
+    ):
         return "its staged file no longer fits (rows were restored, the column was replaced, or the file is missing)"
     return ""
 
@@ -389,7 +391,7 @@ class ShardCommitter:
         key = FragmentKey(self.work.prefix, files.srcfiles, files.id)
         staged = read_staged(CheckpointStore(self.location.checkpoints), str(key))
         if staged is not None and files.output == ((self.work.field_id, -1, staged.file),):
-            work = FragmentWork(files, MOVED, rows, Ranges.empty(), len(rows))
+            work = FragmentTask(files, MOVED, rows, Ranges.empty(), len(rows))
             self._done.append(Candidate(work, staged, self.planned))
             rows = rows - staged.computed
         ours = min(self._computed_by_this_job(of.staged), len(rows))
@@ -402,7 +404,7 @@ class ShardCommitter:
         version = self.work.udf_version
         repeated = [c for c in candidates if c.staged.leaves_unchanged or c.only_failed_again(version)]
         facts = [
-            self._fact(files, files.signature, p.what, rows, self.work.version)
+            self._fact(files, files.signature, p.kind, rows, self.work.version)
             for c, files in zip(repeated, self._fact_files(self.planned, [c.work.files for c in repeated]), strict=True)
             for p, rows in c.outcome(version).items()
             # Facts about a fragment replace facts about its ancestors.
@@ -430,7 +432,7 @@ class ShardCommitter:
         self.data.look_if_old(dataset, [candidate.staged.file for candidate in group])
         verdict = verify(dataset, self.columns, group, self.data)
         if verdict.left:
-            self.work.written.look(self.location.options)
+            self.work.written.assert_same_table(self.location.options)
         return verdict
 
     def _follow_before(self, verdict: Verification) -> Verification:
@@ -530,10 +532,10 @@ class ShardCommitter:
             self._left.append((fragment, rows, why))
 
     def _fact(
-        self, files: FragmentFiles, signature: str, what: str, rows: Ranges, at: int, under: str | None = None
+        self, files: FragmentFiles, signature: str, kind: str, rows: Ranges, at: int, under: str | None = None
     ) -> Fact:
         every = None if len(rows) == files.physical_rows else rows
-        return Fact(signature, what, every, at, under, self._inputs_text)
+        return Fact(signature, kind, every, at, under, self._inputs_text)
 
     @property
     def _inputs_text(self) -> str:
@@ -551,15 +553,15 @@ class ShardCommitter:
             for provenance, rows in candidate.outcome(self.work.udf_version).items():
                 if rows:
                     under = _live_under(candidate, provenance, rows)
-                    facts.append(self._fact(now, signature, provenance.what, rows, version, under))
+                    facts.append(self._fact(now, signature, provenance.kind, rows, version, under))
             if stale := candidate.work.stale - candidate.staged.computed:
                 facts.append(self._fact(now, signature, STALE, stale, version))
             if self.work.where is not None:
-                what = looked_at(self.work.filter_hash, self.work.udf_version)
-                seen = candidate.staged.looked_at - candidate.staged.failures.all
+                kind = filter_evaluated(self.work.filter_hash, self.work.udf_version)
+                seen = candidate.staged.filter_evaluated - candidate.staged.failures.all
                 # Use the planned files: another writer may have replaced the filter's columns since.
                 signature = candidate.work.files.where_signature(output)
-                facts.append(Fact(signature, what, None if len(seen) == now.physical_rows else seen, version))
+                facts.append(Fact(signature, kind, None if len(seen) == now.physical_rows else seen, version))
         return facts
 
 

@@ -41,7 +41,7 @@ SWAP_KEY = "geneva::view::swap"
 """Schema metadata that repeats job and snapshot of the newest swap, in case its transaction is cleaned up."""
 
 _STATE = "state/view"
-_NOTE, _INTENTS = f"{_STATE}/advanced.json", f"{_STATE}/swapping"
+_NOTE, _INTENTS = f"{_STATE}/watermark.json", f"{_STATE}/intents"
 
 
 @dataclass(frozen=True)

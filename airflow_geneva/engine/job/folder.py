@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from airflow_geneva.engine.faults import fault_point
-from airflow_geneva.engine.storage import behind
+from airflow_geneva.engine.storage import write_behind
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
@@ -113,7 +113,7 @@ class JobFolder:
             yield
         finally:
             try:
-                behind.BEHIND.flush(self.storage, others_go_on)
+                write_behind.BEHIND.flush(self.storage, others_go_on)
             finally:
                 del _OWN[root]
 
@@ -124,7 +124,7 @@ class JobFolder:
         if self.storage.local or (own is None and (self.storage.root, name) not in _OPEN):
             self.storage.write_json(name, document)
         else:
-            write = behind.BEHIND.write if waited_for else behind.BEHIND.put
+            write = write_behind.BEHIND.write if waited_for else write_behind.BEHIND.put
             write(self.storage, name, as_json(document))
 
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
@@ -159,13 +159,13 @@ class JobFolder:
             return
         ended = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
         ended["error"] = None if error is None else mask_secrets(error)
-        flush = [partial(behind.BEHIND.flush, self.storage)] if self.alone else []
+        flush = [partial(write_behind.BEHIND.flush, self.storage)] if self.alone else []
         self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
         for (root, name), there in list(_OPEN.items()):
             if root == self.storage.root and name.startswith(FINISH):
                 # The record says that the job has ended, so this process needs no more heartbeats.
                 there.over = True
-                behind.BEHIND.discard(self.storage, name)
+                write_behind.BEHIND.discard(self.storage, name)
 
     def reduce_to_record(self) -> None:
         """Keep the record and the error records, and remove all other documents."""
@@ -192,7 +192,7 @@ class JobFolder:
         finally:
             del _OPEN[key]
             if self.storage.root not in _OWN:
-                behind.BEHIND.flush(self.storage)
+                write_behind.BEHIND.flush(self.storage)
 
     def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
         """Read a process's document about a shard; empty if none has worked on it."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JOB_PROPERTY = "geneva.job_id"
 ROWS_PROPERTY = "geneva.rows"
 """The transaction property with the number of computed rows that a commit makes visible."""
-_MARKS = "unannounced"
+_MARKS = "outbox"
 _AT_ONCE = 4
 """The number of commits that are read concurrently at first: usually there are few, and all are needed."""
 

@@ -191,9 +191,9 @@ class LanceFile:
         return LanceFile(_data_files(dataset), name, broken)
 
     def read(
-        self, columns: Sequence[str] | None = None, rows: Offsets | None = None, room: float = inf
+        self, columns: Sequence[str] | None = None, rows: Offsets | None = None, max_bytes: float = inf
     ) -> pa.RecordBatch:
-        """Read all rows, or the rows at the given positions in that order; `BatchTooLarge` above ``room`` bytes."""
+        """Read all rows, or the rows at the given positions in that order; `BatchTooLarge` above ``max_bytes``."""
 
         def convert(error: BaseException) -> Exception:
             if rows is not None and len(rows) > 1 and is_overflow(error):
@@ -206,7 +206,7 @@ class LanceFile:
                     return _all_rows(whole, _described(whole), None)
             reader = self.folder.open_reader(self.name, None if columns is None else list(columns))
             described = _described(reader)
-            return _all_rows(reader, described, columns) if rows is None else _at_positions(reader, rows, room)
+            return _all_rows(reader, described, columns) if rows is None else _at_positions(reader, rows, max_bytes)
 
     def count_rows(self) -> int | None:
         """Count the rows; None if the file is damaged or missing."""
@@ -243,19 +243,19 @@ def _unavailable(error: BaseException) -> StorageError | None:
     return StorageError(f"{error}. Check the store, permissions and the limits of this process, then run again.")
 
 
-def _at_positions(reader: LanceFileReader, positions: Offsets, room: float) -> pa.RecordBatch:
+def _at_positions(reader: LanceFileReader, positions: Offsets, max_bytes: float) -> pa.RecordBatch:
     """Read rows in the order of their positions, without holding the file's other rows in memory."""
     count = len(positions)
     steps = np.diff(positions)
-    size = max(1, count if room == inf else min(count, rows_at_once(int(room))))
+    size = max(1, count if max_bytes == inf else min(count, rows_at_once(int(max_bytes))))
     if count and (steps == 1).all():
         results = reader.read_range(int(positions[0]), count, batch_size=size, batch_readahead=_READ_AHEAD)
     elif (steps > 0).all():
         results = reader.take_rows(positions.tolist(), batch_size=size, batch_readahead=_READ_AHEAD)
     else:
         ascending, back = np.unique(positions, return_inverse=True)
-        return rows_at(_at_positions(reader, ascending, room), pa.array(back))
-    return _decoded(reader, _within(results.to_batches(), room))
+        return rows_at(_at_positions(reader, ascending, max_bytes), pa.array(back))
+    return _decoded(reader, _within(results.to_batches(), max_bytes))
 
 
 def _described(reader: LanceFileReader) -> LanceFileMetadata:
@@ -294,12 +294,12 @@ def _size_of(metadata: LanceFileMetadata, columns: Sequence[str] | None) -> int 
     return int(metadata.num_rows) * bits // 8
 
 
-def _within(batches: pa.RecordBatchReader, room: float) -> pa.Table:
+def _within(batches: pa.RecordBatchReader, max_bytes: float) -> pa.Table:
     found: list[pa.RecordBatch] = []
     for batch in batches:
         found.append(batch)
         size = sum(part.nbytes for part in found)
-        if size > room:
+        if size > max_bytes:
             raise BatchTooLarge(sum(part.num_rows for part in found), size)
     return pa.Table.from_batches(found, schema=batches.schema)
 

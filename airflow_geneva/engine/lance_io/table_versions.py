@@ -233,7 +233,7 @@ class PlannedTable:
         if not same and (dataset.version < self.version or written_at(dataset) != self.written):
             raise self._remade()
 
-    def look(self, options: StorageOptions) -> None:
+    def assert_same_table(self, options: StorageOptions) -> None:
         """Raise an error if the table at the URI is no longer the planned one; reads 64 bytes."""
         if not self._is_current(options):
             raise self._remade()
@@ -264,7 +264,7 @@ class PlannedTable:
         import lance
 
         place = self.location(options)
-        _, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.look, options))
+        _, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.assert_same_table, options))
         fault_point(before)
         # A commit on an older version would restore that version in place of a table that was created again.
         newest = place.open()
@@ -372,7 +372,7 @@ def reporting_remade(tables: Sequence[PlannedTable], options: StorageOptions) ->
         for table in tables:
             with suppress(OSError):
                 try:
-                    table.look(options)
+                    table.assert_same_table(options)
                 except TableRemade as remade:
                     raise remade from error
         raise

@@ -230,20 +230,20 @@ class Budget:
     def pause(self, seconds: float) -> Budget:
         return replace(self, paused=max(self.paused, self.clock + seconds))
 
-    def sit(self, process: str, wanted: int, used: int, most: int, turn_over: bool) -> Budget:
+    def lease(self, process: str, wanted: int, used: int, most: int, others_first: bool) -> Budget:
         """Give a process up to `wanted` seats, or add it to those that wait.
 
         Args:
             used: requests in flight, whose seats the process keeps.
             most: total number of seats.
-            turn_over: processes that wait take precedence, because this process has had its seats for `TURN_SECONDS`.
+            others_first: processes that wait go first, because this process has had its seats for `TURN_SECONDS`.
         """
         others = sum(count for name, (count, _) in self.seats.items() if name != process)
         own = (self.waiting.get(process, float("inf")), process)
         before = [name for name, since in self.waiting.items() if name != process and (since, name) < own]
         fair = max(most // max(len(self.present), 1), 1)
         wanted = min(wanted, fair) if self.waiting.keys() - {process} else wanted
-        if before and turn_over:
+        if before and others_first:
             count = used
         else:
             has = max(self.seats.get(process, (0, 0.0))[0], used)

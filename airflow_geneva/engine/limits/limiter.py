@@ -217,11 +217,11 @@ class Limiter:
             self._under_way += 1
             return True
         now = self.clock.now()
-        turn_over = self._others_wait and now > self._seated_since + TURN_SECONDS
-        if self._under_way >= self._seats_at(now) or turn_over:
+        others_first = self._others_wait and now > self._seated_since + TURN_SECONDS
+        if self._under_way >= self._seats_at(now) or others_first:
             self._wanting += 1
             try:
-                self._ask_for_seats(turn_over)
+                self._ask_for_seats(others_first)
             finally:
                 self._wanting -= 1
         if self._under_way >= self._seats_at(self.clock.now()):
@@ -233,12 +233,12 @@ class Limiter:
     def _seats_at(self, now: float) -> int:
         return self._seats if now < self._seats_until - 2 * TICK_SECONDS else 0
 
-    def _ask_for_seats(self, turn_over: bool = False) -> None:
+    def _ask_for_seats(self, others_first: bool = False) -> None:
         had, most = self._seats, self.limit.concurrent or 0
         wanted, used = self._under_way + self._wanting, self._under_way
-        after = self._change(lambda budget: budget.sit(self.name, wanted, used, most, turn_over))
+        after = self._change(lambda budget: budget.lease(self.name, wanted, used, most, others_first))
         self._seats, self._seats_until = after.seats.get(self.name, (0, 0.0))
-        if turn_over or not had:
+        if others_first or not had:
             self._seated_since = self.clock.now()
 
     def tick(self) -> None:

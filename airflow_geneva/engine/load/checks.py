@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from airflow_geneva.engine.load.delivery import Delivery, TableKeys
+from airflow_geneva.engine.load.delivery import SourceMapping, TableKeys
 from airflow_geneva.errors import InvalidInput
 
 SHOWN = 5
@@ -22,7 +22,7 @@ class Examples:
     columns: Sequence[pa.Array]
 
     @staticmethod
-    def of(count: int, shown: pa.Table, delivery: Delivery) -> Examples:
+    def of(count: int, shown: pa.Table, delivery: SourceMapping) -> Examples:
         """Give keys ``k0``... the types that all searches give them; columns after the keys stay as they are."""
         kinds = list(delivery.schema(with_values=False).types)[: len(delivery.keys)]
         columns = [one.combine_chunks() for one in shown.columns]
@@ -36,14 +36,14 @@ class Examples:
 class KeySearch(Protocol):
     """Finds keys that do not fit; by DuckDB in this process, or on Spark."""
 
-    def find_duplicates(self, delivery: Delivery) -> Examples:
+    def find_duplicates(self, delivery: SourceMapping) -> Examples:
         """Find keys that several rows of the source have; after the keys, a column has the number of these rows."""
 
-    def find_missing(self, delivery: Delivery, table: TableKeys) -> Examples:
+    def find_missing(self, delivery: SourceMapping, table: TableKeys) -> Examples:
         """Find rows of the table whose keys the source lacks."""
 
 
-def check_keys(search: KeySearch, delivery: Delivery, table: TableKeys, on_missing: str) -> int:
+def check_keys(search: KeySearch, delivery: SourceMapping, table: TableKeys, on_missing: str) -> int:
     """Return the number of keys that several rows of the source have.
 
     Raises:
@@ -67,5 +67,5 @@ def check_keys(search: KeySearch, delivery: Delivery, table: TableKeys, on_missi
     return twice.count
 
 
-def _named(delivery: Delivery, row: tuple[Any, ...]) -> str:
+def _named(delivery: SourceMapping, row: tuple[Any, ...]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in zip(delivery.keys, row, strict=False))

@@ -28,7 +28,7 @@ ADDRESS, ROW_ID, FOUND = "address", "row_id", "found"
 
 
 @dataclass(frozen=True)
-class Delivery:
+class SourceMapping:
     """A source with the columns that a load takes from it.
 
     Args:

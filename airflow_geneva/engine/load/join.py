@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.rows import RowErrors, write_rows
 from airflow_geneva.engine.load.checks import SHOWN, Examples
-from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, TableKeys
+from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, SourceMapping, TableKeys
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError, InvalidInput
 
@@ -64,7 +64,7 @@ def _connection() -> Iterator[_Connection]:
 class DuckSearch:
     """Finds keys that do not fit by DuckDB, in this process."""
 
-    def find_duplicates(self, delivery: Delivery) -> Examples:
+    def find_duplicates(self, delivery: SourceMapping) -> Examples:
         columns = _keys(delivery)
         given = " AND ".join(f"{name} IS NOT NULL" for name in columns.split(", "))
         with _connection() as connection:
@@ -76,7 +76,7 @@ class DuckSearch:
                 delivery,
             )
 
-    def find_missing(self, delivery: Delivery, table: TableKeys) -> Examples:
+    def find_missing(self, delivery: SourceMapping, table: TableKeys) -> Examples:
         with _connection() as connection:
             connection.register("s", delivery.reader(with_values=False))
             connection.register("t", table.read())
@@ -84,15 +84,15 @@ class DuckSearch:
             return _examples(connection, query, delivery)
 
 
-def _keys(delivery: Delivery) -> str:
+def _keys(delivery: SourceMapping) -> str:
     return ", ".join(f"k{at}" for at in range(len(delivery.keys)))
 
 
-def _same(delivery: Delivery) -> str:
+def _same(delivery: SourceMapping) -> str:
     return " AND ".join(f"t.k{at} = s.k{at}" for at in range(len(delivery.keys)))
 
 
-def _examples(connection: _Connection, query: str, delivery: Delivery) -> Examples:
+def _examples(connection: _Connection, query: str, delivery: SourceMapping) -> Examples:
     connection.duck.execute(f"CREATE TEMP TABLE found AS {query}")
     [(count,)] = connection.duck.execute("SELECT count(*) FROM found").fetchall()
     shown = connection.duck.sql(f"SELECT * FROM found ORDER BY ALL LIMIT {SHOWN}")  # noqa: S608
@@ -104,7 +104,7 @@ def _reader(found: Any, rows: int) -> pa.RecordBatchReader:
     return found.to_arrow_reader(rows) if hasattr(found, "to_arrow_reader") else found.fetch_record_batch(rows)
 
 
-def join_inline(delivery: Delivery, table: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def join_inline(delivery: SourceMapping, table: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the table in the order of their addresses, with the source's values ``v0``... of their keys.
 
     DuckDB joins and sorts keys and positions only. The values lie in a Lance dataset on disk and are taken by position,
@@ -161,7 +161,7 @@ def _rows_of_a_take(stored: lance.LanceDataset, folder: str) -> int:
     return max(1, min(_BATCH_ROWS, _TAKE_BYTES * rows // max(1, size))) if rows else _BATCH_ROWS
 
 
-def _with_values(batch: pa.RecordBatch, stored: lance.LanceDataset, delivery: Delivery) -> pa.RecordBatch:
+def _with_values(batch: pa.RecordBatch, stored: lance.LanceDataset, delivery: SourceMapping) -> pa.RecordBatch:
     """Replace the positions of joined rows by the values that lie there."""
     position = batch.column("position")
     names = [f"v{at}" for at in range(len(delivery.values))]

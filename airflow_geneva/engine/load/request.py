@@ -19,13 +19,13 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.siblings import Output, group_of
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.load.checks import KeySearch, check_keys
-from airflow_geneva.engine.load.delivery import Delivery, TableKeys
+from airflow_geneva.engine.load.delivery import SourceMapping, TableKeys
 from airflow_geneva.engine.load.join import DuckSearch
 from airflow_geneva.engine.load.source import LoadSource, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import Plan, ReasonCount
 from airflow_geneva.engine.plan.request import cap_fragments, check_sizing
-from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, cut_shards
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
@@ -74,7 +74,7 @@ class PlannedLoad:
     """A load that was checked: its plan, and its source with the columns that it takes."""
 
     plan: Plan
-    delivery: Delivery
+    delivery: SourceMapping
 
 
 def plan_load(
@@ -167,7 +167,7 @@ def deliver(
     on: Sequence[str],
     columns: Sequence[str],
     on_duplicate: str,
-) -> Delivery:
+) -> SourceMapping:
     """Return what a load takes from a source, whose schema is `theirs`.
 
     Raises:
@@ -191,7 +191,7 @@ def deliver(
                 f"Column {name!r} of table {location.name!r} is {ours}, and {given} in the source, which cannot be "
                 "converted without loss. Convert it before, or load another column."
             )
-    return Delivery(source, location.source_options, keys, values, on_duplicate)
+    return SourceMapping(source, location.source_options, keys, values, on_duplicate)
 
 
 def keys_of(location: TableLocation, dataset: lance.LanceDataset, on: Sequence[str], where: str | None) -> TableKeys:
@@ -268,7 +268,7 @@ def _plan(
     location: TableLocation,
     dataset: lance.LanceDataset,
     request: LoadRequest,
-    delivery: Delivery,
+    delivery: SourceMapping,
     where: str | None,
     sizing: Sizing,
     notes: Sequence[str],
@@ -306,8 +306,8 @@ def _plan(
     )
     filtered = where_columns(where, dataset.schema.names)
     manifest = read_manifest(dataset, columns_of(dataset, work.inputs, filtered, work.output_at(dataset)))
-    works = Works(
-        FragmentWork(files, LOADED, live, live, len(live))
+    works = FragmentTasks(
+        FragmentTask(files, LOADED, live, live, len(live))
         for files in manifest.values()
         if files.live_rows and (live := live_offsets(dataset, files))
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, looked_at, seen
+from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, filter_evaluated, seen
 from airflow_geneva.engine.checkpoint.provenance import (
     ADOPTED,
     MOST_RUNS,
@@ -50,7 +50,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import (
     look_beside,
     other_versions,
 )
-from airflow_geneva.engine.plan.shard import FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, cut_shards
 from airflow_geneva.engine.plan.shared_files import state_with_bases
 from airflow_geneva.engine.plan.unknown_values import adopted_note, check_unknown_values, filled_rows
 from airflow_geneva.engine.storage.files import Storage
@@ -71,7 +71,7 @@ NOT_ASKED = "not asked for"
 class _Due:
     """The work for a fragment before the planner looks for checkpoints; `unknown` are due rows without provenance."""
 
-    work: FragmentWork
+    work: FragmentTask
     live: Ranges
     given_up: int = 0
     unknown: Ranges = field(default_factory=Ranges.empty)
@@ -139,7 +139,7 @@ class _Planner:
         if selected or not self.wanted.errors_only:
             for files, provenance, rows in self.accepted:
                 self.computed.learn(files, provenance, rows, all_live=False)
-        works = Works((), manifest, whole, NEW)
+        works = FragmentTasks((), manifest, whole, NEW)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
         earlier, others = history_once(store.storage, self.work.describe()), list[str]()
         if index is not None:
@@ -183,9 +183,9 @@ class _Planner:
         if empty := int((~rest).sum()):
             self._add(EMPTY, empty, 0)
         if self.state.facts and not self.wanted.errors_only:
-            adopted = Provenance(version, ADOPTED).what
-            whats = (Provenance(version).what, adopted)
-            fresh = rest & self.state.facts.cover(whats, manifest.signatures, manifest.deletion)
+            adopted = Provenance(version, ADOPTED).kind
+            kinds = (Provenance(version).kind, adopted)
+            fresh = rest & self.state.facts.cover(kinds, manifest.signatures, manifest.deletion)
             if self.wanted.recompute_mixed:
                 fresh &= ~self.state.facts.say(adopted, manifest.signatures)
             failed = self.state.failed_too_often(version)
@@ -209,15 +209,15 @@ class _Planner:
         """Compare one fragment with the facts; None if nothing is due."""
         version, rows = self.work.udf_version, files.live_rows
         live = live_offsets(self.dataset, files)
-        looked_at = Ranges.empty()
+        filter_evaluated = Ranges.empty()
         if self.work.where is not None:
             # An earlier job evaluated this filter for these rows.
-            looked_at = self.state.looked_at(
+            filter_evaluated = self.state.filter_evaluated(
                 files.where_signature(), self.work.filter_hash, version, files.physical_rows
             )
-        known = self.computed.resolve(files, live, settled=looked_at)
+        known = self.computed.resolve(files, live, settled=filter_evaluated)
         unknown = live - Ranges.union(known.values())
-        stale = self.computed.learn_stale(files, unknown - looked_at)
+        stale = self.computed.learn_stale(files, unknown - filter_evaluated)
         known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
@@ -237,13 +237,13 @@ class _Planner:
                 # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
                 add_rows(known, [(Provenance(version, maker), accepted)])
         # A job evaluated the filter for failed rows too, but they run again.
-        due = due - (looked_at - failed_rows(known))
+        due = due - (filter_evaluated - failed_rows(known))
         existed = self._existed(files, due) if due else due
         if not existed:
             self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
         reason, kept = self._why(files, found, existed, known), tuple(known.items())
-        work = FragmentWork(files, reason, existed, existed, len(existed), kept=kept, stale=stale)
+        work = FragmentTask(files, reason, existed, existed, len(existed), kept=kept, stale=stale)
         return _Due(work, live, given_up, existed & unknown if files.output else Ranges.empty())
 
     def _why(
@@ -324,8 +324,8 @@ class _Planner:
                 continue
             self._leave(NOT_SELECTED, work.files.live_rows, due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
-                what = looked_at(self.work.filter_hash, self.work.udf_version)
-                self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
+                kind = filter_evaluated(self.work.filter_hash, self.work.udf_version)
+                self.computed.learned.append(Fact(work.files.where_signature(), kind, work.due, self.dataset.version))
         return kept
 
     def _settle_unknown(
@@ -349,7 +349,7 @@ class _Planner:
         if not taken:
             return whole, selected
         some = np.isin(manifest.ids[whole], list(taken))
-        works = Works((), manifest, whole[some], NEW)
+        works = FragmentTasks((), manifest, whole[some], NEW)
         left = list[_Due]()
         for due in (*selected, *(_Due(work, work.due) for work in works)):
             rows = taken.get(due.work.id)
@@ -378,8 +378,8 @@ class _Planner:
         return replace(due, work=replace(work, rows=len(work.chosen)), adopted=len(rows))
 
     def _with_checkpoints(
-        self, dues: list[_Due], whole: Works, index: CheckpointIndex | None, earlier: ReadJobs
-    ) -> Works:  # fmt: skip
+        self, dues: list[_Due], whole: FragmentTasks, index: CheckpointIndex | None, earlier: ReadJobs
+    ) -> FragmentTasks:  # fmt: skip
         if index is None:
             return whole
         reusable = ReusableColumn(self.dataset, self.work)

@@ -41,7 +41,7 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none, version_exists
 from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
-from airflow_geneva.engine.plan.shard import FragmentWork, Works
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 
@@ -57,12 +57,12 @@ _MOST_VERSIONS = 1_000
 def find_checkpointed(
     history: ComputedRows,
     reusable: Reusable,
-    works: Works,
+    works: FragmentTasks,
     live: Mapping[int, Ranges],
     index: CheckpointIndex,
     version: str,
     unfinished: Iterable[int],
-) -> Works:
+) -> FragmentTasks:
     """Find the due rows that checkpoints hold, also if rows were moved since they were computed.
 
     Args:
@@ -71,7 +71,9 @@ def find_checkpointed(
         unfinished: the versions that unfinished jobs read, the newest first.
     """
 
-    def look_up(works: Works, fragments: Iterable[int], found: Mapping[int, tuple[Ancestor, ...]]) -> Works:
+    def look_up(
+        works: FragmentTasks, fragments: Iterable[int], found: Mapping[int, tuple[Ancestor, ...]]
+    ) -> FragmentTasks:
         asked = (
             (replace(work, ancestors=(*work.ancestors, *found.get(work.id, ()))), live.get(work.id, work.due))
             for work in works.with_ids(fragments)
@@ -270,9 +272,11 @@ class ComputedRows:
         whole = None if len(rows) == files.physical_rows else rows
         under = files.deletion if all_live else None
         inputs = self.columns.inputs_text
-        self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
+        self.learned.append(Fact(files.signature, provenance.kind, whole, self.dataset.version, under, inputs))
 
-    def compacted_from(self, works: Works, index: CheckpointIndex, version: str) -> dict[int, tuple[Ancestor, ...]]:
+    def compacted_from(
+        self, works: FragmentTasks, index: CheckpointIndex, version: str
+    ) -> dict[int, tuple[Ancestor, ...]]:
         """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones."""
 
         def computed(parent: FragmentFiles) -> bool:
@@ -296,7 +300,9 @@ class ComputedRows:
                 )
         return found
 
-    def unchanged_since(self, version: int, works: Works, index: CheckpointIndex) -> dict[int, tuple[Ancestor, ...]]:
+    def unchanged_since(
+        self, version: int, works: FragmentTasks, index: CheckpointIndex
+    ) -> dict[int, tuple[Ancestor, ...]]:
         """Find the checkpointed fragments of a version in which missing rows lay with the inputs that they have now."""
         found: dict[int, dict[tuple[str, int], Ranges]] = {}
         with self._noting_gap(version):
@@ -305,7 +311,7 @@ class ComputedRows:
         return {fragment: tuple(Ancestor(*one) for one in parts.items()) for fragment, parts in found.items()}
 
     def _unchanged_since(
-        self, version: int, works: Works, places: Collection[tuple[str, int]]
+        self, version: int, works: FragmentTasks, places: Collection[tuple[str, int]]
     ) -> Iterator[tuple[int, tuple[str, int], Ranges]]:
         then, now = (self._reference(at, self.columns.read) for at in (version, int(self.dataset.version)))
         if then is None or now is None:
@@ -317,7 +323,7 @@ class ComputedRows:
             if (files.srcfiles, files.id) in places and self._has_lost_rows(files)
         }
         new = ~pc.is_in(self.manifest.signatures, before.signatures).to_numpy(zero_copy_only=False)
-        wanted: list[FragmentWork] = []
+        wanted: list[FragmentTask] = []
         for work in works.with_ids(self.manifest.ids[new].tolist() if moved else ()):
             earlier = before.get(work.id)
             if work.missing_selected and (earlier is None or earlier.srcfiles != work.files.srcfiles):

@@ -19,7 +19,7 @@ from airflow_geneva.engine.job.speed import EarlierJobs, ReadJobs
 from airflow_geneva.engine.lance_io.siblings import Output, is_group
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import md5, sha256
@@ -244,11 +244,11 @@ class _JobSpec(ABC):
             f"it again{again}, or allow more."
         )
 
-    def tried(self, work: FragmentWork) -> PriorFailures:
+    def tried(self, work: FragmentTask) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""
         return prior_failures_of(work.known, self.udf_version)
 
-    def key(self, work: FragmentWork) -> FragmentKey:
+    def key(self, work: FragmentTask) -> FragmentKey:
         return FragmentKey(self.prefix, *work.place)
 
     def to_json(self) -> dict[str, Any]:
@@ -495,7 +495,7 @@ class Plan(Described):
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property
-    def fragments(self) -> Sequence[FragmentWork]:
+    def fragments(self) -> Sequence[FragmentTask]:
         """The fragments with due rows."""
         return [work for shard in self.shards for work in shard.fragments]
 
@@ -534,8 +534,8 @@ class Plan(Described):
     def rows_held(self) -> tuple[int, int]:
         """Number of fragments with reusable checkpoints, and the number of rows in these checkpoints."""
         # Checkpoints hold no rows of the fragments that the planner did not inspect one by one.
-        looked_at = (work for shard in self.shards for work in shard.fragments.single)
-        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in looked_at]
+        single = (work for shard in self.shards for work in shard.fragments.single)
+        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in single]
         return sum(rows > 0 for rows in held), sum(held)
 
     @property

@@ -27,7 +27,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import version_exists
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.model import BackfillSpec
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 
@@ -52,7 +52,7 @@ class LostRows:
     """
 
     source: lance.LanceDataset
-    work: FragmentWork
+    work: FragmentTask
     staged: StagedFragment
     rows: Ranges
     why: str
@@ -80,13 +80,13 @@ class FoundRows:
         left: planned fragments with rows that cannot be committed, the number of these rows, and the reason.
     """
 
-    works: dict[int, FragmentWork] = field(default_factory=dict)
+    works: dict[int, FragmentTask] = field(default_factory=dict)
     computed: list[tuple[FragmentFiles, Ranges, LostRows]] = field(default_factory=list)
     failed: int = 0
     deleted: int = 0
     left: list[tuple[int, int, str]] = field(default_factory=list)
 
-    def add(self, work: FragmentWork) -> None:
+    def add(self, work: FragmentTask) -> None:
         """Add work for a fragment, and merge it with its work for lost rows of another version."""
         known = self.works.get(work.id)
         if known is not None:
@@ -297,7 +297,7 @@ class _Search:
             kept = {p: there - due if p.failures and p.version == version else there for p, there in known.items()}
             add_rows(kept, ((Provenance(version, failures=runs), there & due) for runs, there in tried.items()))
             stale = self.computed.learn_stale(files, live - due - Ranges.union(known.values()))
-            work = FragmentWork(
+            work = FragmentTask(
                 files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()), stale=stale
             )
             self.found.add(work)

@@ -53,7 +53,7 @@ from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renu
 from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
 from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
-from airflow_geneva.engine.plan.shard import CarriedRows, FragmentWork, Works, cut_shards
+from airflow_geneva.engine.plan.shard import CarriedRows, FragmentTask, FragmentTasks, cut_shards
 from airflow_geneva.engine.plan.unknown_values import answers_unknown_view, cannot_adopt
 from airflow_geneva.engine.storage.engine_errors import is_engine_error
 from airflow_geneva.engine.storage.location import TableLocation
@@ -222,9 +222,9 @@ def plan_refresh(
                 _, work = look_beside(view.checkpoints, work, index.places, earlier)
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 unfinished = earlier().unfinished
-                held = find_checkpointed(changes.history, reusable, Works(works), {}, index, SHOWN, unfinished)
+                held = find_checkpointed(changes.history, reusable, FragmentTasks(works), {}, index, SHOWN, unfinished)
                 works = list(held)
-            planned = Works(works)
+            planned = FragmentTasks(works)
         changes.notes.extend(_notes(changes, renumbered, view_state))
         if request.errors_only and dataset.version < newest.version:
             changes.notes.append(
@@ -381,7 +381,7 @@ def _notes(
     yield from view_state.taken_back
 
 
-def _count_reasons(works: Sequence[FragmentWork]) -> Iterator[ReasonCount]:
+def _count_reasons(works: Sequence[FragmentTask]) -> Iterator[ReasonCount]:
     for reason in (CHANGED, RECODED, FAILED):
         if found := [item.rows for item in works if item.reason == reason]:
             yield ReasonCount(reason, len(found), sum(found))
@@ -706,7 +706,7 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> Outp
     return replace(column, udf=replace(udfs[column.name], import_path=column.udf.import_path))
 
 
-def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: CommittedViewState) -> FragmentWork:
+def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: CommittedViewState) -> FragmentTask:
     kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
     runs: dict[tuple[str, ...], Ranges] = {}
     for group in item.groups:
@@ -719,11 +719,11 @@ def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: Committ
         known = Ranges.from_offsets(ids)
         places, renumbered = view_state.fragments_with(known), item.renumbered.among(known)
         carried = replace(carried, view_fragments=places, renumbered=renumbered)
-    return FragmentWork(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept, carried=carried)
+    return FragmentTask(item.files, reason, item.rows, item.rows, len(item.rows), False, (), kept, carried=carried)
 
 
 def _with_calls(
-    work: RefreshSpec, works: Sequence[FragmentWork], chosen: Sequence[ChangedFragment], shown: str
+    work: RefreshSpec, works: Sequence[FragmentTask], chosen: Sequence[ChangedFragment], shown: str
 ) -> RefreshSpec:
     """Count the rows by UDF column if some rows carry values; name the code of these values if it is another one."""
     if not any(fragment.carried for fragment in works):

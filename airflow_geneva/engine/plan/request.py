@@ -20,7 +20,7 @@ from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_m
 from airflow_geneva.engine.plan.backfill import plan_backfill
 from airflow_geneva.engine.plan.due_rows import ON_CODE_CHANGE, DueRules
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.plan.unknown_values import ON_UNKNOWN_VALUES
 from airflow_geneva.engine.storage.location import TableLocation
@@ -307,7 +307,7 @@ def cap_rows(plan: Plan) -> Plan:
     kept = list[Shard]()
     for shard in plan.shards:
         rows = shard.rows_to_run
-        works = shard.fragments if rows <= most else Works(_works_within(shard.fragments, most, work.of_view))
+        works = shard.fragments if rows <= most else FragmentTasks(_works_within(shard.fragments, most, work.of_view))
         most = max(most - rows, 0)
         if len(works):
             kept.append(Shard(len(kept), works))
@@ -332,7 +332,7 @@ def cap_fragments(plan: Plan) -> Plan:
     return replace(plan, shards=tuple(kept)).with_work(rows=plan.work.rows - left, rows_beyond=left)
 
 
-def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWork]:
+def _works_within(works: FragmentTasks, most: int, of_view: bool) -> Iterator[FragmentTask]:
     """Yield the fragments that fit, the part of the next one that fits, and all later staged fragments."""
     last = -1
     for work in works:
@@ -347,7 +347,7 @@ def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWo
     yield from (work for work in works.single if work.id > last and work.staged)
 
 
-def _first_rows(work: FragmentWork, most: int) -> FragmentWork | None:
+def _first_rows(work: FragmentTask, most: int) -> FragmentTask | None:
     """Return the work with its first `most` missing rows only; None if no row is left."""
     rows = Ranges.from_offsets(work.missing_selected.offsets()[:most]) if most else Ranges.empty()
     # The filter is also evaluated on the rows between them that it does not select.

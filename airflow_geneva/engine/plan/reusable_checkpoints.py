@@ -20,7 +20,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.lance_io.table_key import RowNames, key_columns
-from airflow_geneva.engine.plan.shard import FragmentWork, Works
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks
 from airflow_geneva.engine.storage.files import AT_A_TIME, Storage, in_threads
 from airflow_geneva.errors import InvalidInput
 
@@ -76,19 +76,19 @@ class Reusable(ABC):
         return RowNames(self.source, key_columns(self.source.schema))
 
     @abstractmethod
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+    def staged(self, fragment: FragmentTask, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         """Return the fragment's staged data file if it can be made visible as it is."""
 
     @abstractmethod
     def has_single_rows(self, staged: StagedFragment) -> bool:
         """Whether the values of single rows can be read from a staged data file."""
 
-    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
+    def held(self, fragment: FragmentTask, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
         """Return the fragment's computed rows in the store."""
         ids, tried = partial(row_ids, self.source, fragment.id), self.work.tried(fragment)
         return index.held(fragment.place, fragment.ancestors, wanted, ids, self.has_single_rows, tried)
 
-    def look_up(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> FragmentWork:
+    def look_up(self, fragment: FragmentTask, index: CheckpointIndex, live: Ranges) -> FragmentTask:
         """Return the fragment; its `missing` rows are the due rows that the store does not have."""
         if not fragment.ancestors and fragment.place not in index:
             return fragment
@@ -97,8 +97,8 @@ class Reusable(ABC):
         return replace(fragment, missing=fragment.due - done, staged=staged is not None)
 
     def look_up_all(
-        self, fragments: Iterable[tuple[FragmentWork, Ranges]], index: CheckpointIndex
-    ) -> list[FragmentWork]:  # fmt: skip
+        self, fragments: Iterable[tuple[FragmentTask, Ranges]], index: CheckpointIndex
+    ) -> list[FragmentTask]:  # fmt: skip
         """Call `look_up` for fragments, which are given with their live rows."""
         threads = 1 if index.store.storage.local else AT_A_TIME
         return in_threads(lambda one: self.look_up(one[0], index, one[1]), fragments, threads)
@@ -117,7 +117,7 @@ class ReusableColumn(Reusable):
     def output_ids(self) -> tuple[int, ...]:
         return output_ids(self.source, self.output)
 
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+    def staged(self, fragment: FragmentTask, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
@@ -142,7 +142,7 @@ class ReusableView(Reusable):
     def names(self) -> RowNames:
         return RowNames(self.source, self.work.definition.key_in_source(self.view.schema, self.source.schema))
 
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+    def staged(self, fragment: FragmentTask, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
             return None
@@ -215,7 +215,7 @@ def continue_from_savings(
     dataset: lance.LanceDataset,
     store: CheckpointStore,
     work: BackfillSpec,
-    fragments: Sequence[FragmentWork],
+    fragments: Sequence[FragmentTask],
     versions: Sequence[str],
 ) -> Iterator[str]:
     """Yield a sentence for each of `versions` (from `other_versions`) that has checkpoints of rows that would run."""
@@ -290,7 +290,7 @@ class Mismatches:
     more: int = 0
 
 
-def find_mismatches(index: CheckpointIndex | None, works: Works) -> Mismatches:
+def find_mismatches(index: CheckpointIndex | None, works: FragmentTasks) -> Mismatches:
     """Find the planned fragments that have a checkpoint only for other data files; read the first few checkpoints."""
     if index is None:
         return Mismatches()

@@ -35,7 +35,7 @@ FRAGMENTS_PER_COMMIT = 64
 class CarriedRows:
     """Rows of a fragment of a view's source on which only some UDFs run; the view keeps their other values.
 
-    A planner that gives a `FragmentWork` such rows says: for these rows, compute these columns and carry the others.
+    A planner that gives a `FragmentTask` such rows says: for these rows, compute these columns and carry the others.
     The rows are also due, and their ids are gone in the `SwapPlan`, because their values move to a new row. The columns
     must include every UDF column that reads one of them. All other due rows of the fragment are computed whole.
 
@@ -73,7 +73,7 @@ class CarriedRows:
 
 
 @dataclass(frozen=True)
-class FragmentWork:
+class FragmentTask:
     """The work for one fragment.
 
     Args:
@@ -154,17 +154,17 @@ class FragmentWork:
             self.rows,
             self.staged,
             [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
-            [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
+            [[provenance.kind, rows.to_json()] for provenance, rows in self.kept],
             *([self.partial] if self.partial or self.carried or self.stale else []),
             *([self.carried.to_json() if self.carried else None] if self.carried or self.stale else []),
             *([self.stale.to_json()] if self.stale else []),
         ]
 
     @staticmethod
-    def from_json(document: Sequence[Any]) -> FragmentWork:
+    def from_json(document: Sequence[Any]) -> FragmentTask:
         files, reason, due_rows, missing, rows, staged, ancestors, kept, *more = document
         due = Ranges.from_json(due_rows)
-        return FragmentWork(
+        return FragmentTask(
             FragmentFiles.from_json(files),
             reason,
             due,
@@ -179,8 +179,8 @@ class FragmentWork:
         )
 
 
-class Works(Sequence[FragmentWork]):
-    """The work for many fragments, in order of their ids; it creates each `FragmentWork` on access.
+class FragmentTasks(Sequence[FragmentTask]):
+    """The work for many fragments, in order of their ids; it creates each `FragmentTask` on access.
 
     Args:
         single: the fragments that the planner inspected one by one.
@@ -190,7 +190,7 @@ class Works(Sequence[FragmentWork]):
 
     def __init__(
         self,
-        single: Iterable[FragmentWork] = (),
+        single: Iterable[FragmentTask] = (),
         manifest: Manifest | None = None,
         whole: Numbers = NONE,
         reason: str = "",
@@ -206,54 +206,54 @@ class Works(Sequence[FragmentWork]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    def __iter__(self) -> Iterator[FragmentWork]:
+    def __iter__(self) -> Iterator[FragmentTask]:
         return heapq.merge(self.single, self._made(self.whole), key=lambda work: work.id)
 
     @overload
-    def __getitem__(self, at: int) -> FragmentWork: ...
+    def __getitem__(self, at: int) -> FragmentTask: ...
     @overload
-    def __getitem__(self, at: slice) -> Works: ...
-    def __getitem__(self, at: int | slice) -> FragmentWork | Works:
+    def __getitem__(self, at: slice) -> FragmentTasks: ...
+    def __getitem__(self, at: int | slice) -> FragmentTask | FragmentTasks:
         if isinstance(at, int):
             (found,) = self._within(self._ids[at], self._ids[at])
             return found
         ids = self._ids[at]
-        return self._within(ids[0], ids[-1]) if len(ids) else Works()
+        return self._within(ids[0], ids[-1]) if len(ids) else FragmentTasks()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Works) and list(self) == list(other)
+        return isinstance(other, FragmentTasks) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _within(self, low: int, high: int) -> Works:
+    def _within(self, low: int, high: int) -> FragmentTasks:
         """Return the work for fragment ids from `low` to `high`."""
         a, b = np.searchsorted(self._single_ids, (low, high + 1)).tolist()
         c, d = np.searchsorted(self._whole_ids, (low, high + 1)).tolist()
-        return Works(self.single[a:b], self.manifest, self.whole[c:d], self.reason)
+        return FragmentTasks(self.single[a:b], self.manifest, self.whole[c:d], self.reason)
 
-    def _made(self, positions: Numbers) -> Iterator[FragmentWork]:
+    def _made(self, positions: Numbers) -> Iterator[FragmentTask]:
         for begin in range(0, len(positions), _MADE_AT_ONCE):
             for files in self.manifest.at(positions[begin : begin + _MADE_AT_ONCE]):
                 live = Ranges.of(0, files.physical_rows)
-                yield FragmentWork(files, self.reason, live, live, files.physical_rows)
+                yield FragmentTask(files, self.reason, live, live, files.physical_rows)
 
-    def with_ids(self, ids: Iterable[int]) -> Works:
+    def with_ids(self, ids: Iterable[int]) -> FragmentTasks:
         """Return the work for the given fragment ids."""
         wanted = set(ids)
         some = self.whole[np.isin(self._whole_ids, list(wanted))]
-        return Works((work for work in self.single if work.id in wanted), self.manifest, some, self.reason)
+        return FragmentTasks((work for work in self.single if work.id in wanted), self.manifest, some, self.reason)
 
-    def replaced(self, works: Iterable[FragmentWork]) -> Works:
+    def replaced(self, works: Iterable[FragmentTask]) -> FragmentTasks:
         """Return all work, with the given works in place of those for the same fragments."""
         new = {work.id: work for work in works}
         rest = (work for work in self.single if work.id not in new)
         whole = self.whole[~np.isin(self._whole_ids, list(new))]
-        return Works((*rest, *new.values()), self.manifest, whole, self.reason)
+        return FragmentTasks((*rest, *new.values()), self.manifest, whole, self.reason)
 
     @property
-    def not_staged(self) -> Works:
+    def not_staged(self) -> FragmentTasks:
         rest = (work for work in self.single if not work.staged)
-        return Works(rest, self.manifest, self.whole, self.reason)
+        return FragmentTasks(rest, self.manifest, self.whole, self.reason)
 
     @property
     def rows(self) -> int:
@@ -279,7 +279,7 @@ class Shard:
     """Fragments that one spark-submit applies and one task commits."""
 
     index: int
-    fragments: Works
+    fragments: FragmentTasks
 
     @property
     def rows(self) -> int:
@@ -295,7 +295,7 @@ class Shard:
         return f"{many if count == last - first + 1 else f'{count:,} of {many}'}, {counted(self.rows, 'row')}"
 
     @property
-    def to_apply(self) -> Works:
+    def to_apply(self) -> FragmentTasks:
         return self.fragments.not_staged
 
     @property
@@ -310,10 +310,10 @@ class Shard:
     def load(data: bytes, most_bytes: int = LARGEST_PLAN, most_values: int = MOST_PLAN_VALUES) -> Shard:
         """Parse what `dump` gave; `ValueError` or another error of `DAMAGED` if it is something else."""
         document = parse(data, most_bytes, most_values)
-        return Shard(document["index"], Works(FragmentWork.from_json(item) for item in document["fragments"]))
+        return Shard(document["index"], FragmentTasks(FragmentTask.from_json(item) for item in document["fragments"]))
 
 
-def cut_shards(ordered: Works, shard_size: int | None) -> tuple[Shard, ...]:
+def cut_shards(ordered: FragmentTasks, shard_size: int | None) -> tuple[Shard, ...]:
     """Group fragments into shards; without a given size into few, because each costs a spark-submit."""
     size = shard_size
     if size is None:

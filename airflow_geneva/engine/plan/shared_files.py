@@ -101,7 +101,7 @@ def facts_with_history(state: ColumnState, computed: ComputedRows) -> Facts:
         for traced in computed.trace()
         if traced.stale
     ]
-    found += [fact for part in (computed, *computed.previous) for fact in part.learned if fact.what != SEEN]
+    found += [fact for part in (computed, *computed.previous) for fact in part.learned if fact.kind != SEEN]
     return Facts(pa.concat_tables([state.facts.table, Facts.of(found).table]))
 
 

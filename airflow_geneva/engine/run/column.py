@@ -38,7 +38,7 @@ from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
 from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
@@ -73,7 +73,7 @@ class ColumnTarget(ReusableColumn, Target):
         except InvalidInput as error:
             # If the whole table is unreachable or was created again, raise that error instead.
             location.open()
-            work.read.look(location.options)
+            work.read.assert_same_table(location.options)
             raise InvalidInput(
                 f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
                 "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
@@ -92,7 +92,7 @@ class ColumnTarget(ReusableColumn, Target):
     def output_width(self) -> float | None:
         return fixed_width(self.output.type(self.source.schema))
 
-    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+    def stage(self, fragment: FragmentTask, held: ReusableRows) -> StagedFragment:
         live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
         writer = self.open_writer(fragment)
         for part in assemble(
@@ -106,7 +106,7 @@ class ColumnTarget(ReusableColumn, Target):
         return self.record(fragment, writer, runs, held.by_job, (held.failed, ()), layout)
 
     def record_unchanged(
-        self, fragment: FragmentWork, live: Ranges, rows: RowRuns, missing: RowRuns
+        self, fragment: FragmentTask, live: Ranges, rows: RowRuns, missing: RowRuns
     ) -> StagedFragment:  # fmt: skip
         """Write the checkpoint of a fragment whose values stay as they are.
 
@@ -127,19 +127,19 @@ class ColumnTarget(ReusableColumn, Target):
         )
         return self.keep(fragment, staged)
 
-    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+    def can_stream(self, fragment: FragmentTask, live: Ranges, due: Ranges) -> bool:
         return not fragment.files.output or (self.work.where is None and due == live)
 
-    def open_writer(self, fragment: FragmentWork) -> ColumnFileWriter:
+    def open_writer(self, fragment: FragmentTask) -> ColumnFileWriter:
         rows, limit = fragment.files.physical_rows, self.work.sizing.batch_bytes
         return ColumnFileWriter(self.source, self.output, rows, limit)
 
-    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+    def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
         return {
             "output_field_ids": self.output_ids,
             "output_files": fragment.files.output,
             "live": live,
-            "looked_at": looked_at,
+            "filter_evaluated": filter_evaluated,
         }
 
 
@@ -151,10 +151,10 @@ class ColumnPublisher:
     saved: SavedPlan
     work: BackfillSpec
     checked: tuple[Checked, ...] = ()
-    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
+    uncomputed: list[tuple[lance.LanceDataset, FragmentTask]] = field(default_factory=list)
     newest: lance.LanceDataset | None = None
-    beside_end: list[Callable[[], object]] = field(default_factory=list)
-    behind: list[Future[None]] = field(default_factory=list)
+    post_commit: list[Callable[[], object]] = field(default_factory=list)
+    write_behind: list[Future[None]] = field(default_factory=list)
     opened: tuple[lance.LanceDataset, ...] = ()
     _noted: set[int] = field(default_factory=set)
 
@@ -232,8 +232,8 @@ class ColumnPublisher:
         keys = (str(self.work.key(fragment)) for fragment in shard.fragments) if written else ()
         if (first := next((written[key] for key in keys if key in written), None)) is not None:
             target.data.describe_ahead(target.source, first.file)
-        waits: list[Callable[[], object]] = [write.result for write in self.behind]
-        self.behind.clear()
+        waits: list[Callable[[], object]] = [write.result for write in self.write_behind]
+        self.write_behind.clear()
         return waits
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
@@ -261,11 +261,11 @@ class ColumnPublisher:
         """Check and commit all shards; the first result counts the rows of all shards."""
         job, count = self.target.job, len(self.saved.shards)
         shards = [self.saved.load_shard(job, index) for index in range(count)]
-        whole = Shard(0, Works(work for shard in shards for work in shard.fragments))
+        whole = Shard(0, FragmentTasks(work for shard in shards for work in shard.fragments))
         others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
         return [self.commit(whole, shards), *others]
 
-    def _restage(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
+    def _restage(self, dataset: lance.LanceDataset, work: FragmentTask) -> Candidate:
         spec = replace(self.work, version=int(dataset.version))
         target = replace(self.target, source=dataset, work=spec)
         staged = target.staged(work, target.index(work), live_offsets(dataset, work.files))
@@ -290,16 +290,16 @@ class ColumnPublisher:
             self._noted = {int(self.newest.version)} - {int(before.version)}
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
-            work.written.look(self.location.options)
+            work.written.assert_same_table(self.location.options)
         if result.commits and work.keeps_facts:
             known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}
             marks = [seen(version) for version in sorted(known)]
-            self.beside_end = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
+            self.post_commit = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
         if not work.keeps_facts or not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
             return result, False
-        for write in self.beside_end:
+        for write in self.post_commit:
             write()
-        self.beside_end = []
+        self.post_commit = []
         return result, fold_ledgers(checkpoints, work.field_id)
 
     def open_for_finish(self) -> None:
@@ -413,14 +413,14 @@ def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int
     return found
 
 
-def _computed_part(target: ColumnTarget, fragment: FragmentWork) -> FragmentWork:
+def _computed_part(target: ColumnTarget, fragment: FragmentTask) -> FragmentTask:
     """Return the work for a fragment with only its computed rows."""
     live = live_offsets(target.source, fragment.files)
     held = target.held(fragment, target.index(fragment), fragment.due & live)
     return replace(fragment, due=held.done & live, missing=Ranges.empty(), rows=len(held.computed & live))
 
 
-def _stage_part(target: ColumnTarget, part: FragmentWork) -> Candidate:
+def _stage_part(target: ColumnTarget, part: FragmentTask) -> Candidate:
     """Stage computed rows of a fragment, with the existing values of its other rows."""
     while (staged := staged_or_restaged(target, part, target.index(part))) is None:
         part = _computed_part(target, part)  # a damaged checkpoint was removed

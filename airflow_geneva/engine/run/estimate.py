@@ -20,7 +20,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Ranges, RowIds
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import Plan
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
 from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, ready_to_open
 from airflow_geneva.engine.run.units import Target
@@ -119,7 +119,7 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
 
 
 def _read(
-    target: Target, fragment: FragmentWork, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
+    target: Target, fragment: FragmentTask, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
 ) -> Iterator[tuple[pa.RecordBatch, RowIds]]:
     """Read `rows` rows of a fragment, with ids, from a relative position on; if there are too few, also before it."""
     work, live = target.work, live_offsets(target.source, fragment.files)

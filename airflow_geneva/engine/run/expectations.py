@@ -131,10 +131,10 @@ def without_deleted(staged: StagedFragment, dataset: lance.LanceDataset, files: 
     return staged if live.all() else replace(staged, runs=encode_runs(offsets[live], ids[live]))
 
 
-def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: float, rows: int) -> pa.RecordBatch:
+def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, max_bytes: float, rows: int) -> pa.RecordBatch:
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-    return file.read(columns, positions[:rows], room)
+    return file.read(columns, positions[:rows], max_bytes)
 
 
 def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _KEPT_WHOLE = 16
 _MOST_AT_ONCE = 100
-_DONE_UNTIL = "tidied.json"
+_DONE_UNTIL = "maintenance.json"
 logger = logging.getLogger("airflow_geneva.run")
 _MANY_CHECKPOINTS = 64
 _MANY_SNAPSHOTS = 16
@@ -182,6 +182,6 @@ def _includes(staged: StagedFragment, store: CheckpointStore, key: str) -> bool:
     return (
         content is not None
         and content.agreement == staged.agreement
-        and staged.looked_at.contains(content.looked_at)
+        and staged.filter_evaluated.contains(content.filter_evaluated)
         and bool(staged.computed.mask(content.offsets).all())
     )

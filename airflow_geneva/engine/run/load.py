@@ -18,12 +18,12 @@ from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
 from airflow_geneva.engine.load.checks import check_keys
-from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, Delivery, carried_as, read_keys
+from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, SourceMapping, carried_as, read_keys
 from airflow_geneva.engine.load.join import join_inline
 from airflow_geneva.engine.load.request import LoadRequest, PlannedLoad, check_arguments, deliver, keys_of, plan_load
 from airflow_geneva.engine.load.source import LoadSource, find_source, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.value_diff import same_values
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.inline import open_reporter
@@ -102,7 +102,7 @@ def load_shard(
     return reports
 
 
-def delivery_of(location: TableLocation, target: ColumnTarget, work: LoadSpec, source: LoadSource) -> Delivery:
+def delivery_of(location: TableLocation, target: ColumnTarget, work: LoadSpec, source: LoadSource) -> SourceMapping:
     """Return what a planned load takes from its source, which is open; `InvalidInput` if the source has changed."""
     source.check_unchanged(location.source_options)
     theirs = source.schema(location.source_options)
@@ -110,7 +110,7 @@ def delivery_of(location: TableLocation, target: ColumnTarget, work: LoadSpec, s
 
 
 def _load_inline(
-    target: ColumnTarget, work: LoadSpec, delivery: Delivery, todo: Sequence[FragmentWork]
+    target: ColumnTarget, work: LoadSpec, delivery: SourceMapping, todo: Sequence[FragmentTask]
 ) -> Iterator[int]:
     """Stage fragments; yield the number of rows of each."""
     return_large_buffers()
@@ -124,7 +124,7 @@ def _load_inline(
 
 
 def load_fragments(
-    target: ColumnTarget, works: Mapping[int, FragmentWork], joined: Iterable[pa.RecordBatch]
+    target: ColumnTarget, works: Mapping[int, FragmentTask], joined: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[int, int]]:
     """Stage fragments from joined rows in the order of their addresses; yield the id and the rows of each."""
     loader: FragmentLoader | None = None
@@ -147,7 +147,7 @@ def load_fragments(
 class FragmentLoader:
     """Compares joined rows of a fragment with its values; from the first difference on, it writes a data file."""
 
-    def __init__(self, target: ColumnTarget, work: FragmentWork) -> None:
+    def __init__(self, target: ColumnTarget, work: FragmentTask) -> None:
         assert isinstance(target.work, LoadSpec)
         self.target = target
         self.work = work

@@ -30,7 +30,7 @@ from airflow_geneva.engine.limits.rate_limit import Meter, Usage
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
@@ -64,11 +64,11 @@ class Publisher(Protocol):
     checked: tuple[Checked, ...]
     newest: lance.LanceDataset | None
     """The version of the last commit of this process."""
-    beside_end: list[Callable[[], object]]
+    post_commit: list[Callable[[], object]]
     """Writes to make while the job's end is recorded. The next plan works without a write that a kill prevents."""
-    behind: list[Future[None]]
+    write_behind: list[Future[None]]
     """Checkpoint writes in the background, for which `commit` or `finish` waits."""
-    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
+    uncomputed: list[tuple[lance.LanceDataset, FragmentTask]]
     """Work for rows that the last commit did not find in checkpoints, with the version from which to compute them."""
 
     @property
@@ -268,7 +268,7 @@ class PlannedJob:
             written.clear()
         for version in sorted({int(dataset.version) for dataset, _ in found}):
             source = next(dataset for dataset, _ in found if dataset.version == version)
-            works = Works(work for dataset, work in found if dataset.version == version)
+            works = FragmentTasks(work for dataset, work in found if dataset.version == version)
             target = replace(self.publisher.target, source=source, work=replace(self.work, version=version))
             self.apply(Shard(shard.index, works), udfs, on_rows, target)
 
@@ -295,8 +295,8 @@ class PlannedJob:
         status = {} if target is None else self.folder.read_shard(plan, shard.index)
         before = UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed"))
         index, self._index = self._index, None
-        behind = self.publisher.behind if commits and not self.folder.storage.local else None
-        target = target or replace(self.publisher.target, listed=index, behind=behind)
+        write_behind = self.publisher.write_behind if commits and not self.folder.storage.local else None
+        target = target or replace(self.publisher.target, listed=index, write_behind=write_behind)
         with self._applying(shard, before) as applied:
             check_names(target)
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
@@ -421,12 +421,12 @@ class PlannedJob:
         try:
             yield
         except BaseException:
-            wait(self.publisher.behind, GRACE_SECONDS)
+            wait(self.publisher.write_behind, GRACE_SECONDS)
             raise
 
     def settle(self) -> None:
         """Wait for checkpoint writes in the background."""
-        writes, self.publisher.behind = self.publisher.behind, []
+        writes, self.publisher.write_behind = self.publisher.write_behind, []
         for write in writes:
             write.result()
 
@@ -468,7 +468,7 @@ class PlannedJob:
             if result.rows_left:
                 # The staged files may be gone because the table was created again since it was opened.
                 for table in self.work.tables:
-                    table.look(self.location.options)
+                    table.assert_same_table(self.location.options)
             result = replace(result, seconds=round(time.monotonic() - began, 3))
             result.write(self.folder)
         return result
@@ -499,7 +499,7 @@ class PlannedJob:
             result = with_indexes(self.location, self.work, result, self.publisher.newest)
             result = result.with_carried(self._record or self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
-            result = self._write_end(result, error, [*self.publisher.beside_end, self.settle])
+            result = self._write_end(result, error, [*self.publisher.post_commit, self.settle])
             if many_documents and not missing:
                 run_maintenance(self.location, self.work)
         fault_point("finish.end")

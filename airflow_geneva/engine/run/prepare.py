@@ -174,8 +174,8 @@ def prepare(
         except StorageError as unkept:
             logger.warning("Cannot write the last checkpoints, so the rows of small fragments are lost: %s", unkept)
         raise
-    if target.behind is not None and not submissions and not known:
-        target.behind.append(_BEHIND.submit(target.store.storage.root, delayed.write))
+    if target.write_behind is not None and not submissions and not known:
+        target.write_behind.append(_BEHIND.submit(target.store.storage.root, delayed.write))
     else:
         keep()
     for of_column in submissions.values():

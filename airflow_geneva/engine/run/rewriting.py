@@ -62,12 +62,12 @@ class RewrittenTable:
         facts, first = list[Fact](), 0
         for traced in computed.trace():
             live = traced.live.offsets()
-            for what, of_inputs, rows in (*_said(traced, texts), (STALE, "", traced.stale)):
+            for kind, of_inputs, rows in (*_said(traced, texts), (STALE, "", traced.stale)):
                 text = texts.get(of_inputs, columns.inputs_text)
                 at = first + np.searchsorted(live, (rows & traced.live).offsets())
                 for number, there in self._by_fragment(at):
                     whole = None if len(there) == self.fragments[number].physical_rows else there
-                    facts.append(Fact(signatures[text][number], what, whole, _FIRST_VERSION, None, text))
+                    facts.append(Fact(signatures[text][number], kind, whole, _FIRST_VERSION, None, text))
             first += len(live)
         save_facts(self.target.checkpoints, columns.output[0], Facts.of(facts), _FIRST_VERSION)
 
@@ -90,9 +90,9 @@ def _said(traced: TracedFragment, texts: Mapping[str, str]) -> Iterator[tuple[st
     for provenance, rows in traced.known.items():
         maker, _, of_inputs = provenance.version.rpartition("/")
         if maker and of_inputs in texts:
-            yield Provenance(maker).what, of_inputs, rows
+            yield Provenance(maker).kind, of_inputs, rows
         else:
-            yield provenance.what, "", rows
+            yield provenance.kind, "", rows
 
 
 def _without_ids(field: pa.Field) -> pa.Field:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from airflow_geneva.engine.apply.applier import Applier, StepResult
 from airflow_geneva.engine.apply.batch_api import StillWaiting
+from airflow_geneva.engine.apply.checkpoint_writer import CheckpointWriter
 from airflow_geneva.engine.apply.dedup import KnownValues
-from airflow_geneva.engine.apply.keeper import Keeper
-from airflow_geneva.engine.apply.queues import Acknowledgments, Queue, Room, Stopped, Turns, Unkept
+from airflow_geneva.engine.apply.queues import Acknowledgments, ByteBudget, Queue, Stopped, Turns, Unkept
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, UnreadableFragment
 from airflow_geneva.engine.apply.skipped_rows import SkipCount
 from airflow_geneva.engine.apply.stages import Part, RowsAhead, joined
@@ -45,9 +45,9 @@ _GONE = "computed rows were not there"
 class TaskRunner:
     """Runs units in order; the thread that calls `run` also calls the function.
 
-    A unit goes from a reader thread to the caller and then to a keeper thread. If a UDF has a stage, threads between
-    reader and caller preprocess its rows. Rows that wait for a call, and results that wait to be kept, take at most
-    `room` bytes each. If one of the threads fails, the others end, and its error is raised.
+    A unit goes from a reader thread to the caller and then to a thread that writes checkpoints. If a UDF has a stage,
+    threads between reader and caller preprocess its rows. Rows that wait for a call, and results that wait to be kept,
+    take at most `buffer_bytes` each. If one of the threads fails, the others end, and its error is raised.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class TaskRunner:
         self.fitting = fitting
         sizing = target.work.sizing
         self.waits = _Waits(applier)
-        self.room = sizing.batch_bytes // 2
+        self.buffer_bytes = sizing.batch_bytes // 2
         self.ahead = RowsAhead(applier.mapper, lambda: applier.rows_of_call, sizing.batch_bytes)
-        read_bytes = self.room if self.ahead.threads else sizing.batch_bytes
+        read_bytes = self.buffer_bytes if self.ahead.threads else sizing.batch_bytes
         self.read_size = ReadSize.of(target.source, reads, read_bytes, applier.batch_size)
         self.knows_width = self.read_size.fitting.width is not None
         self.measuring = threading.Lock()
@@ -196,7 +196,7 @@ class _Lane:
     `parts` are preprocessed rows that wait for other parts of the same call.
     """
 
-    def __init__(self, unit: Unit, reading: Room, preprocessing: Room | None, keeping: Room) -> None:
+    def __init__(self, unit: Unit, reading: ByteBudget, preprocessing: ByteBudget | None, keeping: ByteBudget) -> None:
         self.unit = unit
         self.opened: OpenedUnit | None = None
         self.read = Queue[Any](reading)  # the opened unit, and then its batches
@@ -227,9 +227,9 @@ class _Passage:
         self.on_kept = on_kept
         self.looks_again = again
         stage = task.ahead.threads
-        self.reading = Room(task.room // 2 if stage else task.room)
-        self.preprocessing = Room(task.room // 2) if stage else None
-        self.keeping = Room(task.room, takers_stop=False)
+        self.reading = ByteBudget(task.buffer_bytes // 2 if stage else task.buffer_bytes)
+        self.preprocessing = ByteBudget(task.buffer_bytes // 2) if stage else None
+        self.keeping = ByteBudget(task.buffer_bytes, takers_stop=False)
         most = task.applier.sizer.most
         self.acknowledged = Acknowledgments(self.keeping, task.target.work.sizing.checkpoint_interval, most)
         self.lanes = [_Lane(unit, self.reading, self.preprocessing, self.keeping) for unit in units]
@@ -387,7 +387,7 @@ class _Passage:
                 self.acknowledged.wait(step.unkept)
 
     def _end_steps(self, lane: _Lane, error: BaseException | None, unkept: Unkept, speed: UdfSpeed) -> None:
-        # Update `last` in place: if the unit was already staged, the keeper may have acknowledged it by now.
+        # Update `last` in place: if the unit was already staged, the checkpoint writer may have acknowledged it by now.
         lane.last.since, lane.last.rows = unkept.since, unkept.rows
         lane.speed = speed
         lane.steps.end(error)
@@ -401,10 +401,12 @@ class _Passage:
         while (lane := self.to_keep.get()) is not None:
             assert lane.opened is not None
             fragment = lane.unit.work
-            keeper = Keeper(target.store, target.job, target.work, fragment, self.acknowledged.kept, task.names, most)
+            checkpoints = CheckpointWriter(
+                target.store, target.job, target.work, fragment, self.acknowledged.kept, task.names, most
+            )
             try:
                 try:
-                    report = lane.opened.keep(lane.steps, keeper)
+                    report = lane.opened.keep(lane.steps, checkpoints)
                 except StillWaiting as still:
                     report = UnitReport(False, waiting=still.batches)
                 except UnreadableFragment as damaged:

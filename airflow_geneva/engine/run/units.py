@@ -17,7 +17,7 @@ from time import sleep
 from typing import Any, TypeAlias
 
 from airflow_geneva.engine.apply.applier import StepResult
-from airflow_geneva.engine.apply.keeper import Keeper, joint_looked_at
+from airflow_geneva.engine.apply.checkpoint_writer import CheckpointWriter, joint_filter_evaluated
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_fragment, windows
 from airflow_geneva.engine.checkpoint.provenance import Failures, RowsByColumn, join_columns
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
@@ -31,7 +31,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage, in_threads
 from airflow_geneva.engine.write.data_files import ColumnFileWriter, ViewFileWriter
@@ -48,7 +48,7 @@ _FEWEST_TASKS, _MOST_TASKS, _TASK_SECONDS = 2, 16, 4.0
 class Unit:
     """The offsets of one fragment that a task computes; a `whole` unit also stages the fragment's data file."""
 
-    work: FragmentWork
+    work: FragmentTask
     run: Ranges
     whole: bool
 
@@ -87,7 +87,7 @@ class UnitReport:
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
 
 
-def whole_unit(work: FragmentWork) -> Unit:
+def whole_unit(work: FragmentTask) -> Unit:
     return Unit(work, work.due, not work.partial)
 
 
@@ -110,7 +110,7 @@ def tasks_per_slot(work: JobSpec, shard: Shard, slots: int) -> int:
 
 
 def split_into_tasks(
-    works: Sequence[FragmentWork], sizing: Sizing, slots: int, per_slot: int = _FEWEST_TASKS
+    works: Sequence[FragmentTask], sizing: Sizing, slots: int, per_slot: int = _FEWEST_TASKS
 ) -> list[tuple[Unit, ...]]:
     """Group fragments into tasks of about ``task_size`` rows for these slots, and split much larger fragments."""
     if not works:
@@ -140,7 +140,7 @@ def split_into_tasks(
     return tasks
 
 
-def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
+def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentTask]:
     """Return the fragments that were split over several units, and still have to be staged."""
     found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole and not unit.work.partial}
     return [found[key] for key in sorted(found)]
@@ -159,7 +159,7 @@ def group_units(shard: Shard, work: JobSpec, slots: int, stage: int) -> list[lis
     return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
 
 
-def _split(work: FragmentWork, size: int) -> list[Unit]:
+def _split(work: FragmentTask, size: int) -> list[Unit]:
     parts = -(-len(work.missing) // size)
     step = -(-len(work.missing) // parts)
     offsets = work.missing.offsets()
@@ -167,7 +167,7 @@ def _split(work: FragmentWork, size: int) -> list[Unit]:
     return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(cuts)]
 
 
-def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:
+def _shuffled(works: Sequence[FragmentTask], diversity: int | None) -> list[FragmentTask]:
     """Take fragments from ``diversity`` stretches of the table in turn, to spread slow fragments over tasks."""
     if not diversity or diversity <= 1:
         return list(works)
@@ -186,7 +186,7 @@ class Target(Reusable):
     """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
     delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
     """Buffer for new fragment checkpoints; None: write each one immediately."""
-    behind: list[Future[None]] | None = field(default=None, kw_only=True)
+    write_behind: list[Future[None]] | None = field(default=None, kw_only=True)
     """Takes the background write of the last checkpoints, for which the commit waits; None: write them immediately."""
     replaced: StagedFragment | None = field(default=None, kw_only=True)
     """The fragment checkpoint that a new one replaces, if it has rows that the fragment does not hold any more."""
@@ -199,7 +199,7 @@ class Target(Reusable):
             return self
         return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules, written=self.written))
 
-    def index(self, fragment: FragmentWork, again: bool = False) -> CheckpointIndex:
+    def index(self, fragment: FragmentTask, again: bool = False) -> CheckpointIndex:
         """Return the checkpoints of a fragment; `again`: list them again."""
         if self.listed is not None and not again:
             return self.listed
@@ -208,7 +208,7 @@ class Target(Reusable):
 
     def read(
         self,
-        fragment: FragmentWork,
+        fragment: FragmentTask,
         live: Ranges,
         parts: Iterable[tuple[int, int]],
         reads: Sequence[str] | Mapping[str, str],
@@ -238,21 +238,21 @@ class Target(Reusable):
         """Bytes that the computed values of every row take in memory; None if rows differ."""
 
     @abstractmethod
-    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+    def stage(self, fragment: FragmentTask, held: ReusableRows) -> StagedFragment:
         """Assemble the fragment's data file; `BrokenFile` if a file is damaged, or was removed meanwhile."""
 
     @abstractmethod
-    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+    def can_stream(self, fragment: FragmentTask, live: Ranges, due: Ranges) -> bool:
         """Whether the data file needs only the computed rows, and no existing values of the column."""
 
     @abstractmethod
-    def open_writer(self, fragment: FragmentWork) -> StagedWriter: ...
+    def open_writer(self, fragment: FragmentTask) -> StagedWriter: ...
 
     @abstractmethod
-    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+    def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
         """Return the fields of a fragment checkpoint that differ for a column and a view."""
 
-    def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> StagedFragment:
+    def stream(self, steps: Iterable[StepResult], fragment: FragmentTask, live: Ranges) -> StagedFragment:
         """Write computed rows straight into the data file of a whole fragment."""
         began, writer = time.monotonic(), self.open_writer(fragment)
         done = list[StepResult]()
@@ -261,13 +261,13 @@ class Target(Reusable):
             done.append(step.without_rows())
         computed = merge_runs([step.runs for step in done])
         by_job = {self.work.job_id: int(computed[:, 2].sum())}
-        layout = self.layout(fragment, live, joint_looked_at(done, computed))
+        layout = self.layout(fragment, live, joint_filter_evaluated(done, computed))
         failed, columns = Ranges.union(step.failed for step in done), join_columns(one.failed_columns for one in done)
         return self.record(fragment, writer, computed, by_job, (failed, columns), layout, began)
 
     def record(
         self,
-        fragment: FragmentWork,
+        fragment: FragmentTask,
         writer: StagedWriter,
         runs: RowRuns,
         by_job: Mapping[str, int],
@@ -297,7 +297,7 @@ class Target(Reusable):
         return self.keep(fragment, staged, writer.rows, began)
 
     def keep(
-        self, fragment: FragmentWork, staged: StagedFragment, rows: int = 0, began: float | None = None
+        self, fragment: FragmentTask, staged: StagedFragment, rows: int = 0, began: float | None = None
     ) -> StagedFragment:  # fmt: skip
         """Write a fragment checkpoint; delay that of rows computed since `began`."""
         key = str(self.work.key(fragment))
@@ -343,14 +343,14 @@ class OpenedUnit:
         """Read the rows to compute."""
         return self.target.read(self.unit.work, self.live, windows(self.missing), reads, size)
 
-    def keep(self, steps: Iterable[StepResult], keeper: Keeper) -> UnitReport | None:
+    def keep(self, steps: Iterable[StepResult], checkpoints: CheckpointWriter) -> UnitReport | None:
         """Keep computed rows; a whole unit also stages its fragment. Return None if rows are missing at the end."""
         target, fragment, staged = self.target, self.unit.work, self.staged
         if staged is None and self.streams:
-            with closing(keeper.keep(steps, keep_last=False)) as kept:
+            with closing(checkpoints.keep(steps, keep_last=False)) as kept:
                 staged = target.stream(kept, fragment, self.live)
         elif staged is None:
-            for _ in keeper.keep(steps):
+            for _ in checkpoints.keep(steps):
                 pass
             if not self.unit.whole:
                 return UnitReport(False)
@@ -385,14 +385,14 @@ def is_shard_staged(target: Target, shard: Shard) -> bool:
     return all(staged is not None for _, _, staged in _look(target, shard.to_apply))
 
 
-def staged_or_restaged(target: Target, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
+def staged_or_restaged(target: Target, fragment: FragmentTask, index: CheckpointIndex) -> StagedFragment | None:
     """Return a fragment's staged data file; stage it again from checkpoints if it was removed or does not fit."""
     live = live_offsets(target.source, fragment.files)
     return target.staged(fragment, index, live) or _restaged(target, fragment, index, live)
 
 
 def _restaged(
-    target: Target, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
+    target: Target, fragment: FragmentTask, index: CheckpointIndex, live: Ranges
 ) -> StagedFragment | None:  # fmt: skip
     due = fragment.due & live
     held = target.held(fragment, index, due)
@@ -400,8 +400,8 @@ def _restaged(
 
 
 def all_staged(
-    target: Target, fragments: Sequence[FragmentWork]
-) -> list[tuple[FragmentWork, CheckpointIndex, StagedFragment | None]]:
+    target: Target, fragments: Sequence[FragmentTask]
+) -> list[tuple[FragmentTask, CheckpointIndex, StagedFragment | None]]:
     """Return each fragment with its checkpoints and the result of `staged_or_restaged`."""
     return [
         (fragment, index, staged or _restaged(target, fragment, index, live))
@@ -410,12 +410,12 @@ def all_staged(
 
 
 def _look(
-    target: Target, fragments: Sequence[FragmentWork]
+    target: Target, fragments: Sequence[FragmentTask]
 ) -> list[tuple[CheckpointIndex, Ranges, StagedFragment | None]]:
     """Find each fragment's checkpoints and its staged data file, in parallel."""
     target = target.at_begin(len(fragments))
 
-    def look(fragment: FragmentWork) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
+    def look(fragment: FragmentTask) -> tuple[CheckpointIndex, Ranges, StagedFragment | None]:
         index, live = target.index(fragment), live_offsets(target.source, fragment.files)
         return index, live, target.staged(fragment, index, live)
 
@@ -423,7 +423,7 @@ def _look(
 
 
 def stage_computed(
-    target: Target, fragment: FragmentWork, wanted: Ranges, held: ReusableRows
+    target: Target, fragment: FragmentTask, wanted: Ranges, held: ReusableRows
 ) -> StagedFragment | None:  # fmt: skip
     """Stage a fragment from its rows in the store; None if some are missing."""
     times = Counter[str]()
@@ -438,7 +438,7 @@ def stage_computed(
     return None
 
 
-def pause_before(time: int, fragment: FragmentWork, why: str) -> None:
+def pause_before(time: int, fragment: FragmentTask, why: str) -> None:
     """Wait before a fragment's rows, which others replaced, are looked up again; fail after too many times."""
     if time > _MOST_TIMES:
         raise StorageError(

@@ -32,7 +32,7 @@ from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
-from airflow_geneva.engine.plan.shard import FragmentWork, Shard
+from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.engine.run.housekeeping import has_many_snapshots
 from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, stopped_at_cap
@@ -77,7 +77,7 @@ class ViewTarget(ReusableView, Target):
 
     def read(
         self,
-        fragment: FragmentWork,
+        fragment: FragmentTask,
         live: Ranges,
         parts: Iterable[tuple[int, int]],
         reads: Sequence[str] | Mapping[str, str],
@@ -106,7 +106,7 @@ class ViewTarget(ReusableView, Target):
             return None
         return joint_width([self.view.schema.field(column.name).type for column in self.work.definition.columns])
 
-    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+    def stage(self, fragment: FragmentTask, held: ReusableRows) -> StagedFragment:
         writer = self.open_writer(fragment)
         due = fragment.due.offsets()
         runs: list[RowRuns] = []
@@ -130,18 +130,18 @@ class ViewTarget(ReusableView, Target):
         layout = self.layout(fragment, fragment.due, fragment.due)
         return self.record(fragment, writer, merge_runs(runs), held.by_job, (held.failed, held.failed_columns), layout)
 
-    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+    def can_stream(self, fragment: FragmentTask, live: Ranges, due: Ranges) -> bool:
         return True
 
-    def open_writer(self, fragment: FragmentWork) -> ViewFileWriter:
+    def open_writer(self, fragment: FragmentTask) -> ViewFileWriter:
         return ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
 
-    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+    def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
         return {
             "output_field_ids": tuple(field.id() for field in self.view.lance_schema.fields()),
             "output_files": (),
             "live": fragment.due,
-            "looked_at": fragment.due,
+            "filter_evaluated": fragment.due,
             "dense": True,
         }
 
@@ -150,14 +150,14 @@ class ViewTarget(ReusableView, Target):
 class _StagedRows:
     """The fragments of some shards, with their staged files or None."""
 
-    fragments: Sequence[tuple[FragmentWork, StagedFragment | None]]
+    fragments: Sequence[tuple[FragmentTask, StagedFragment | None]]
 
     @cached_property
-    def pairs(self) -> list[tuple[FragmentWork, StagedFragment]]:
+    def pairs(self) -> list[tuple[FragmentTask, StagedFragment]]:
         return [(fragment, staged) for fragment, staged in self.fragments if staged is not None]
 
     @property
-    def missing(self) -> list[FragmentWork]:
+    def missing(self) -> list[FragmentTask]:
         return [fragment for fragment, staged in self.fragments if staged is None]
 
     @property
@@ -186,10 +186,10 @@ class ViewPublisher:
     work: RefreshSpec
     swap: SwapPlan | None = None
     checked: tuple[Checked, ...] = ()
-    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
+    uncomputed: list[tuple[lance.LanceDataset, FragmentTask]] = field(default_factory=list)
     newest: lance.LanceDataset | None = None
-    beside_end: list[Callable[[], object]] = field(default_factory=list)
-    behind: list[Future[None]] = field(default_factory=list)
+    post_commit: list[Callable[[], object]] = field(default_factory=list)
+    write_behind: list[Future[None]] = field(default_factory=list)
     opened: tuple[lance.LanceDataset, ...] = ()
     _shards: dict[int, Shard] = field(default_factory=dict)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class ViewPublisher:
         if self._swapped.view is None:
             self.newest = mirror()
         else:
-            self.newest, self.beside_end = self._swapped.view, [mirror]
+            self.newest, self.post_commit = self._swapped.view, [mirror]
         return result, bool(self.saved.shards) and has_many_snapshots(self.location, self._swapped.snapshots)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
@@ -260,9 +260,9 @@ class ViewPublisher:
     def _swap_rows(self, job: Storage, swap: SwapPlan) -> BackfillResult:
         began, view, work, saved = time.monotonic(), self.location, self.work, self.saved
         # The source may have been created again after its rows were read.
-        looks = partial(self._all_staged, job), view.open, partial(work.read.look, view.options)
-        waits = [write.result for write in self.behind]
-        self.behind.clear()
+        looks = partial(self._all_staged, job), view.open, partial(work.read.assert_same_table, view.options)
+        waits = [write.result for write in self.write_behind]
+        self.write_behind.clear()
         verified = (pair for found in self._verified.values() for _, pair in found.pairs if pair.physical_rows)
         if not view.checkpoints.local and (first := next(verified, None)) is not None:
             self.target.data.describe_ahead(self.target.view, first.file)

@@ -217,7 +217,7 @@ def check_input_fields(
             f"UDF {udf.name!r} expects input columns {missing!r} which are not found in table {table_name!r}, "
             f"whose columns are {list(fields)!r}. {advice}"
         )
-    first = udf.first
+    first = udf.input_stage
     for position, column in enumerate(columns):
         annotation = first.signature.annotation_at(position) if first.form != "record_batch" else UNKNOWN
         found = found_fields[column]

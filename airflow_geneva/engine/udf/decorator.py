@@ -172,7 +172,7 @@ class UDF:
         return partial(_collect, function) if self.signature.yields else function
 
     @property
-    def first(self) -> UDF:
+    def input_stage(self) -> UDF:
         """The UDF that gets the input columns: its stage, or itself."""
         return self.preprocess or self
 
@@ -446,8 +446,8 @@ def udf(
                 "if a row's value depends on nothing but the row's inputs and the code."
             )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
-        if made.input_columns is not None and made.first.form != "record_batch":
-            _check_count(made.first.signature, made.input_columns, made.first.name)
+        if made.input_columns is not None and made.input_stage.form != "record_batch":
+            _check_count(made.input_stage.signature, made.input_columns, made.input_stage.name)
         return made
 
     return make if func is None else make(func)

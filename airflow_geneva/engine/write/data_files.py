@@ -112,8 +112,8 @@ def assemble(
     if files.output:
         kept = live - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
 
-    def staged(part: CheckpointedRows, room: float) -> pa.Array:
-        return output.joined(staged_file(dataset, part.source).read(rows=part.positions, room=room).columns)
+    def staged(part: CheckpointedRows, max_bytes: float) -> pa.Array:
+        return output.joined(staged_file(dataset, part.source).read(rows=part.positions, max_bytes=max_bytes).columns)
 
     reader = CheckpointedRowsReader(store, pieces, limit, staged)
     most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
@@ -252,8 +252,8 @@ class CheckpointedRowsReader:
             if low < high:
                 yield number, offsets[low:high]
 
-    def _read_values(self, part: CheckpointedRows, room: float) -> pa.Array:
-        return self._staged(part, room) if part.staged else read_values(self._store, part, room)
+    def _read_values(self, part: CheckpointedRows, max_bytes: float) -> pa.Array:
+        return self._staged(part, max_bytes) if part.staged else read_values(self._store, part, max_bytes)
 
 
 def staged_file(dataset: lance.LanceDataset, name: str) -> LanceFile:
@@ -306,14 +306,14 @@ class StagedViewRows:
         self._explode = explode
         self._runs: dict[str, tuple[RowIdArray, Offsets, Offsets]] = {}
 
-    def read(self, part: CheckpointedRows, room: float) -> pa.StructArray:
-        """Read the rows of a piece; `BatchTooLarge` if they take more than `room` bytes."""
+    def read(self, part: CheckpointedRows, max_bytes: float) -> pa.StructArray:
+        """Read the rows of a piece; `BatchTooLarge` if they take more than `max_bytes` bytes."""
         if self._explode is None:
-            return _read_rows(self._view, part.source, part.positions, room)
+            return _read_rows(self._view, part.source, part.positions, max_bytes)
         starts, lengths = self._find(part)
         begins = np.cumsum(lengths) - lengths
         rows = _read_rows(
-            self._view, part.source, np.arange(lengths.sum()) + np.repeat(starts - begins, lengths), room
+            self._view, part.source, np.arange(lengths.sum()) + np.repeat(starts - begins, lengths), max_bytes
         )  # fmt: skip
         offsets = pa.array(np.append(begins, len(rows)).astype(np.int32))
         # A source row with an empty list has no row here: what its other columns held is not shown.
@@ -402,5 +402,5 @@ def _rows(
     return rows_at(pa.concat_arrays(parts), pa.array(back))
 
 
-def _read_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.StructArray:
-    return own_values(staged_file(view, file).read(rows=positions, room=room))
+def _read_rows(view: lance.LanceDataset, file: str, positions: Offsets, max_bytes: float) -> pa.StructArray:
+    return own_values(staged_file(view, file).read(rows=positions, max_bytes=max_bytes))

@@ -27,7 +27,7 @@ from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.plan.model import JobSpec
-from airflow_geneva.engine.plan.shard import FragmentWork
+from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import StorageError
 
@@ -35,21 +35,21 @@ logger = logging.getLogger("airflow_geneva.apply")
 _NO_IDS = np.empty(0, np.uint64)
 
 
-def joint_looked_at(steps: Sequence[StepResult], runs: RowRuns) -> Ranges:
+def joint_filter_evaluated(steps: Sequence[StepResult], runs: RowRuns) -> Ranges:
     """Return the rows that were looked at in any of the steps; `runs` are the rows on which the UDF ran in them."""
-    found = [step.looked_at for step in steps]
+    found = [step.filter_evaluated for step in steps]
     parts = [computed_rows(runs)] if None in found else []
     return Ranges.union([*parts, *(rows for rows in found if rows is not None)])
 
 
 @dataclass
-class Keeper:
+class CheckpointWriter:
     """Collects the steps of one fragment until their checkpoint is due; `on_kept` is called when it is written."""
 
     store: CheckpointStore
     job: Storage
     work: JobSpec
-    fragment: FragmentWork
+    fragment: FragmentTask
     on_kept: Callable[[Unkept], None]
     names: RowNames
     most: int | None = None
@@ -103,13 +103,13 @@ class Keeper:
         self._write_records()
         if self.steps:
             runs = merge_runs([step.runs for step in self.steps])
-            looked_at = joint_looked_at(self.steps, runs)
+            filter_evaluated = joint_filter_evaluated(self.steps, runs)
             values = pa.concat_arrays([step.values for step in self.steps])
             offsets, ids = decode_runs(runs)
             failed = Ranges.union(step.failed for step in self.steps)
             columns = join_columns(step.failed_columns for step in self.steps)
             failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment), columns)
-            rows = RangeContent(offsets, ids, looked_at, failures, self.work.agreement)
+            rows = RangeContent(offsets, ids, filter_evaluated, failures, self.work.agreement)
             write_range(self.store, self.work.key(self.fragment), self.steps[0].start, self.steps[-1].end, values, rows)
         self.steps, self.rows, self.bytes = [], 0, 0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_geneva.engine.storage.behind import WriteBehind
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.write_behind import WriteBehind
 from airflow_geneva.errors import StorageError
 
 
