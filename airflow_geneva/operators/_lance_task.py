@@ -76,7 +76,7 @@ def optional_float(name: str, value: Any) -> float | None:
 
 
 def optional_rows(name: str, value: Any) -> int | float | None:
-    """Return a number of rows, or a fraction of them for text with a decimal point; None for empty text."""
+    """Parse a number of rows; text with a decimal point is a fraction of all rows, empty text is None."""
     of = optional_float if set(optional_text(value) or "") & set(".e") else optional_int
     return of(name, value)
 

@@ -264,7 +264,7 @@ class Readers:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait for the reader that answers one request at a time; it ends when no other request is left for it."""
+        """Wait for a turn at the reader, which answers one request at a time and ends after the last one."""
         with self._lock:
             self._left += 1
         try:

@@ -189,7 +189,7 @@ class Submissions:
         submission.handle, submission.sent = handle, True
 
     def missed(self, submission: Submission) -> float:
-        """Record that the service does not list a batch; return the seconds since the first record, as a lower bound.
+        """Record that the service does not list a batch; return the minimum number of seconds since the first record.
 
         The record has a time for each machine, because their clocks may differ by minutes.
         """

@@ -26,7 +26,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class OutboxEntry:
-    """A job that may have commits to announce; they come after the planned version, `since`."""
+    """A job whose commits after version `since` may not be announced yet."""
 
     job_id: str
     since: int

@@ -112,7 +112,7 @@ def open_iceberg(location: str, properties: Options, places: Places) -> IcebergT
 
 
 def _files(properties: Options, places: Places, document: str) -> FileIO:
-    """Return pyiceberg's file system, which opens files in the places only; all reads of a table go through it."""
+    """Return a file system for pyiceberg that opens only files in the allowed places."""
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
     class Files(PyArrowFileIO):

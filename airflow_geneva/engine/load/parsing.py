@@ -46,7 +46,7 @@ _GUESSES: tuple[pa.DataType, ...] = (
 
 
 def parsed_type(kind: pa.DataType, format: str) -> pa.DataType:
-    """Return the type that texts are read as for a column of this type; the rest of the way is a cast of Arrow."""
+    """Return the type as which text is parsed; Arrow casts the result to the type of the column."""
 
     def leaf(one: pa.DataType) -> pa.DataType:
         one = one.value_type if pt.is_dictionary(one) else one

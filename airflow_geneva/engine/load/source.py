@@ -446,7 +446,7 @@ def _of_iceberg(location: str, properties: Options, options: Options) -> LoadSou
 
 
 def _lance_at(uri: str, name: str | None, options: Options) -> TableLocation:
-    """Return where a Lance table lies; without a name in the catalog of the options, it is read by its path."""
+    """Return the location of a Lance table; a table without a name in the catalog is opened by its path."""
     if name is None and catalog_uri(options) is not None:
         options = tuple(sorted(own_options(options).items()))
     return TableLocation(uri, uri.rpartition("/")[2] if name is None else name, options, alone=name is None)

@@ -201,7 +201,7 @@ class CsvQuotes:
         self._before = text[-1:] or self._before
 
     def _walk(self, text: bytes, at: list[int], begins: list[bool], ends: list[bool]) -> None:
-        """Go from quote to quote where some are text of unquoted fields."""
+        """Follow the quotes one by one, because some of them are text of unquoted fields."""
         skipped, opened = False, None
         for number, place in enumerate(at):
             if skipped:
