@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, mark_defined
 from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
-from airflow_geneva.engine.job.result import BackfillResult, BackfillResults
 from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
@@ -21,6 +20,7 @@ from airflow_geneva.engine.lance_io.table_key import check_key, check_key_stays,
 from airflow_geneva.engine.plan.failed_rows import FailedRows
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
+from airflow_geneva.engine.results import BackfillResult, BackfillResults
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf

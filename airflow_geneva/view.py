@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import new_job_id
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.lance_io.table_key import key_columns
 from airflow_geneva.engine.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import allowed_places, with_places
@@ -23,6 +22,7 @@ from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.definition import by_name
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, filled_by, visible_columns
 from airflow_geneva.engine.views.sources import locate_source
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 

@@ -19,13 +19,14 @@ from typer.core import TyperCommand
 
 from airflow_geneva.database import Database, connect, connect_namespace, similar_folder
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.catalogs import SCHEME
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.spark.submit import CREDENTIALS
 
 PROPERTIES = "AIRFLOW_GENEVA_NAMESPACE_PROPERTIES"

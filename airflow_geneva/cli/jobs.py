@@ -29,9 +29,9 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.display import counted, duration, format_time
 from airflow_geneva.engine.job.current_errors import group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord
-from airflow_geneva.engine.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.engine.job.shard_status import ShardStatus
 from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.results import DONE, FAILED, PARTIAL
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.table import Table as LanceTable
 from airflow_geneva.view import View

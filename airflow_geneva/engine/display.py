@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.errors import mask_secrets
+from airflow_geneva.engine.masking import mask_secrets
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 
 from airflow_geneva.engine.limits.calls import must_pay, retry_after
 from airflow_geneva.engine.limits.rate_limit import RateLimited
+from airflow_geneva.engine.masking import service_variables
 from airflow_geneva.engine.udf import Retry
-from airflow_geneva.errors import InvalidInput, service_variables
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.answers import (
     MAX_BYTES,
     CutAnswer,

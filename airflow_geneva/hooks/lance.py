@@ -13,6 +13,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.masking import mask_secrets, remember_secrets
 from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri, with_sources
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import freeze_options
@@ -20,7 +21,7 @@ from airflow_geneva.engine.storage.location import read_storage_options
 from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets, remember_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
-from airflow_geneva.errors import service_variables
+from airflow_geneva.engine.masking import service_variables
 from airflow_geneva.hooks.lance import missing_connection
 
 

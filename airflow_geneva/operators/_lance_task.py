@@ -17,9 +17,10 @@ from airflow.sdk import BaseOperator
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.lance_io.conflicts import max_retries
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.outages import with_patience
-from airflow_geneva.errors import GenevaError, InvalidInput, TableRemade, UdfError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, TableRemade, UdfError
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._airflow_internals import default_retry_policy

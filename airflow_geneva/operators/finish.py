@@ -16,9 +16,9 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, job_start_time
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
-from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.engine.lance_io.conflicts import conflict_retries
 from airflow_geneva.engine.lance_io.table_versions import VersionStamp, stamp_of
+from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (

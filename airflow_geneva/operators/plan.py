@@ -22,7 +22,7 @@ from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.engine.job.heartbeat import APPROVAL
 from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.engine.job.result import carried_counts
+from airflow_geneva.engine.job.shard_results import carried_counts
 from airflow_geneva.engine.lance_io.conflicts import conflict_retries
 from airflow_geneva.engine.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.engine.plan.sizing import Sizing

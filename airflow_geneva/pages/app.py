@@ -15,8 +15,9 @@ from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
 from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput, mask_secrets
+from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import (

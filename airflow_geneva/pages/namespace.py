@@ -30,10 +30,11 @@ from lance_namespace import (
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.namespace import (
     as_namespace_error,

@@ -21,8 +21,9 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.timeouts import panics_as_errors
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.pages.visible import Viewer
 
 MOST_DATA_BYTES = 2_000_000_000

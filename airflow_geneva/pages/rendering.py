@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from airflow_geneva.engine.display import counted, duration, format_time
 from airflow_geneva.engine.job.meter import STAGES_IN_WORDS
-from airflow_geneva.errors import mask_secrets
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact
 

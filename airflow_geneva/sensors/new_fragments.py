@@ -11,9 +11,10 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.engine.watch.conditions import WaitCondition
-from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
     failing_at_once,
     open_database,

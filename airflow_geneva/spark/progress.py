@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
 from airflow_geneva.engine.apply.skipped_rows import SkipCount
+from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.counts import Counts
 from airflow_geneva.engine.job.progress import ProgressReporter, read_progress
-from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.caps import CapReached, Caps
 from airflow_geneva.errors import GenevaError, UdfError

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.masking import is_service_variable
 from airflow_geneva.engine.storage.secrets import secret_values
-from airflow_geneva.errors import InvalidInput, is_service_variable
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.plan.model import JobSpec

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
 from airflow_geneva.engine.apply.isolation.process import POOL
 from airflow_geneva.engine.apply.skipped_rows import SkipCount, has_limits, skipped_before
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter
-from airflow_geneva.engine.limits.rate_limit import Meter, Usage
+from airflow_geneva.engine.limits.rate_limit import Meter
+from airflow_geneva.engine.masking import is_service_variable
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
@@ -31,14 +33,7 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.error_policy import Policy
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
-from airflow_geneva.errors import (
-    DeviceFailed,
-    GenevaError,
-    InvalidInput,
-    StorageError,
-    UdfCrashed,
-    is_service_variable,
-)
+from airflow_geneva.errors import DeviceFailed, GenevaError, InvalidInput, StorageError, UdfCrashed
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import explaining_ended_session, is_connect

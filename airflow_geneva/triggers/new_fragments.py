@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.engine.watch.conditions import WaitCondition
-from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._airflow_internals import state_store
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
 from airflow_geneva import connect
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.storage.uri import sha256
-from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.service import settings_now
 from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.operators._lance_task import load_job

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.engine.apply.udf_call import CallFailure, Mapper
+from airflow_geneva.engine.apply.udf_call import Mapper, describe_failure
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.to_arrow import array_from_values
 from airflow_geneva.engine.udf import UDF, udf
@@ -253,7 +253,7 @@ def test_the_traceback_of_a_failure_is_pythons_whether_or_not_its_lines_are_know
     for message in ("first", "second", "second"):
         with pytest.raises((KeyError, ValueError)) as raised:
             fail(depth, message)
-        said = CallFailure.of(raised.value, (), raised.value.__traceback__).traceback
+        said = describe_failure(raised.value, (), raised.value.__traceback__).traceback
         assert said == "".join(traceback.format_exception(raised.value))
         assert message in said
 

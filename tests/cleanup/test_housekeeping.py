@@ -19,13 +19,13 @@ from airflow_geneva import connect
 from airflow_geneva.cli.checkpoints import list_checkpoints
 from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot, packed_snapshots
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.commit.view_state import newest_swap
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.run.housekeeping import reduce_old_jobs
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.views.state import newest_swap
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

@@ -17,12 +17,12 @@ import pytest
 from lance.file import LanceFileReader
 
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.pipeline import PlannedJob

@@ -17,8 +17,9 @@ from airflow_geneva.engine.job.error_records import ErrorRecord, count_errors, r
 from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
 from airflow_geneva.engine.job.progress import Progress, ProgressReporter, Sample
-from airflow_geneva.engine.job.result import BackfillResult, ShardResult
+from airflow_geneva.engine.job.shard_results import write_shard_result
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+from airflow_geneva.engine.results import BackfillResult, ShardResult
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import DamagedRecord
 
@@ -128,7 +129,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     assert (job.rows_left, job.commits, job.shards[0].fragments_committed) == (200, (8,), 1)
 
     done = ShardResult(0, PRINT, rows_computed=80, rows_reused=118, rows_failed=2, fragments=2, versions=(8, 9))
-    done.write(folder)
+    write_shard_result(folder, done)
     job = read(folder, now=RECORD["started"] + 12)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (198, 198, 198)
     assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
@@ -155,7 +156,7 @@ def test_rows_that_failed_are_a_state_of_their_own_in_every_stage(folder: JobFol
     assert counts() == (54, 0, 0, 6, 94)
     folder.update_shard(PRINT, 0, applied={"rows_run": 100, "rows_computed": 90, "rows_failed": 10, "seconds": 4.0})
     assert counts() == (90, 90, 0, 10, 90)
-    ShardResult(0, PRINT, rows_computed=90, rows_failed=10, fragments=2, versions=(8,)).write(folder)
+    write_shard_result(folder, ShardResult(0, PRINT, rows_computed=90, rows_failed=10, fragments=2, versions=(8,)))
     assert counts() == (90, 90, 90, 10, 0)
     assert "90 committed, 10 failed" in str(read(folder).shards[0])
 
@@ -248,7 +249,7 @@ def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
     plan(folder, SIZES[:1])
     folder.update_shard(PRINT, 0, applied={"rows_run": 80, "rows_computed": 80, "rows_failed": 0, "seconds": 4.0})
     partly = ShardResult(0, PRINT, rows_computed=100, rows_left=100, fragments=1, versions=(8,), seconds=0.5)
-    partly.write(folder)
+    write_shard_result(folder, partly)
     (shard,) = read(folder).shards
     assert (shard.rows_checkpointed, shard.rows_ready, shard.rows_committed) == (200, 200, 100)
     assert dict(shard.seconds) == {"apply": 4.0, "commit": 0.5}

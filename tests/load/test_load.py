@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_geneva import connect, udf
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.load import join, stores
 from airflow_geneva.engine.load.request import LoadRequest, plan_load
 from airflow_geneva.engine.load.source import open_source
 from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan

@@ -96,7 +96,7 @@ DOORS: tuple[Door, ...] = (
             "engine/apply/batch_api.py",  # a handle that this process has just written
             "engine/apply/isolation/process.py",  # orders of the process that started this one, through a pipe
             "engine/apply/isolation/worker.py",
-            "errors.py",  # connections in the environment of this process
+            "engine/masking.py",  # connections in the environment of this process
             "functions/answers.py",  # the door of answers, which counts their bytes
         ),
         nowhere=("json.load",),

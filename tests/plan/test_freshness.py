@@ -11,9 +11,9 @@ from lance import LanceDataset
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.plan.freshness import NEVER, STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
 from airflow_geneva.engine.udf.definition import UDF_KEY
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import triple

@@ -18,9 +18,9 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import BackfillResult, ShardResult
 from airflow_geneva.engine.lance_io import conflicts
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.engine.results import BackfillResult, ShardResult
 from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs

@@ -13,7 +13,7 @@ from lance.file import LanceFileWriter
 
 from airflow_geneva import Table, View
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import ShardResult
+from airflow_geneva.engine.job.shard_results import read_shard_result
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
@@ -67,7 +67,7 @@ class Tasks:
 
     def finish(self) -> str:
         saved = load_plan(self.folder.storage, self.fingerprint)
-        found = (ShardResult.read(self.folder, self.fingerprint, index) for index in range(len(saved.shards)))
+        found = (read_shard_result(self.folder, self.fingerprint, index) for index in range(len(saved.shards)))
         return PlannedJob(self.location, saved).finish([shard for shard in found if shard is not None], {}).state
 
     def go_on(self) -> None:

@@ -19,10 +19,10 @@ from airflow_geneva import RateLimit, connect, report, udf
 from airflow_geneva.database import Database
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.job.status import read_job
 from airflow_geneva.engine.lance_io.table_versions import newest_stamp, stamp_of
 from airflow_geneva.engine.limits.store import BudgetTable
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.housekeeping import reduce_old_jobs
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import GenevaError, JobFailed

@@ -17,9 +17,9 @@ import pytest
 import airflow_geneva.engine.run.pipeline  # noqa: F401  (every module with a fault point is there to be patched)
 from airflow_geneva import connect
 from airflow_geneva.database import Database
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.errors import JobFailed, TableRemade
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

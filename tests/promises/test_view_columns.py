@@ -19,8 +19,8 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.database import Database
 from airflow_geneva.engine import faults
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import CodeChanged, GenevaError
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_geneva import connect, report, udf
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import DONE, PARTIAL
+from airflow_geneva.engine.results import DONE, PARTIAL
 from airflow_geneva.engine.run import caps
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs

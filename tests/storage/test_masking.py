@@ -14,12 +14,14 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 import airflow_geneva
-from airflow_geneva import connect, errors
+from airflow_geneva import connect
+from airflow_geneva.engine import masking
+from airflow_geneva.engine.masking import LOGGERS, mask_secrets, remember_secrets
 from airflow_geneva.engine.storage.catalogs import catalog_option
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.secrets import CATALOG
-from airflow_geneva.errors import LOGGERS, StorageError, mask_secrets, remember_secrets
+from airflow_geneva.errors import StorageError
 
 PACKAGE = Path(airflow_geneva.__file__).parent
 SECRET = "pl4nted/se+cret=&'\"\\x"
@@ -29,7 +31,7 @@ SECRET = "pl4nted/se+cret=&'\"\\x"
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from airflow_geneva.engine.storage.secrets import remember_options
 
-    monkeypatch.setattr(errors, "_secrets", {})
+    monkeypatch.setattr(masking, "_secrets", {})
     remember_options.cache_clear()
     yield
     remember_options.cache_clear()
@@ -77,7 +79,7 @@ def test_every_secret_of_storage_options_is_masked_by_its_value(name: str) -> No
 def test_a_process_that_unpickles_options_masks_them_once_it_opens_something(tmp_path: Path) -> None:
     location = TableLocation(str(tmp_path / "t.lance"), "t", (("aws_secret_access_key", "unp1ckled-secret"),))
     sent = pickle.dumps(location)
-    errors._secrets.clear()
+    masking._secrets.clear()
     received: TableLocation = pickle.loads(sent)
     assert received.access
     assert mask_secrets("unp1ckled-secret") == "***"
@@ -135,8 +137,8 @@ def test_a_bare_key_is_masked_by_its_form(key: str) -> None:
 
 def test_the_environment_is_looked_through_again_only_after_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    look = errors._secrets_of_environment
-    monkeypatch.setattr(errors, "_secrets_of_environment", lambda: (looked.append(1), look())[1])
+    look = masking._secrets_of_environment
+    monkeypatch.setattr(masking, "_secrets_of_environment", lambda: (looked.append(1), look())[1])
     for value in ("the-first-key", "the-second-key", ""):
         if value:
             monkeypatch.setenv("MY_API_KEY", value)

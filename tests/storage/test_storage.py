@@ -17,9 +17,10 @@ from lance.file import LanceFileSession
 from airflow_geneva import connect
 from airflow_geneva.database import Database
 from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import check_name, normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfError
 
 
 @pytest.mark.parametrize(

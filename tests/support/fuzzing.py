@@ -32,7 +32,6 @@ from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
 from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot, snapshot_key
 from airflow_geneva.engine.cleanup.in_use import planned_places
-from airflow_geneva.engine.commit.view_state import AdvanceNote, read_advance_note, write_advance_note
 from airflow_geneva.engine.job.error_records import count_errors, read_errors
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import DAMAGED, read_job
@@ -46,6 +45,7 @@ from airflow_geneva.engine.udf.code_archive import DamagedArchive, read_entries
 from airflow_geneva.engine.udf.definition import FORMER_NAMES_KEY, PROMOTED_KEY, UDF_KEY, Promoted, former_names
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import QUERY_KEY, ViewDefinition
+from airflow_geneva.engine.views.state import AdvanceNote, read_advance_note, write_advance_note
 from airflow_geneva.errors import GenevaError
 from tests.support.hostile import Site
 

@@ -25,13 +25,13 @@ from airflow_geneva.engine.checkpoint.facts import load_state
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, STAGED
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import BackfillResult, ShardResult
 from airflow_geneva.engine.lance_io.fragments import columns_of
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import read_transaction
 from airflow_geneva.engine.plan.request import BackfillRequest
 from airflow_geneva.engine.plan.saved_plan import load_plan
+from airflow_geneva.engine.results import BackfillResult, ShardResult
 from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.lance_io.table_versions import read_transaction
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.table import Table
 from tests.support.counting import Trace
 

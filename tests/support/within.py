@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from airflow_geneva.engine import faults
-from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.results import BackfillResult
 from tests.support.counting import TRACE, Stop, Trace
 from tests.support.forge import forge
 from tests.support.harness import (

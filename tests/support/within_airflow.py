@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from airflow.sdk import DAG
 
-from airflow_geneva.engine.job.result import BackfillResult
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.support.driving import Driver
 from tests.support.forge import forge

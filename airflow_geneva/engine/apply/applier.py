@@ -33,9 +33,11 @@ from airflow_geneva.engine.apply.skipped_rows import (
     failed_offsets,
     fatal_failure,
 )
-from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.checkpoint.records import ROW_ID, RowRuns, encode_runs
+from airflow_geneva.engine.counts import Usage
+from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.speed import UdfSpeed
@@ -43,7 +45,7 @@ from airflow_geneva.engine.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.engine.limits.rate_limit import Usage, affordable_rows, used_so_far
+from airflow_geneva.engine.limits.rate_limit import affordable_rows, used_so_far
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.sizing import Sizing

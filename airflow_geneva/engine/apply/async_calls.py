@@ -16,14 +16,15 @@ from airflow_geneva.engine.apply.event_loop import GRACE_SECONDS, LOOP, POLL_SEC
 from airflow_geneva.engine.apply.narrowing import Narrowing, RowFailed, Span
 from airflow_geneva.engine.apply.udf_call import (
     BatchResults,
-    CallFailure,
     MappedBatch,
     Mapper,
     call_failure_of,
+    describe_failure,
     is_of_a_row,
     unfit_row,
     users_frames,
 )
+from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.limits.rate_limit import begin_call, is_used_up, may_go_on
 from airflow_geneva.engine.storage.engine_errors import as_failure
@@ -214,7 +215,7 @@ class _CallsInLoop:
     def _failure(self, start: int, error: Exception) -> CallFailure:
         self.results.causes[start] = error
         udf = self.mapper.udf
-        found = CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error), udf=udf)
+        found = describe_failure(error, matching_rules_of(self.rules, type(error)), users_frames(error), udf=udf)
         if found.out_of_memory:
             release(error)
         if found.device_failed:

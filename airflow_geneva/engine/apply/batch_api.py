@@ -14,16 +14,17 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper
 from airflow_geneva.engine.apply.narrowing import RowFailed, skip_or_fail
-from airflow_geneva.engine.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, users_frames
+from airflow_geneva.engine.apply.udf_call import BatchResults, MappedBatch, Mapper, describe_failure, users_frames
 from airflow_geneva.engine.checkpoint.records import ROW_ID
 from airflow_geneva.engine.checkpoint.submissions import Submission, Submissions
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_keys import row_keys
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.limits.calls import retry_after
-from airflow_geneva.engine.limits.rate_limit import Usage, count, is_used_up, may_go_on
+from airflow_geneva.engine.limits.rate_limit import count, is_used_up, may_go_on
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
@@ -257,7 +258,7 @@ class BatchApiMapper(BatchMapper):
                 found = None if rule is None else self.rules[rule]
                 if not isinstance(found, Retry):
                     kept = "" if method == "submit" else " The batch is kept: run again, which asks the service again."
-                    failure = CallFailure.of(error, (), users_frames(error))
+                    failure = describe_failure(error, (), users_frames(error))
                     raise UdfError(
                         f"UDF {self.name!r} raised {failure.name} in {method}: {failure.message}.{kept}\n"
                         f"{failure.traceback}",
@@ -338,7 +339,7 @@ class BatchApiMapper(BatchMapper):
             error = failures[row][2]
             results.put(at, values.slice(at, row - at))
             at = row + 1
-            failure = CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error))
+            failure = describe_failure(error, matching_rules_of(self.rules, type(error)), users_frames(error))
             try:
                 skip_or_fail(results, row, self._skip_rule(error), failure)
             except RowFailed as failed:

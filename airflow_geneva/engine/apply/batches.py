@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.engine.apply.fitting import most_fitting
-from airflow_geneva.engine.apply.udf_call import MappedBatch, Mapper, RowFailure
+from airflow_geneva.engine.apply.udf_call import MappedBatch, Mapper
 from airflow_geneva.engine.apply.weights import Weights, weigh
+from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.limits.rate_limit import is_used_up, may_go_on
 from airflow_geneva.engine.udf import UDF

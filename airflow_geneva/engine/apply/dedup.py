@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.engine.apply.stages import prepare_some
-from airflow_geneva.engine.apply.udf_call import MappedBatch, Mapper, RowFailure
+from airflow_geneva.engine.apply.udf_call import MappedBatch, Mapper
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
+from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.job.speed import SavedCalls
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_keys import row_keys

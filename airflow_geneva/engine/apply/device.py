@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva.errors import DeviceFailed
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.apply.udf_call import CallFailure
+    from airflow_geneva.engine.failures import CallFailure
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|OOM when allocating|RESOURCE_EXHAUSTED|CU[A-Z]+_STATUS_ALLOC_FAILED", re.IGNORECASE

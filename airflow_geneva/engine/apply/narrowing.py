@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.fitting import learn, most_fitting
-from airflow_geneva.engine.apply.udf_call import BatchResults, CallFailure
+from airflow_geneva.engine.apply.udf_call import BatchResults
 from airflow_geneva.engine.apply.weights import weigh
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.limits.rate_limit import may_go_on
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 

@@ -18,10 +18,11 @@ from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wa
 from airflow_geneva.engine.apply.dedup import KnownValues
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.stages import prepare_some, prepared_columns, with_prepared
-from airflow_geneva.engine.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.checkpoint.records import ROW_ID
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.lance_io import pylance_internals
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, is_blob_type, scan_bytes

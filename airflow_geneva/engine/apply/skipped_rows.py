@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from airflow_geneva.engine.apply.udf_call import RowFailure
 from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.plan.model import JobSpec

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
 from airflow_geneva.engine.apply.reader import CheckpointSizer, RowBatch
-from airflow_geneva.engine.apply.udf_call import CallFailure, MappedBatch, Mapper, RowFailure
+from airflow_geneva.engine.apply.udf_call import MappedBatch, Mapper
+from airflow_geneva.engine.failures import CallFailure, RowFailure
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget

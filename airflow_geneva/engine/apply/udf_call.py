@@ -15,17 +15,20 @@ import pyarrow as pa
 from airflow_geneva.engine.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.engine.apply.device import is_device_failure, is_out_of_memory, release
 from airflow_geneva.engine.apply.event_loop import call_within
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.failures import CallFailure, RowFailure
 from airflow_geneva.engine.lance_io.arrays import column_at, find_field, is_list, rows_at
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.lance_io.to_python import NotInPython, numpy_items, python_values
 from airflow_geneva.engine.limits.calls import limited
-from airflow_geneva.engine.limits.rate_limit import Usage, count
+from airflow_geneva.engine.limits.rate_limit import count
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.engine.udf.signature import union_members
-from airflow_geneva.errors import GenevaError, InvalidInput, UdfError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
@@ -45,29 +48,6 @@ _FORMATTED: dict[tuple[tuple[CodeType, int, int], ...], str] = {}
 """The texts of tracebacks, by the code and the lines that they go through."""
 
 
-@dataclass(frozen=True)
-class RowFailure:
-    """A row that failed under a `Skip` rule.
-
-    Args:
-        index: the row within the batch.
-        rule: position of the `Skip` in the policy, 0 for `"skip"`.
-        traceback: the UDF's own frames; "" after a timeout or a crash.
-        calls: the number of UDF calls on the row in this run, including calls with other rows.
-        column: for a view, the column that was computed; else "".
-        also: for a view, the failures of other columns on the row, which fails once.
-    """
-
-    index: int
-    rule: int
-    exception: str
-    message: str
-    traceback: str
-    calls: int
-    column: str = ""
-    also: tuple[RowFailure, ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class MappedBatch:
     """The values of a batch, NULL for failed rows, its failures in row order, and the number of rows in all calls."""
@@ -81,60 +61,30 @@ class MappedBatch:
         return MappedBatch(self.values.slice(0, rows), failures, self.rows_called)
 
 
-@dataclass(frozen=True)
-class CallFailure:
-    """Why a call returned no values.
-
-    Args:
-        fits: positions of the matching rules of the policy.
-        complete: the message is sufficient, as for an output that does not fit its column.
-        passing: a call with the same input may succeed later.
-        lacks_access: a service refused the key or the account.
-        nulls: inputs of the failing row that are NULL.
-        out_of_memory: the device's memory did not suffice.
-        device_failed: the device, or this process's use of it, failed.
-    """
-
-    exception: str
-    message: str
-    traceback: str
-    fits: tuple[int, ...]
-    complete: bool = False
-    passing: bool = False
-    lacks_access: bool = False
-    nulls: tuple[str, ...] = ()
-    out_of_memory: bool = False
-    device_failed: bool = False
-
-    @staticmethod
-    def of(
-        error: Exception,
-        fits: tuple[int, ...],
-        trace: TracebackType | None = None,
-        complete: bool = False,
-        udf: UDF | None = None,
-    ) -> CallFailure:
-        """Describe an exception; ``trace`` is the traceback from the UDF's first frame, ``udf`` the UDF that raised."""
-        too_large = udf is not None and is_out_of_memory(error, udf.out_of_memory)
-        text = "" if complete else _traceback_of(error, trace)
-        return CallFailure(
-            exception=f"{type(error).__module__}.{type(error).__qualname__}",
-            message=_printable(_text_of(error), _MESSAGE_CHARS),
-            traceback=_printable(text, _TRACEBACK_CHARS, keep_end=True),
-            fits=fits,
-            complete=complete,
-            passing=may_pass(error),
-            lacks_access=lacks_access(error),
-            out_of_memory=too_large,
-            device_failed=udf is not None and not too_large and is_device_failure(repr(error)),
-        )
-
-    @property
-    def name(self) -> str:
-        return self.exception.rpartition(".")[2]
-
-
 _NO_FIT = CallFailure("UdfError", "", "", (), complete=True)
+
+
+def describe_failure(
+    error: Exception,
+    fits: tuple[int, ...],
+    trace: TracebackType | None = None,
+    complete: bool = False,
+    udf: UDF | None = None,
+) -> CallFailure:
+    """Describe an exception; ``trace`` is the traceback from the UDF's first frame, ``udf`` the UDF that raised."""
+    too_large = udf is not None and is_out_of_memory(error, udf.out_of_memory)
+    text = "" if complete else _traceback_of(error, trace)
+    return CallFailure(
+        exception=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=_printable(_text_of(error), _MESSAGE_CHARS),
+        traceback=_printable(text, _TRACEBACK_CHARS, keep_end=True),
+        fits=fits,
+        complete=complete,
+        passing=may_pass(error),
+        lacks_access=lacks_access(error),
+        out_of_memory=too_large,
+        device_failed=udf is not None and not too_large and is_device_failure(repr(error)),
+    )
 
 
 class Mapper:
@@ -242,7 +192,7 @@ class Mapper:
     ) -> CallFailure:
         """Describe the failure of one row's value that cannot be converted, under the rules of a policy."""
         if (raised := mismatch.raised) is not None:
-            return CallFailure.of(raised, matching_rules_of(rules, type(raised)), users_frames(raised), udf=self.udf)
+            return describe_failure(raised, matching_rules_of(rules, type(raised)), users_frames(raised), udf=self.udf)
         return unfit_row(self.type_error(mismatch, value, inputs, row), rules)
 
     def type_error(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
@@ -330,7 +280,7 @@ class Mapper:
         )
 
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
-        trouble = CallFailure.of(error, (), users_frames(error), udf=self.udf)
+        trouble = describe_failure(error, (), users_frames(error), udf=self.udf)
         return self.failure(trouble, inputs, row, inputs.num_rows, computed)
 
 
@@ -357,8 +307,8 @@ def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
     """Convert an error of `Mapper.map_batch` to a `CallFailure`."""
     own = error.__cause__
     if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
-        return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
-    found = CallFailure.of(own, matching_rules_of(rules, type(own)), users_frames(own), udf=udf)
+        return describe_failure(error, matching_rules_of(rules, UdfError), complete=True)
+    found = describe_failure(own, matching_rules_of(rules, type(own)), users_frames(own), udf=udf)
     if found.out_of_memory:
         release(error)
     return found
@@ -366,7 +316,7 @@ def call_failure_of(error: UdfError, rules: Rules, udf: UDF) -> CallFailure:
 
 def unfit_row(error: UdfError, rules: Rules) -> CallFailure:
     """Describe the failure of a row whose input or value does not fit, under the rules of a policy."""
-    return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
+    return describe_failure(error, matching_rules_of(rules, UdfError), complete=True)
 
 
 def is_of_a_row(error: UdfError) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.udf_call import CallFailure, users_frames
+from airflow_geneva.engine.apply.udf_call import describe_failure, users_frames
+from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.lance_io.to_python import python_values
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
@@ -37,7 +38,7 @@ def weigh(udf: UDF, inputs: pa.RecordBatch, rules: Rules) -> tuple[Weights, dict
                 found[row] = _weights(function, inputs.slice(row, 1))[0]
             except BaseException as raised_by_row:
                 error = as_failure(raised_by_row)
-                troubles[row] = CallFailure.of(error, matching_rules_of(rules, type(error)), users_frames(error))
+                troubles[row] = describe_failure(error, matching_rules_of(rules, type(error)), users_frames(error))
         return found, troubles
 
 

@@ -13,12 +13,6 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.checkpoint.keys import key_part
 from airflow_geneva.engine.checkpoint.records import read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
-from airflow_geneva.engine.commit.view_state import (
-    read_advance_note,
-    read_intents,
-    snapshot_in_metadata,
-    snapshot_of_version,
-)
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.job.status import DAMAGED, Job, job_ids, read_job
@@ -32,6 +26,12 @@ from airflow_geneva.engine.storage.engine_errors import EngineError, engine_erro
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
+from airflow_geneva.engine.views.state import (
+    read_advance_note,
+    read_intents,
+    snapshot_in_metadata,
+    snapshot_of_version,
+)
 from airflow_geneva.errors import DamagedRecord
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from airflow_geneva.engine.checkpoint.records import StagedFragment, read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
-from airflow_geneva.engine.job.result import ShardResult
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (
@@ -45,6 +44,7 @@ from airflow_geneva.engine.plan.moved_rows import (
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FRAGMENTS_PER_COMMIT, FragmentTask, Shard, fragments_per_commit
+from airflow_geneva.engine.results import ShardResult
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError

@@ -13,20 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, new_snapshot_key, save_snapshot
-from airflow_geneva.engine.commit.view_state import (
-    LOOKED_AT,
-    PLAN,
-    SNAPSHOT,
-    SOURCE_VERSION,
-    AdvanceNote,
-    Swap,
-    drop_intents,
-    list_state,
-    newest_swap,
-    snapshot_in_metadata,
-    write_advance_note,
-    write_intent,
-)
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
@@ -45,6 +31,20 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import check_manifest
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, view_columns
 from airflow_geneva.engine.views.rows import PLACEHOLDER_FIELDS
+from airflow_geneva.engine.views.state import (
+    LOOKED_AT,
+    PLAN,
+    SNAPSHOT,
+    SOURCE_VERSION,
+    AdvanceNote,
+    Swap,
+    drop_intents,
+    list_state,
+    newest_swap,
+    snapshot_in_metadata,
+    write_advance_note,
+    write_intent,
+)
 
 if TYPE_CHECKING:
     import lance

@@ -11,8 +11,8 @@ from typing import Any
 from airflow_geneva.engine.display import Listed, counted
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
-from airflow_geneva.engine.job.result import DONE, PARTIAL
 from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.results import DONE, PARTIAL
 from airflow_geneva.engine.storage.files import Storage
 
 _VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?<![A-Za-z_])[-+]?\d[\w.+-]*""")

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage import write_behind
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
-from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
+from airflow_geneva.errors import InvalidInput, StorageError
 
 RECORD = "job.json"
 SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"

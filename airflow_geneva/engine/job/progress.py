@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.counts import Counts
 from airflow_geneva.engine.job.folder import APPLYING
-from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.errors import StorageError
 
 logger = logging.getLogger("airflow_geneva.progress")

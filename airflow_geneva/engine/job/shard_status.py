@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.counts import Counts
 from airflow_geneva.engine.job.folder import (
     ALIVE,
     APPLIED,
@@ -28,8 +28,7 @@ from airflow_geneva.engine.job.folder import (
 )
 from airflow_geneva.engine.job.heartbeat import Heartbeat
 from airflow_geneva.engine.job.progress import NO_EXECUTOR, read_progress, rows_per_second
-from airflow_geneva.engine.job.result import ShardResult
-from airflow_geneva.engine.limits.rate_limit import Usage
+from airflow_geneva.engine.results import ShardResult
 from airflow_geneva.engine.storage.files import in_threads
 
 _READERS = 16

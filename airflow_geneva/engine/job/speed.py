@@ -8,12 +8,12 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any, TypeAlias
 
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
-from airflow_geneva.engine.job.result import DONE, BackfillResult
 from airflow_geneva.engine.job.status import job_ids
-from airflow_geneva.engine.limits.rate_limit import Usage
+from airflow_geneva.engine.results import DONE, BackfillResult
 from airflow_geneva.engine.storage.files import Storage
 
 MOST_JOBS = 5

@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.display import Listed, counted, duration, format_time
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.counts import Counts
 from airflow_geneva.engine.job.error_records import count_errors_so_far
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, is_job_id
 from airflow_geneva.engine.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.engine.job.result import (
+from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD
+from airflow_geneva.engine.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
+from airflow_geneva.engine.job.time_left import TimeLeft, estimate_time_left, format_duration
+from airflow_geneva.engine.results import (
     DONE,
     FAILED,
     PARTIAL,
@@ -25,10 +28,6 @@ from airflow_geneva.engine.job.result import (
     Checked,
     in_order,
 )
-from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD
-from airflow_geneva.engine.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
-from airflow_geneva.engine.job.time_left import TimeLeft, estimate_time_left, format_duration
-from airflow_geneva.engine.limits.rate_limit import Usage
 from airflow_geneva.engine.storage.documents import check_time, well_typed
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import DamagedRecord
@@ -54,7 +53,7 @@ class AirflowRun:
 
 @dataclass(frozen=True, repr=False)
 class Job(Listed, Counts):
-    """The status of a job when its record was read, with :class:`~airflow_geneva.engine.job.counts.Counts` of its rows.
+    """The status of a job when its record was read, with :class:`~airflow_geneva.engine.counts.Counts` of its rows.
 
     Args:
         id: the job id.

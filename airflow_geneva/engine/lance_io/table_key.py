@@ -14,8 +14,9 @@ import pyarrow.types as pt
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.engine_errors import is_failure
-from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance

@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.limits.limiter import Limiter, Pass, TokenGuess, limiter_of
-from airflow_geneva.engine.limits.rate_limit import Meter, RateLimit, RateLimited, Usage, count, metered
+from airflow_geneva.engine.limits.rate_limit import Meter, RateLimit, RateLimited, count, metered
 from airflow_geneva.engine.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.limits")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.storage.uri import is_name
 from airflow_geneva.errors import GenevaError, InvalidInput
 
@@ -79,56 +79,6 @@ class RateLimited(GenevaError):
     def __init__(self, message: str = "too many requests", *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Number of requests of calls, and the tokens and the cost that they reported.
-
-    Args:
-        rows: number of rows that functions were called on; a row counts once for each call.
-        declared: cost of these rows by `udf(cost=)`.
-    """
-
-    calls: int = 0
-    tokens: float = 0
-    cost: float = 0.0
-    rows: int = 0
-    declared: float = 0.0
-
-    def __add__(self, other: Usage) -> Usage:
-        ours, theirs = astuple(self), astuple(other)
-        return Usage(*(one + more for one, more in zip(ours, theirs, strict=True)))
-
-    def __bool__(self) -> bool:
-        """Whether any call reported its usage."""
-        return bool(self.calls or self.tokens or self.cost)
-
-    @property
-    def reported(self) -> Usage:
-        """The reported usage without `rows` and `declared`."""
-        return replace(self, rows=0, declared=0.0)
-
-    @property
-    def paid(self) -> float:
-        """The reported cost, or the declared one if no call reported a cost."""
-        return self.cost or self.declared
-
-    def __str__(self) -> str:
-        cost = f", cost {self.cost:,.6g}" if self.cost else ""
-        tokens = f", {self.tokens:,.0f} tokens" if self.tokens else ""
-        return f"{counted(self.calls, 'call')} of a service{tokens}{cost}"
-
-    @staticmethod
-    def from_json(document: object) -> Usage:
-        """Parse a document; return an empty usage if it is None or damaged."""
-        if not isinstance(document, Mapping):
-            return Usage()
-        try:
-            reported = int(document["calls"]), float(document["tokens"]), float(document["cost"])
-            return Usage(*reported, int(document.get("rows", 0)), float(document.get("declared", 0.0)))
-        except (LookupError, TypeError, ValueError):
-            return Usage()
 
 
 class Meter:

@@ -16,10 +16,11 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import map_leaves
 from airflow_geneva.engine.load.stores import Options, check_unused, s3_settings
+from airflow_geneva.engine.masking import mask_secrets, remember_secrets
 from airflow_geneva.engine.storage.places import Places, allowed_places, is_absolute
 from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets, remember_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO

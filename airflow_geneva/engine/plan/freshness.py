@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-    from airflow_geneva.engine.commit.view_state import CommittedViewState
+    from airflow_geneva.engine.views.state import CommittedViewState
 
 UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
 

@@ -65,8 +65,8 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
 
-    from airflow_geneva.engine.commit.view_state import CommittedViewState
     from airflow_geneva.engine.udf.settings import UdfDefinition
+    from airflow_geneva.engine.views.state import CommittedViewState
 
 
 CHANGED, RECODED, REFLECTED, FILTERED = (

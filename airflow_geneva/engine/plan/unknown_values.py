@@ -22,9 +22,9 @@ from airflow_geneva.errors import UnknownValues
 if TYPE_CHECKING:
     import lance
 
-    from airflow_geneva.engine.commit.view_state import CommittedViewState
     from airflow_geneva.engine.plan.model import BackfillSpec
     from airflow_geneva.engine.udf.settings import UdfDefinition
+    from airflow_geneva.engine.views.state import CommittedViewState
 
 _Find: TypeAlias = "Callable[[lance.LanceDataset, list[int]], dict[int, Ranges]]"
 """Returns the rows of some fragments that hold a value."""

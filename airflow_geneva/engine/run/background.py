@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from airflow_geneva.engine.job.meter import JobMeter, Stopwatch, measuring
-from airflow_geneva.engine.job.result import BackfillResult
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.storage.location import TableLocation

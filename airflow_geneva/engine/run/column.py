@@ -17,11 +17,10 @@ from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, en
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.commit.column import Candidate, ShardCommitter, Verification
-from airflow_geneva.engine.job.counts import Counts
+from airflow_geneva.engine.counts import Counts
 from airflow_geneva.engine.job.folder import APPLIED, COMMIT, COMMITTING, JobFolder
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.engine.job.progress import ProgressReporter
-from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
@@ -39,6 +38,7 @@ from airflow_geneva.engine.plan.model import BackfillSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
+from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
 from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.checkpoint.provenance import version_label
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.siblings import sibling_in
@@ -23,6 +22,7 @@ from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.udf.of_process import find_udf
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, is_view
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import CodeChanged, InvalidInput
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import rows_at
@@ -26,6 +25,7 @@ from airflow_geneva.engine.run.view import definitions_now, find_column_udf
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, OutputColumn, ViewDefinition, visible_columns
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.checkpoint.facts import ColumnState, Facts, save_facts
 from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot, save_snapshot
-from airflow_geneva.engine.commit.view_state import CommittedViewState, read_advance_note, write_advance_note
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
@@ -26,6 +25,7 @@ from airflow_geneva.engine.storage.places import base_folders
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_to_take, definition_in, read_definition
 from airflow_geneva.engine.views.definition import BASE_DATABASE_KEY, QUERY_KEY, ViewDefinition, is_view
+from airflow_geneva.engine.views.state import CommittedViewState, read_advance_note, write_advance_note
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 
 if TYPE_CHECKING:

@@ -15,23 +15,24 @@ from airflow_geneva.engine.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import CHECKED, COMMIT, JobFolder
-from airflow_geneva.engine.job.result import MOST_EXAMPLES, Checked
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_bytes
 from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, live_offsets, offsets_of, open_fragment
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_key import RowNames
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.plan.freshness import computed_offsets
 from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
+from airflow_geneva.engine.results import MOST_EXAMPLES, Checked
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.expect import FAIL, Expectation, Verdict
 from airflow_geneva.engine.udf.of_process import find_udf
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID
 from airflow_geneva.engine.write.data_files import WINDOW_ROWS, fit_rows, staged_file
-from airflow_geneva.errors import ExpectationFailed, mask_secrets
+from airflow_geneva.errors import ExpectationFailed
 
 logger = logging.getLogger("airflow_geneva.run")
 _SHOWN = 80

@@ -15,7 +15,6 @@ from airflow_geneva.engine.checkpoint.view_snapshot import pack_snapshots, unpac
 from airflow_geneva.engine.commit.indexes import update_indexes
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import jobs_in_outbox
-from airflow_geneva.engine.job.result import DONE, PARTIAL, BackfillResult
 from airflow_geneva.engine.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.fragments import field_ids
@@ -24,6 +23,7 @@ from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete
+from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult
 from airflow_geneva.engine.storage.engine_errors import EngineError
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import count_errors
@@ -23,14 +24,15 @@ from airflow_geneva.engine.job.folder import APPLIED, FAILURE, RECORD, STARTED, 
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
 from airflow_geneva.engine.job.progress import usage_of
-from airflow_geneva.engine.job.result import FAILED, BackfillResult, Checked, ShardResult
+from airflow_geneva.engine.job.shard_results import read_shard_result, write_shard_result
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
-from airflow_geneva.engine.limits.rate_limit import Meter, Usage
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
+from airflow_geneva.engine.results import FAILED, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
@@ -432,7 +434,7 @@ class PlannedJob:
 
     def committed(self) -> list[ShardResult | None]:
         """Read the commit results of all shards in parallel; None for a shard without a result."""
-        read = partial(ShardResult.read, self.folder, self.saved.fingerprint)
+        read = partial(read_shard_result, self.folder, self.saved.fingerprint)
         return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
 
     @cached_property
@@ -470,7 +472,7 @@ class PlannedJob:
                 for table in self.work.tables:
                     table.assert_same_table(self.location.options)
             result = replace(result, seconds=round(time.monotonic() - began, 3))
-            result.write(self.folder)
+            write_shard_result(self.folder, result)
         return result
 
     def finish(self, committed: Iterable[ShardResult], seconds: Mapping[str, float] | None = None) -> BackfillResult:

@@ -10,9 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import Described, counted
-from airflow_geneva.engine.job.result import Checked
 from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.fragments import ids_by_name
@@ -22,6 +20,7 @@ from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.schemas import changed_schema
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.freshness import Freshness, column_freshness, view_freshness
+from airflow_geneva.engine.results import Checked
 from airflow_geneva.engine.run.expectations import StoredValues
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import (
@@ -44,6 +43,7 @@ from airflow_geneva.engine.views.definition import (
     view_columns,
 )
 from airflow_geneva.engine.views.sources import find_views
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, StorageError
 
 if TYPE_CHECKING:

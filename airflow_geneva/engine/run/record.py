@@ -13,10 +13,10 @@ from airflow_geneva.engine.checkpoint.facts import append_ledger
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import PENDING
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.plan.model import CodeArchive, JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
+from airflow_geneva.engine.results import PENDING
 from airflow_geneva.engine.run.choice import RunnerChoice
 from airflow_geneva.engine.storage.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.engine.storage.location import TableLocation

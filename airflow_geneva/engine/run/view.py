@@ -20,10 +20,8 @@ from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, en
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
-from airflow_geneva.engine.commit.view_state import CommittedViewState, newest_swap, taken_back
 from airflow_geneva.engine.commit.view_swap import Swapped, mirror_swap, promoted_meanwhile, swap_rows, version_of_plan
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import open_version, reporting_cleaned_up
@@ -33,6 +31,7 @@ from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
+from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.engine.run.housekeeping import has_many_snapshots
 from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, stopped_at_cap
@@ -43,6 +42,7 @@ from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.of_process import find_udf
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.state import CommittedViewState, newest_swap, taken_back
 from airflow_geneva.engine.write.data_files import (
     WINDOW_ROWS,
     CheckpointedRowsReader,

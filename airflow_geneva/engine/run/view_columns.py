@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.view_snapshot import new_snapshot_key, save_snapshot
-from airflow_geneva.engine.commit.view_state import AdvanceNote, CommittedViewState, write_advance_note
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable
 from airflow_geneva.engine.lance_io.filters import where_columns
@@ -25,6 +24,7 @@ from airflow_geneva.engine.udf.definition import check_view_type, key_names
 from airflow_geneva.engine.udf.of_process import give_udf
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, filled_by, source_columns
 from airflow_geneva.engine.views.resolve import ResolvedColumns, check_repeatable, resolve_columns
+from airflow_geneva.engine.views.state import AdvanceNote, CommittedViewState, write_advance_note
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:

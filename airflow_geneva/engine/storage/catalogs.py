@@ -19,13 +19,14 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, PLACES, TABLE, plain_name, remember_options
 from airflow_geneva.engine.storage.uri import normalize_uri
-from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError, mask_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
+from airflow_geneva.engine.masking import remember_secrets
 from airflow_geneva.engine.storage.documents import parse
-from airflow_geneva.errors import remember_secrets
 
 CATALOG = "geneva_namespace"
 """Storage option: the JSON of what `lance_namespace.connect` takes, `impl` and `properties`."""

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_geneva.database import Database
-from airflow_geneva.engine.commit.view_state import CommittedViewState
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.table_versions import (
     VersionStamp,
@@ -19,11 +17,12 @@ from airflow_geneva.engine.lance_io.table_versions import (
     stamp_of,
 )
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.location import TableLocation, locate
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.new_rows import (
     NewRows,
@@ -45,6 +44,16 @@ _MOST_IDS = 100
 """Maximum number of fragment ids in an event, which Airflow stores in its database."""
 
 _TRANSIENT = (OSError, ValueError, RuntimeError)
+
+
+class Tables(Protocol):
+    """Where the tables of a database are found."""
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]: ...
 
 
 @dataclass(frozen=True)
@@ -84,23 +93,24 @@ class Observation:
     told: str
 
 
-def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions:
+def newest_versions(database: Tables, wanted: WaitCondition) -> NewestVersions:
     """Return the newest versions without opening the tables; an unchanged table costs one listing."""
-    short = replace(database, options=with_short_timeouts(database.uri, database.options))
+    uri, short = database.uri, with_short_timeouts(database.uri, database.options)
     names = [wanted.table] if wanted.view is None else [wanted.table, wanted.view]
-    place = Storage(database.uri, short.options)
-    return NewestVersions(*place.side_by_side(*(partial(_newest_stamp, short, name) for name in names)))
+    return NewestVersions(
+        *Storage(uri, short).side_by_side(*(partial(_newest_stamp, uri, name, short) for name in names))
+    )
 
 
-def _newest_stamp(database: Database, name: str) -> VersionStamp | None:
+def _newest_stamp(uri: str, name: str, options: tuple[tuple[str, str], ...]) -> VersionStamp | None:
     try:
-        return newest_stamp(database.location(name))
+        return newest_stamp(locate(uri, name, options))
     except NoSuchTable:
         return None
 
 
 def observe(
-    database: Database,
+    database: Tables,
     wanted: WaitCondition,
     seen: VersionStamp | None,
     now: datetime,
@@ -113,7 +123,7 @@ def observe(
     newest = newest or newest_versions(database, wanted)
     if newest.table is None:
         return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
-    location = database.location(wanted.table)
+    location = locate(database.uri, wanted.table, database.options)
     dataset = location.open()
     check_no_mem_wal(location.name, dataset)
     with reporting_cleaned_up(location, dataset):
@@ -124,7 +134,7 @@ def observe(
 class _Check:
     """One check of a table version against a condition, for an observer with a last seen version, or None."""
 
-    database: Database
+    database: Tables
     location: TableLocation
     dataset: lance.LanceDataset
     wanted: WaitCondition
@@ -191,7 +201,7 @@ class _Check:
         database, table = self.database, self.wanted.table
         if self.newest.view is None:
             return all_rows_as_new(self.dataset)
-        location = database.location(name)
+        location = locate(database.uri, name, database.options)
         view = location.open()
         if not is_view(view.schema.metadata):
             raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
@@ -245,7 +255,7 @@ class TableWatcher:
         self._again: datetime | None = None
         self._event: dict[str, Any] | None = None
 
-    def step(self, database: Database, now: datetime) -> Observation | None:
+    def step(self, database: Tables, now: datetime) -> Observation | None:
         """Check the table if it may have new rows; None if nothing changed. Raises as :func:`observe` does."""
         with panics_as_errors(f"Table {self.wanted.table} in {database.uri}"):
             stamps = newest_versions(database, self.wanted)

@@ -28,9 +28,10 @@ from airflow_geneva.engine.apply.isolation.worker import (
     send,
     values_from_bytes,
 )
-from airflow_geneva.engine.apply.udf_call import CallFailure
+from airflow_geneva.engine.counts import Usage
+from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.limits.calls import limits_at_hand
-from airflow_geneva.engine.limits.rate_limit import Usage, count
+from airflow_geneva.engine.limits.rate_limit import count
 from airflow_geneva.engine.udf.shipping import UdfReference
 
 _BOOT = """

@@ -17,16 +17,10 @@ from airflow_geneva.engine.apply.device import device_failed, is_device_failure
 from airflow_geneva.engine.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.engine.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.engine.apply.stages import PreprocessedMapper
-from airflow_geneva.engine.apply.udf_call import (
-    BatchResults,
-    CallFailure,
-    MappedBatch,
-    Mapper,
-    call_failure_of,
-    is_of_a_row,
-)
+from airflow_geneva.engine.apply.udf_call import BatchResults, MappedBatch, Mapper, call_failure_of, is_of_a_row
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, deciding_rule, matching_rules_of, rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference

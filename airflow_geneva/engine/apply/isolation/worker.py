@@ -27,13 +27,14 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.udf_call import (
-    CallFailure,
     Mapper,
     call_failure_of,
+    describe_failure,
     describe_set_up,
     unfit_row,
     users_frames,
 )
+from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.lance_io.arrays import convert_array, to_storage
 from airflow_geneva.engine.lance_io.sound_arrays import aligned
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
@@ -177,7 +178,7 @@ class _BatchRun:
                 error = as_failure(raised)
                 values.append(None)
                 fits = matching_rules_of(self.rules, type(error))
-                trouble = CallFailure.of(error, fits, users_frames(error), udf=self.udf)
+                trouble = describe_failure(error, fits, users_frames(error), udf=self.udf)
                 self._end_with_device(trouble)
                 troubles[row] = trouble
                 if not self._skips(troubles[row]):

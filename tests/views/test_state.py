@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from airflow_geneva.engine.commit import view_swap as swap
-from airflow_geneva.engine.commit.view_state import newest_swap, write_intent
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run import view as run
 from airflow_geneva.engine.run import view as swapping
 from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.engine.views.state import newest_swap, write_intent
 from airflow_geneva.view import View
 from tests.support.counting import Trace
 from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh

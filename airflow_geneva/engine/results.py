@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from airflow_geneva.engine.counts import Counts, Outcome, Usage
 from airflow_geneva.engine.display import Described, Listed, counted, duration
-from airflow_geneva.engine.job.counts import Counts, Outcome
-from airflow_geneva.engine.job.folder import COMMIT, COMMITTED, JobFolder
-from airflow_geneva.engine.job.progress import usage_of
-from airflow_geneva.engine.limits.rate_limit import Usage
 
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier attempts committed."""
@@ -123,38 +120,10 @@ class ShardResult(Outcome):
         fields["left_reasons"] = tuple((int(a), str(b)) for a, b in fields["left_reasons"])
         return ShardResult(**fields)
 
-    def write(self, folder: JobFolder) -> None:
-        """Record that the shard is committed."""
-        folder.update_shard(self.fingerprint, self.shard, committed=self.to_json())
-
-    @staticmethod
-    def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:
-        """Read the commit result of a shard; None if there is none or it is damaged."""
-        try:
-            return ShardResult.from_json(folder.read_shard(fingerprint, shard, COMMIT).get(COMMITTED) or {})
-        except (KeyError, TypeError, ValueError):
-            return None
-
-
-def carried_counts(folder: JobFolder, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the unannounced work of a job's earlier plans, as fields of the next plan's record.
-
-    Args:
-        record: the job's record before that plan; empty for a first one.
-    """
-    if (record.get("ended") or {}).get("state") in (DONE, PARTIAL):
-        return {CARRIED: [], ROWS_RUN: 0}
-    plan = record.get("plan")
-    shards = range(int(record.get("shards", 0)) if plan else 0)
-    found = [ShardResult.read(folder, str(plan), index) for index in shards]
-    used = usage_of(folder.read_shard(str(plan), index) for index in shards)
-    visible = [shard.to_json() for shard in found if shard is not None and shard.visible]
-    return {CARRIED: [*record.get(CARRIED, ()), *visible], ROWS_RUN: int(record.get(ROWS_RUN, 0)) + used.rows}
-
 
 @dataclass(frozen=True, repr=False)
 class BackfillResult(Listed, Outcome):
-    """The result of a backfill or refresh, with :class:`~airflow_geneva.engine.job.counts.Counts` of its rows.
+    """The result of a backfill or refresh, with :class:`~airflow_geneva.engine.counts.Counts` of its rows.
 
     Args:
         job_id: the job.
