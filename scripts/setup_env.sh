@@ -32,11 +32,11 @@ if [ ! -x "$venv/bin/python" ]; then
     if [[ ${PYTHON:-} =~ ^3\.[0-9.]+$ ]]; then
         versions=${PYENV_ROOT:-$HOME/.pyenv}/versions
         candidates=("python$PYTHON" "$versions/$PYTHON"/bin/python "$versions/$PYTHON".*/bin/python)
-        filter_evaluated="python$PYTHON on PATH, and $versions"
+        where="python$PYTHON on PATH, and $versions"
         advice="Put python$PYTHON on PATH"
     else
         candidates=(${PYTHON:-python3.12 python3.11 python3.13 python3.10 python3})
-        filter_evaluated=${PYTHON:-PATH}
+        where=${PYTHON:-PATH}
         advice="Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make install PYTHON=/path/to/python3"
     fi
     if python=$(find_python "${candidates[@]}"); then
@@ -44,7 +44,7 @@ if [ ! -x "$venv/bin/python" ]; then
     elif [ -n "$uv" ] && [ -z "${PYTHON:-}" ]; then
         python=3.12 # uv fetches it
     else
-        fail "no Python 3.10 to 3.13 found (looked at: $filter_evaluated)." "$advice, or install it with pyenv."
+        fail "no Python 3.10 to 3.13 found (looked at: $where)." "$advice, or install it with pyenv."
     fi
     echo "install: making $venv with $python"
     if [ -n "$uv" ]; then

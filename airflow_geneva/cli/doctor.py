@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
     OLDEST_JAVA,
@@ -162,7 +164,14 @@ def check_lance() -> CheckResult:
         lance = importlib.import_module("lance")
     except ImportError as error:
         return CheckResult("Lance", f"import lance failed: {error}", pip("install", "--force-reinstall", "pylance>=14"))
-    return CheckResult("Lance", f"pylance {lance.__version__}")
+    newer = _numbers(lance.__version__) > _numbers(NEWEST_TESTED)
+    return CheckResult(
+        "Lance", f"pylance {lance.__version__}" + (f", newer than {NEWEST_TESTED}, the newest tested" * newer)
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def check_write_access(folder: Path) -> CheckResult:

@@ -248,6 +248,16 @@ def test_an_old_python_is_told() -> None:
     assert "3.10 or newer" in finding.found
 
 
+@pytest.mark.parametrize(("version", "newer"), [("14.0.2", False), ("14.0.10", True), ("15.0.0b1", True)])
+def test_a_pylance_newer_than_tested_is_noted(version: str, newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "NEWEST_TESTED", "14.0.2")
+    monkeypatch.setattr("lance.__version__", version)
+    found = doctor.check_lance()
+    assert found.ok
+    assert version in found.found
+    assert ("newer than 14.0.2" in found.found) == newer
+
+
 def test_spark_submit_counts_when_it_lies_beside_python_only(bare: Path, tmp_path: Path) -> None:
     missing = doctor.check_spark_submit(tmp_path)
     assert missing.mend is not None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -103,3 +105,7 @@ def test_what_installs_a_lock_asks_for_its_hashes(file: str) -> None:
     assert [line for line in installs if "--require-hashes" not in line] == []
     # Not even what builds the package is fetched beside the lock.
     assert not re.search(r"install .*-e \.|-m build", text) or "isolation" in text
+
+
+def test_the_newest_tested_pylance_is_the_locked_one() -> None:
+    assert f"\npylance=={NEWEST_TESTED} " in (ROOT / "requirements/dev.txt").read_text()

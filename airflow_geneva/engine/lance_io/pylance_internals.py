@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance.fragment import DataFile
 
+NEWEST_TESTED = "14.0.2"
+"""The newest pylance with which all tests have passed, as in `requirements/`."""
+
 path_of: Callable[[DataFile], str] = attrgetter("_path")
 """Returns the path of a data file below the table's folder `data`; the public `path` warns at each use."""
 
