@@ -6,8 +6,7 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from airflow_geneva.engine.lance_io.rows import RowData, as_rows, create_with_ro
 from airflow_geneva.engine.lance_io.table_key import check_key_is, with_key
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
-from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
+from airflow_geneva.engine.storage.location import TableLocation, locate, locate_new, locate_or_none, table_names
 from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.secrets import CATALOG, PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
@@ -236,7 +235,7 @@ class Database(Summarized):
                 or the key is none of their columns.
             CommitConflict: the store refused every attempt to create the table.
         """
-        location = self._location_or_none(name)
+        location = locate_or_none(self.uri, name, self.options)
         if mode not in _MODES:
             raise InvalidInput(f"mode={mode!r} is not valid: give one of {', '.join(map(repr, _MODES))}.")
         if data is None and schema is None:
@@ -280,7 +279,7 @@ class Database(Summarized):
                 f"change. Leave out {_STABLE[0]!r}, or drop the table first: db.drop_table({name!r})."
             )
         options = {"enable_stable_row_ids": stable, **write_options}
-        with self.new_location(name) as place:
+        with locate_new(self.uri, name, self.options) as place:
             # pylance itself would declare a table that it creates.
             how = "overwrite" if self.in_catalog else mode
             made = create_with_rows(rows, place, mode == "create", **{**options, "mode": how})
@@ -324,36 +323,14 @@ class Database(Summarized):
                 f"Table {name!r} already exists in {self.uri}. Give the copy another name: "
                 f"db.copy_table({table.name!r}, {name + '_copy'!r})."
             )
-        with self.new_location(name) as place:
+        with locate_new(self.uri, name, self.options) as place:
             copy_table(table.location, place, rewrite)
         return self.open_table(name)
 
-    def _location_or_none(self, name: str) -> TableLocation | None:
-        try:
-            return self.location(name)
-        except NoSuchTable:
-            return None
-
     def has_table(self, name: str) -> bool:
         """Whether there is a table or view of this name."""
-        location = self._location_or_none(name)
+        location = locate_or_none(self.uri, name, self.options)
         return location is not None and location.exists()
-
-    @contextmanager
-    def new_location(self, name: str) -> Iterator[TableLocation]:
-        """Yield where a table can be written; a catalog names a new one first, and forgets it if the block fails."""
-        location = self._location_or_none(name)
-        if location is not None:
-            yield location
-            return
-        options = catalogs.of_table(self.options, name)
-        place = TableLocation(catalogs.declare(options).uri, name, options)
-        try:
-            yield place
-        except BaseException:
-            with suppress(GenevaError):
-                catalogs.forget(options)
-            raise
 
     def drop_table(self, name: str) -> None:
         """Delete a table or view with its checkpoints and job records; this cannot be undone.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_geneva.database import Database
 from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
@@ -21,6 +20,7 @@ from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.storage.catalogs import with_sources
+from airflow_geneva.engine.storage.location import DatabaseLocation, locate_new
 from airflow_geneva.engine.storage.uri import check_name, without_credentials
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.of_process import give_udf
@@ -221,10 +221,10 @@ class Query:
 
     def create_materialized_view(
         self,
-        db: Database | None = None,
+        db: DatabaseLocation | None = None,
         name: str | None = None,
         *,
-        conn: Database | None = None,
+        conn: DatabaseLocation | None = None,
         view_name: str | None = None,
         max_rows_per_fragment: int = ROWS_PER_FRAGMENT,
         key: str | Sequence[str] | None = None,
@@ -253,7 +253,6 @@ class Query:
         if called is None:
             raise InvalidInput('The view has no name. Give one: create_materialized_view(db, "long_docs").')
         _check_int("max_rows_per_fragment", max_rows_per_fragment, least=1)
-        database = chosen or Database(self.table.location.database_uri, self.table.location.options)
         check_name(called, "table")
         dataset = self.table.lance
         check_no_mem_wal(self.table.location.name, dataset)
@@ -271,7 +270,11 @@ class Query:
         own = definition.check_key(key, outputs.schema, called)
         named = own or definition.columns_of_key(key_columns(dataset.schema))
         schema = with_key(called, outputs.schema, named).with_metadata(definition.metadata())
-        with database.new_location(called) as location:
+        beside = self.table.location
+        place = (
+            (beside.database_uri, called, beside.options) if chosen is None else (chosen.uri, called, chosen.options)
+        )
+        with locate_new(*place) as location:
             create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
         keep_source(location, definition)
         return View(replace(location, options=with_sources(location.options, [self.table.location.options])))

@@ -217,6 +217,29 @@ def test_a_room_imports_only_the_ground_and_the_rooms_before_it(room: str) -> No
     assert not wrong, complain(wrong)
 
 
+def largest_circle(imports: Iterable[Import]) -> list[str]:
+    """Return the most modules of which each leads to each other by these imports."""
+    leads = {name: {found.imported for found in imports if found.importer == name} & NAMES - {name} for name in NAMES}
+    reached = {name: reach(name, leads) for name in NAMES}
+    circles = ([other for other in reached[name] if name in reached[other]] for name in NAMES)
+    return sorted(max(circles, key=len))
+
+
+def reach(name: str, leads: dict[str, set[str]]) -> set[str]:
+    found, ahead = set[str](), [name]
+    while ahead:
+        news = leads[ahead.pop()] - found
+        found |= news
+        ahead += news
+    return found
+
+
+def test_no_circle_of_imports_has_more_than_three_modules_with_those_for_types() -> None:
+    assert not largest_circle([found for found in WITHIN if found.when == "on import"])
+    circle = largest_circle([found for found in WITHIN if found.when != "inside a function"])
+    assert len(circle) <= 3, circle
+
+
 def test_nouns_reach_run_only_inside_their_functions() -> None:
     wrong = [
         found

@@ -21,7 +21,7 @@ from lance.fragment import write_fragments
 
 from airflow_geneva import connect
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS
+from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS
 from airflow_geneva.engine.storage.engine_errors import is_engine_error
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table

@@ -38,8 +38,9 @@ from airflow_geneva.engine.job.status import DAMAGED, read_job
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Sibling
 from airflow_geneva.engine.limits.budget import Budget
-from airflow_geneva.engine.plan.saved_plan import SwapPlan, load_plan
+from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.engine.udf.code_archive import DamagedArchive, read_entries
 from airflow_geneva.engine.udf.definition import FORMER_NAMES_KEY, PROMOTED_KEY, UDF_KEY, Promoted, former_names

@@ -25,7 +25,7 @@ from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.model import RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
-from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
+from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import check_manifest

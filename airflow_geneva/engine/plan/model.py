@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.engine.job.estimate import Estimate
-    from airflow_geneva.engine.plan.saved_plan import SwapPlan
+    from airflow_geneva.engine.plan.swap_plan import SwapPlan
     from airflow_geneva.engine.udf.expect import Expectation
 
 

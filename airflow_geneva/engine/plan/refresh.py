@@ -52,8 +52,8 @@ from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renumbered
 from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
-from airflow_geneva.engine.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.plan.shard import CarriedRows, FragmentTask, FragmentTasks, cut_shards
+from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.plan.unknown_values import answers_unknown_view, cannot_adopt
 from airflow_geneva.engine.storage.engine_errors import is_engine_error
 from airflow_geneva.engine.storage.location import TableLocation

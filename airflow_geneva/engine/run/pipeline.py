@@ -30,8 +30,9 @@ from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
-from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
+from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
+from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import FAILED, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner

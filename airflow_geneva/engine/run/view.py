@@ -29,8 +29,9 @@ from airflow_geneva.engine.plan.model import Plan, RefreshSpec
 from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView
-from airflow_geneva.engine.plan.saved_plan import SavedPlan, SwapPlan
+from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
+from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.engine.run.housekeeping import has_many_snapshots

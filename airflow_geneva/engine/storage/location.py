@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.documents import parse
@@ -139,6 +140,16 @@ class TableLocation:
         return check_manifest(found)
 
 
+class DatabaseLocation(Protocol):
+    """Where the tables of a database are found, as a :class:`airflow_geneva.Database` says it."""
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]: ...
+
+
 def locate(database_uri: str, name: str, options: tuple[tuple[str, str], ...]) -> TableLocation:
     """Return the location of a table; in a folder it may not exist.
 
@@ -149,6 +160,31 @@ def locate(database_uri: str, name: str, options: tuple[tuple[str, str], ...]) -
     if catalogs.catalog_uri(options) is None:
         return TableLocation(join(database_uri, f"{name}.lance"), name, options)
     return TableLocation(catalogs.describe(catalogs.of_table(options, name), anew=True).uri, name, options)
+
+
+def locate_or_none(database_uri: str, name: str, options: tuple[tuple[str, str], ...]) -> TableLocation | None:
+    """Return the location of a table; None if a catalog does not name it."""
+    try:
+        return locate(database_uri, name, options)
+    except NoSuchTable:
+        return None
+
+
+@contextmanager
+def locate_new(database_uri: str, name: str, options: tuple[tuple[str, str], ...]) -> Iterator[TableLocation]:
+    """Yield where a table can be written; a catalog names a new one first, and forgets it if the block fails."""
+    location = locate_or_none(database_uri, name, options)
+    if location is not None:
+        yield location
+        return
+    own = catalogs.of_table(options, name)
+    place = TableLocation(catalogs.declare(own).uri, name, own)
+    try:
+        yield place
+    except BaseException:
+        with suppress(GenevaError):
+            catalogs.forget(own)
+        raise
 
 
 def table_names(database_uri: str, options: tuple[tuple[str, str], ...], namespace: Sequence[str] = ()) -> list[str]:

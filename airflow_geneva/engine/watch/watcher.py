@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.table_versions import (
@@ -17,7 +17,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
     stamp_of,
 )
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.location import TableLocation, locate
+from airflow_geneva.engine.storage.location import DatabaseLocation, TableLocation, locate
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.engine.udf.definition import read_definition
@@ -44,16 +44,6 @@ _MOST_IDS = 100
 """Maximum number of fragment ids in an event, which Airflow stores in its database."""
 
 _TRANSIENT = (OSError, ValueError, RuntimeError)
-
-
-class Tables(Protocol):
-    """Where the tables of a database are found."""
-
-    @property
-    def uri(self) -> str: ...
-
-    @property
-    def options(self) -> tuple[tuple[str, str], ...]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +83,7 @@ class Observation:
     told: str
 
 
-def newest_versions(database: Tables, wanted: WaitCondition) -> NewestVersions:
+def newest_versions(database: DatabaseLocation, wanted: WaitCondition) -> NewestVersions:
     """Return the newest versions without opening the tables; an unchanged table costs one listing."""
     uri, short = database.uri, with_short_timeouts(database.uri, database.options)
     names = [wanted.table] if wanted.view is None else [wanted.table, wanted.view]
@@ -110,7 +100,7 @@ def _newest_stamp(uri: str, name: str, options: tuple[tuple[str, str], ...]) -> 
 
 
 def observe(
-    database: Tables,
+    database: DatabaseLocation,
     wanted: WaitCondition,
     seen: VersionStamp | None,
     now: datetime,
@@ -134,7 +124,7 @@ def observe(
 class _Check:
     """One check of a table version against a condition, for an observer with a last seen version, or None."""
 
-    database: Tables
+    database: DatabaseLocation
     location: TableLocation
     dataset: lance.LanceDataset
     wanted: WaitCondition
@@ -255,7 +245,7 @@ class TableWatcher:
         self._again: datetime | None = None
         self._event: dict[str, Any] | None = None
 
-    def step(self, database: Tables, now: datetime) -> Observation | None:
+    def step(self, database: DatabaseLocation, now: datetime) -> Observation | None:
         """Check the table if it may have new rows; None if nothing changed. Raises as :func:`observe` does."""
         with panics_as_errors(f"Table {self.wanted.table} in {database.uri}"):
             stamps = newest_versions(database, self.wanted)
