@@ -318,11 +318,6 @@ class Database(Summarized):
         if not isinstance(table, Table):
             raise InvalidInput(f"source={source!r:.80} is no table. Give a name, or what db.open_table() returned.")
         name = name or table.name
-        if self.has_table(name):
-            raise InvalidInput(
-                f"Table {name!r} already exists in {self.uri}. Give the copy another name: "
-                f"db.copy_table({table.name!r}, {name + '_copy'!r})."
-            )
         with locate_new(self.uri, name, self.options) as place:
             copy_table(table.location, place, rewrite)
         return self.open_table(name)

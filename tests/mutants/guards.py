@@ -834,6 +834,12 @@ GUARDS = [
         (UNKNOWN + "test_filled_values_of_unknown_origin_stop_a_plan",),
     ),
     Guard(
+        "A user's values would be overwritten in a column with the field id of a dropped one.",
+        "        mark_defined(self.location.checkpoints, first, int(dataset.version))\n",
+        "",
+        (UNKNOWN + "test_facts_about_a_dropped_column_do_not_count_for_another_one_with_its_field_id",),
+    ),
+    Guard(
         "A plan would ask about rows whose inputs changed, and an hourly DAG would stop.",
         "unknown = unknown - Ranges.union(part._of_a_job.get(files.id, Ranges.empty()) for part in parts)",
         "pass",

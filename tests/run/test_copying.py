@@ -125,6 +125,33 @@ def test_a_copy_of_a_view_is_up_to_date_and_reads_the_source_beside_it(
     assert_nothing_to_refresh(copy, trace)
 
 
+def test_a_copy_of_a_view_that_is_behind_computes_what_the_view_has_to(
+    db: Database, other: Database, trace: Trace, make_docs_in: Callable[[Database], Table]
+) -> None:
+    """Rows that moved are known by the history of the source, which its copy does not have."""
+    table, asked = make_docs_in(db), Asked("x % 3 != 0")
+    view = asked.make(table)
+    view.refresh(runner="inline")
+    table.lance.update({"x": "x + 1000"}, where="id IN (1, 25)")
+    table.lance.delete("id IN (4, 11)")
+    table.lance.update({"id": "id"}, where="id IN (7, 8)")
+    table.add([{"id": 100, "x": 100}])
+    source = other.copy_table(table)
+    table.lance.optimize.compact_files()
+    copy = other.copy_table(view)
+    source.lance.optimize.compact_files()
+    shutil.rmtree(db.uri)
+    trace.clear()
+    copy.refresh(runner="inline")
+    assert_exact(trace, [1001, 1025, 100])
+    assert_equals_query(copy, source, asked)
+    source.lance.update({"id": "id"}, where="id = 2")
+    trace.clear()
+    copy.refresh(runner="inline")
+    assert_exact(trace, [])
+    assert_nothing_to_refresh(copy, trace)
+
+
 @pytest.fixture
 def make_docs_in() -> Callable[[Database], Table]:
     rows = pa.table({"id": range(30), "x": range(30)})
@@ -221,6 +248,26 @@ def test_a_rewritten_copy_knows_from_which_inputs_values_were_computed(db: Datab
     copy.alter_columns({"y": (double, ["x"])})
     trace.clear()
     assert_nothing_to_do_is_free(copy, "y", trace, udf=double)
+
+
+@pytest.mark.crash
+def test_a_copy_of_a_view_that_is_killed_is_completed_by_the_next_attempt(
+    db: Database, other: Database, trace: Trace, make_docs_in: Callable[[Database], Table]
+) -> None:
+    view = Asked().make(make_docs_in(db))
+    view.refresh(runner="inline")
+    other.copy_table(db.open_table("docs"))
+    code = f"from airflow_geneva import connect; connect({other.uri!r}).copy_table(connect({db.uri!r}).open_table('v'))"
+    ended = subprocess.run([sys.executable, "-c", code], env={"AIRFLOW_GENEVA_FAULT": "copy.cloned"}, check=False)
+    assert ended.returncode == -9
+    with pytest.raises(InvalidInput, match="'v' already exists"):
+        other.copy_table("docs", "v")
+    copy = other.copy_table(view)
+    shutil.rmtree(db.uri)
+    trace.clear()
+    assert_nothing_to_refresh(copy, trace)
+    with pytest.raises(InvalidInput, match="'v' already exists"):
+        other.copy_table(copy, "v")
 
 
 @pytest.mark.crash

@@ -104,14 +104,16 @@ class Decisions:
     def __init__(self, due: DueColumns, shown: Callable[[], Ranges], explode: str | None) -> None:
         self.due = due
         self.shown = shown
-        self.columns = cache(due.of)
-        self.after = cache(due.after)
+        self.columns: Callable[[Origin], tuple[str, ...]] = cache(due.of)
+        self.after: Callable[[Origin, tuple[str, ...]], Origin] = cache(due.after)
         self.exploded = None if explode is None else filled_by(due.columns).get(explode)
 
     @staticmethod
     def none() -> Decisions:
-        """Decide that no column runs on rows that the view reflects."""
-        return Decisions(DueColumns((), {}, {}), Ranges.empty, None)
+        """Decide that no column runs on rows that the view reflects, and that these keep their origin."""
+        found = Decisions(DueColumns((), {}, {}), Ranges.empty, None)
+        found.columns, found.after = lambda origin: (), lambda origin, run: origin
+        return found
 
     def runs_all(self, columns: tuple[str, ...]) -> bool:
         """Whether these are all columns that UDFs compute, so that no value is worth carrying."""

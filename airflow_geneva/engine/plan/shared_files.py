@@ -23,7 +23,7 @@ from airflow_geneva.engine.lance_io.fragments import (
     columns_of,
     output_names,
 )
-from airflow_geneva.engine.lance_io.manifest import read_manifest
+from airflow_geneva.engine.lance_io.manifest import Manifest, read_manifest
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.storage.files import Storage
@@ -133,13 +133,17 @@ def renumbered(
         if not inputs:
             continue
         columns, _ = columns_in(dataset, inputs, output)
-        fragments = read_manifest(dataset, columns).values()
-        signatures = {_with(files, before).signature: _with(files, now).signature for files in fragments}
+        signatures = renamed_signatures(read_manifest(dataset, columns), before, now)
         about = facts.table.filter(pc.equal(facts.table["inputs"], inputs))
         named = pa.array([signatures.get(one) for one in about["signature"].to_pylist()], pa.string())
         there = about.set_column(about.schema.get_field_index("signature"), "signature", named)
         kept.append(there.filter(pc.is_valid(named)))
     return Facts(pa.concat_tables(kept).combine_chunks())
+
+
+def renamed_signatures(manifest: Manifest, before: Renumber, now: Renumber) -> dict[str, str]:
+    """Return the signatures of fragments with the numbers `now`, by those with the numbers `before`."""
+    return {_with(files, before).signature: _with(files, now).signature for files in manifest.values()}
 
 
 def _with(files: FragmentFiles, renumber: Renumber) -> FragmentFiles:
