@@ -302,8 +302,7 @@ class Database(Summarized):
                 without; rows get other ids, and indexes and error records are left out.
 
         Raises:
-            InvalidInput: there is no such table, or the name is taken, or a view's source is not in this database, or
-                a catalog records the versions of this database's tables.
+            InvalidInput: there is no such table, or the name is taken, or a view's source is not in this database.
             StorageError: a store refuses to read or write a file.
 
         Example:
@@ -314,9 +313,12 @@ class Database(Summarized):
         """
         from airflow_geneva.engine.run.copying import copy_table
 
-        table = self.open_table(source) if isinstance(source, str) else source
+        table = self.open_table(source) if isinstance(source, str) and "/" not in source else source
         if not isinstance(table, Table):
-            raise InvalidInput(f"source={source!r:.80} is no table. Give a name, or what db.open_table() returned.")
+            raise InvalidInput(
+                f"source={source!r:.200} is no table. Give the name of a table of this database, or a table of another "
+                "one: connect(...).open_table(...)."
+            )
         name = name or table.name
         with locate_new(self.uri, name, self.options) as place:
             copy_table(table.location, place, rewrite)

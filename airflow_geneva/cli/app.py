@@ -28,6 +28,7 @@ for command in (
     work.backfill,
     work.load,
     work.refresh,
+    work.copy,
     cli_jobs.jobs,
     cli_jobs.status,
     cli_jobs.errors,

@@ -116,7 +116,7 @@ def open_database_argument(
     uri = given.pop(0) if len(given) > len(names) else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is no folder")  # an error here
-        database = _open(uri, conn_id)
+        database = open_database(uri, conn_id)
     database = replace(database, options=with_places(database.options, allow_places(allowed_places)))
     if is_local(database.uri) and not Path(database.uri).is_dir():
         similar = similar_folder(database.uri)
@@ -125,7 +125,8 @@ def open_database_argument(
     return database, given
 
 
-def _open(uri: str | None, conn_id: str | None) -> Database:
+def open_database(uri: str | None, conn_id: str | None) -> Database:
+    """Open a database with the credentials of a connection, or of the environment."""
     if conn_id is None:
         options = read_storage_options(os.environ.get(CREDENTIALS))
         if uri is not None and uri.startswith(SCHEME):

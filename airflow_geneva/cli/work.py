@@ -1,4 +1,4 @@
-"""The commands that plan and compute: `define`, `plan`, `backfill` and `refresh`."""
+"""The commands that define, plan and compute, and `copy`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
     Sources,
+    open_database,
     open_database_argument,
     print_json,
     without_controls,
@@ -250,6 +251,32 @@ def refresh(
         read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes, errors_only, on_unknown_values
     )
     _print_result(result, as_json)
+
+
+def copy(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DB TABLE COPY",
+            help="The database, the table or view, and the name of its copy.",
+            show_default=False,
+        ),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option("--into", metavar="DB", help="Another database for the copy, opened with the same credentials."),
+    ] = None,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Write the rows anew, with stable row ids and the newest storage version.")
+    ] = False,
+    conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
+) -> None:
+    """Copy a table or view with what its jobs recorded."""
+    db, (name, copied) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COPY")
+    target = db if into is None else open_database(into, conn_id)
+    made = target.copy_table(db.open_table(name), copied, rewrite)
+    typer.echo(without_controls(f"{name} is copied to {made.uri}: {made.state()}."))
 
 
 def _find_modules_here() -> None:

@@ -26,7 +26,7 @@ def picky(x: int) -> int:
 """
 
 COMMANDS = [
-    "define", "plan", "backfill", "refresh", "jobs", "status", "errors",
+    "define", "plan", "backfill", "refresh", "copy", "jobs", "status", "errors",
     "checkpoints list", "checkpoints gc", "doctor", "spark-server",
 ]  # fmt: skip
 
@@ -66,6 +66,17 @@ def test_values_of_unknown_origin_are_adopted_if_asked(db: str) -> None:
     filled.query().select(["x"]).create_materialized_view(name="v")
     assert run("refresh", db, "v", "--on-unknown-values", "adopt", "--runner", "inline").startswith("DONE: 2 rows")
     assert "is for columns" in run("plan", db, "--view", "v", "--on-unknown-values", "fill", code=1)
+
+
+def test_a_table_is_copied_with_what_is_known_of_its_values(db: str, tmp_path: Path) -> None:
+    run("define", db, "docs", "n", "own_udfs:double", "--input", "x")
+    run("backfill", db, "docs", "n", "--runner", "inline")
+    other = tmp_path / "other"
+    assert run("copy", db, "docs", "docs", "--into", str(other)).startswith(
+        f"docs is copied to {other}/docs.lance: 10 rows, "
+    )
+    assert "10 with nothing to do" in run("plan", str(other), "docs", "n")
+    assert "'docs' already exists" in run("copy", db, "docs", "docs", code=1)
 
 
 def test_a_table_of_another_database_is_read_in_an_allowed_place_only(db: str, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_every_command_is_described_with_its_options() -> None:
         "plan",
         "backfill",
         "refresh",
+        "copy",
         "jobs",
         "status",
         "errors",

@@ -79,6 +79,30 @@ def test_a_backfill_on_an_object_store_is_like_any_other(db: Database, bucket: B
     assert_nothing_secret(bucket)
 
 
+def test_tables_and_views_are_copied_to_a_store_and_from_it(
+    db: Database, bucket: Bucket, options: dict[str, str], trace: Trace, tmp_path: Path
+) -> None:
+    local = connect(tmp_path / "local")
+    table = local.create_table("docs", numbers(*range(60)), max_rows_per_file=20)
+    table.add_columns({"y": label})
+    table.backfill("y", runner="inline")
+    view = table.query().select({"id": "id", "p": (views.plus, ["x"])}).create_materialized_view(local, "v")
+    view.refresh(runner="inline")
+    up = db.copy_table(table)
+    db.copy_table(view)
+    far = connect(f"{bucket.uri}/other", storage_options=options)
+    far.copy_table(up)
+    far.copy_table(db.open_view("v"))
+    back = connect(tmp_path / "back").copy_table(db.copy_table(up, "docs_2", rewrite=True), "docs")
+    trace.clear()
+    for copy in (up, far.open_table("docs"), back):
+        assert_nothing_to_do_is_free(copy, "y", trace)
+        assert_right(copy, "y", labelled)
+    assert far.open_view("v").refresh(runner="inline").rows_run == 0
+    assert len(trace) == 0
+    assert_nothing_secret(bucket)
+
+
 def test_a_run_that_failed_goes_on_from_its_checkpoints(db: Database, bucket: Bucket, trace: Trace) -> None:
     @udf(data_type=pa.int64(), version="1")
     def brittle(x: int) -> int:

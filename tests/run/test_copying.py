@@ -165,8 +165,9 @@ def test_what_cannot_be_copied_is_refused(db: Database) -> None:
             db.copy_table("t", name)
     with pytest.raises(InvalidInput, match="There is no table 'u'"):
         db.copy_table("u", "t2")
-    with pytest.raises(InvalidInput, match="is no table"):
-        db.copy_table(db, "t2")  # type: ignore[arg-type]
+    for wrong in (db, db.open_table("t").uri):
+        with pytest.raises(InvalidInput, match=r"is no table.*connect\(\.\.\.\)\.open_table"):
+            db.copy_table(wrong, "t2")  # type: ignore[arg-type]
 
 
 def test_a_copy_to_a_table_that_another_process_made_meanwhile_leaves_its_facts(db: Database, trace: Trace) -> None:

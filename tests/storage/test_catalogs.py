@@ -71,6 +71,27 @@ def test_a_column_and_a_view_of_a_table_in_a_catalog_are_computed_and_followed(d
     assert not any("prod$v" in path.name for path in tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_tables_and_views_are_copied_within_a_catalog_out_of_it_and_into_it(
+    db: Database, tmp_path: Path, rewrite: bool
+) -> None:
+    table = db.create_table("docs", numbers(*range(30)), max_rows_per_file=10)
+    table.add_columns({"y": doubled})
+    table.backfill("y", runner="inline")
+    view = table.query().select({"id": "id", "z": (doubled, ["x"])}).create_materialized_view(db, "v")
+    view.refresh(runner="inline")
+    folder = connect(tmp_path / "folder")
+    out = folder.copy_table(table, rewrite=rewrite)
+    copies = [db.copy_table("docs", "prod.docs", rewrite=rewrite), out, db.copy_table(out, "prod.back", rewrite)]
+    for copy in copies:
+        assert copy.plan_backfill("y").rows_pending == 0
+        copy.add(numbers(99))
+        assert copy.backfill("y", runner="inline").rows_computed == 1
+    if not rewrite:
+        assert db.copy_table("v", "prod.v").plan_refresh().rows_pending == 0
+        assert folder.copy_table(view).plan_refresh().rows_pending == 1
+
+
 @pytest.mark.parametrize("how", ["renamed", "dropped", "made again"])
 @pytest.mark.parametrize("at", ["staged.written", "commit.before"])
 def test_a_table_that_its_catalog_names_no_longer_is_left_as_it_is(

@@ -124,7 +124,7 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
         target.checkpoints.write_json(_COPYING, asdict(begun))
     in_threads(partial(_copy_job, source.checkpoints, target, not rewrite), job_ids(source.checkpoints))
     fault_point("copy.recorded")
-    _make(source, target, rewritten.commit if rewritten is not None else partial(_clone, dataset, target))
+    _make(source, target, rewritten.commit if rewritten is not None else partial(_clone, source, dataset, target))
     fault_point("copy.cloned")
     if begun is not None:
         _complete(target, begun)
@@ -236,7 +236,12 @@ def _copy_job(source: Storage, target: TableLocation, errors: bool, job_id: str)
     after.storage.write_json(RECORD, {**record, **names})
 
 
-def _clone(dataset: lance.LanceDataset, target: TableLocation) -> lance.LanceDataset:
+def _clone(source: TableLocation, dataset: lance.LanceDataset, target: TableLocation) -> lance.LanceDataset:
+    access = source.access
+    if access.get("namespace_client_managed_versioning"):
+        # Lance then refuses a target outside of the table's folder.
+        options = tuple(sorted(access["storage_options"].items()))
+        dataset = TableLocation(source.uri, source.name, options, alone=True).open(int(dataset.version))
     return dataset.deep_clone(target.uri, int(dataset.version), target.access["storage_options"])
 
 
