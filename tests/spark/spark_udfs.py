@@ -33,6 +33,11 @@ def double(x: pa.Int64Array) -> pa.Int64Array:
     return pc.multiply(x, 2)
 
 
+@udf
+def triple(x: pa.Int64Array) -> pa.Int64Array:
+    return pc.multiply(x, 3)
+
+
 @udf(batch_size=100, limit=RateLimit("spark-tests", requests_per_minute=60_000))
 def limited(x: pa.Int64Array) -> pa.Int64Array:
     report(cost=0.5)

@@ -98,6 +98,24 @@ def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: obje
     assert len(seen(log)) == 5_000
 
 
+def test_a_changed_function_of_a_view_runs_alone_on_rows_that_its_source_renumbered(
+    spark: object, tmp_path: Path
+) -> None:
+    table, log = make_table(tmp_path, 3_000, 700)
+    lower = table.query().select(["x", "log"]).add_columns({"w": double}).create_materialized_view(name="lower")
+    lower.refresh(runner="inline")
+    columns = {"y": (logged, ["x", "log"]), "z": (double, ["x"])}
+    view = lower.query().select(["x"]).add_columns(columns).create_materialized_view(name="v")
+    view.refresh(runner="spark")
+    lower.alter_columns({"w": (spark_udfs.triple, ["x"])})
+    lower.refresh(runner="inline", on_code_change="recompute")
+    view.alter_columns({"z": (spark_udfs.triple, ["x"])})
+    result = view.refresh(runner="spark", on_code_change="recompute", task_size=500)
+    assert (result.rows_computed, sorted(seen(log))) == (3_000, list(range(3_000)))
+    found = {row["x"]: (row["y"], row["z"]) for row in view.to_arrow().to_pylist()}
+    assert found == {x: (2 * x, 3 * x) for x in range(3_000)}
+
+
 def test_a_job_stops_at_its_cap_and_the_next_one_goes_on(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 3_000, 700)
     table.add_columns({"y": spark_udfs.slow})
