@@ -146,8 +146,11 @@ class Snapshot:
     @property
     def older(self) -> Code:
         """Earlier code versions, by column, whose values some rows keep."""
-        found = {made for fragment in self.fragments for origin, _ in fragment.unusual for made in origin.made}
-        return tuple(sorted(found))
+        return tuple(sorted({made for origin in self.every_origin for made in origin.made}))
+
+    @property
+    def every_origin(self) -> set[Origin]:
+        return {_USUAL, *(origin for fragment in self.fragments for origin, _ in fragment.unusual)}
 
     def renamed(self, names: Mapping[str, str]) -> Snapshot:
         """Return the snapshot with other names of the columns, without the columns that have none."""

@@ -119,6 +119,11 @@ class Decisions:
         """Whether these are all columns that UDFs compute, so that no value is worth carrying."""
         return {column.name for column in self.due.columns if column.udf} <= set(columns)
 
+    def keeps_part(self, origin: Origin) -> bool:
+        """Whether what the view has of rows with an origin is of use: values, or the number of runs that failed."""
+        columns = self.columns(origin)
+        return columns == () or not self.runs_all(columns) or bool(self.after(origin, columns).tried)
+
     def runs_on(self, fragment: SourceFragment) -> bool:
         """Whether a column runs on rows of a fragment."""
         return any(self.columns(origin) != () for origin in (_USUAL, *(origin for origin, _ in fragment.unusual)))

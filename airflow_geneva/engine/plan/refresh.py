@@ -207,7 +207,7 @@ def plan_refresh(
         with garbage_collector_off():
             compare = partial(_compare, dataset, definition, base, view_state)
             # A plan that leaves values of earlier code counts them as one that recomputes them.
-            recomputed = compare(due.strict) if due.asks or recompute else None
+            recomputed = compare(due.strict, counts=not recompute) if due.asks or recompute else None
             other_code = _other_code(due, recomputed)
             if request.on_code_change == "error" and not request.errors_only:
                 other_code.check(view.name, due.now)
@@ -277,7 +277,9 @@ def _compare(
     base: Snapshot | None,
     view_state: CommittedViewState,
     due: DueColumns,
+    counts: bool = False,
 ) -> ComparedView:
+    """Compare a source version with a view's snapshot; with `counts`, to ask about rows instead of computing them."""
     decide = Decisions(due, lambda: view_state.shown, definition.explode)
     changes = compare_source(dataset, tuple(column.name for column in definition.reads), base, decide)
     if base is None:
@@ -286,6 +288,9 @@ def _compare(
     # Only views renumber their rows, and a limited or shuffled query orders rows by row id.
     ordered = definition.has_limit or definition.shuffle_seed is not None
     if base is None or ordered or SOURCE_ROW_ID not in dataset.schema.names:
+        return found
+    # Comparing values costs more than a cheap function that runs on them all anyway.
+    if not counts and not any(map(decide.keeps_part, base.every_origin)):
         return found
     return _with_renumbered(dataset, base, decide, found)
 
