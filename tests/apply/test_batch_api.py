@@ -21,7 +21,7 @@ import pytest
 from airflow_geneva import BatchFailed, Table, connect, report, udf
 from airflow_geneva.engine.checkpoint import submissions
 from airflow_geneva.engine.job.meter import measured
-from airflow_geneva.engine.run import waiting
+from airflow_geneva.engine.run import caps, waiting
 from airflow_geneva.engine.udf import UDF, Retry, Skip
 from airflow_geneva.errors import InvalidInput, JobFailed
 from tests.support.openai_server import OpenAIServer, embedding_of
@@ -154,10 +154,16 @@ def test_threads_wait_for_the_batches_that_are_not_answered(tmp_path: Path) -> N
     assert values(table) == {x: 10 * x for x in range(80)}
 
 
-@pytest.mark.parametrize("cap", [{"max_seconds": 1.0}, {"max_cost": 1.5, "price_per_slot_hour": 3600.0}])
-def test_waiting_for_the_service_does_not_count_for_a_cap(tmp_path: Path, cap: dict[str, float]) -> None:
-    table = numbers(tmp_path, ten_times(poll_interval=1.0), rows=80, fragments=2)
+@pytest.mark.parametrize("cap", [{"max_seconds": 100.0}, {"max_cost": 101.0, "price_per_slot_hour": 3600.0}])
+def test_waiting_for_the_service_does_not_count_for_a_cap(
+    tmp_path: Path, cap: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(caps, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waited)))
+    table = numbers(tmp_path, ten_times(poll_interval=1000.0), rows=80, fragments=2)
     assert table.backfill("y", runner="inline", **cap).state == "DONE"
+    assert waited
 
 
 def test_rows_of_many_batches_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,8 @@ def test_waiting_for_a_job_in_the_background_shows_it(
     @udf(data_type=pa.int64(), batch_size=5, version="1")
     def held(x: int) -> int:
         go_on.wait()
+        if x == 35:
+            wait_until_shown(r'<progress value="\d+" max="40"', shown)
         return x
 
     table = make_table(40)

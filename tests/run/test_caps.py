@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -107,8 +108,9 @@ def test_a_job_stops_between_two_calls_and_shows_what_it_has(
     free = udf(data_type=pa.int64(), version="1", name="slow")(slow.func)
     function = free if "price" in how or "max_seconds" in how else slow
     table = defined(make_table, function, rows=60, per_fragment=20)
-    how = {"shard_size": 1, "runner": "inline", "price_per_slot_hour": how.pop("price", None), **how}
-    result = table.backfill("y", udf=function, **how)
+    price = {"price_per_slot_hour": how["price"]} if "price" in how else {}
+    capped = {name: cap for name, cap in how.items() if name != "price"}
+    result = table.backfill("y", udf=function, shard_size=1, runner="inline", **capped, **price)
     assert result.state == PARTIAL
     assert any("stopped at its cap of" in note for note in result.notes)
     assert 0 < result.rows_computed < 60
@@ -163,10 +165,18 @@ class Killed(BaseException):
     pass
 
 
-def test_what_earlier_tries_spent_counts(make_table: MakeTable, trace: Trace) -> None:
-    free = udf(data_type=pa.int64(), version="1", name="slow")(slow.func)
-    table = defined(make_table, free, rows=200, per_fragment=200)
-    plan = table.plan_backfill("y", udf=free, max_seconds=2.0, checkpoint_interval=0.05)
+def test_what_earlier_tries_spent_counts(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(caps, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + len(trace)))
+
+    @udf(data_type=pa.int64(), version="1")
+    def of_a_second(x: int) -> int:
+        leave_trace([x])
+        return x
+
+    table = defined(make_table, of_a_second, rows=200, per_fragment=200)
+    plan = table.plan_backfill("y", udf=of_a_second, max_seconds=100.0, batch_size=5)
     job = PlannedJob(table.location, record_plan(plan, table.location))
 
     def kill(_rows: int) -> None:
@@ -174,12 +184,11 @@ def test_what_earlier_tries_spent_counts(make_table: MakeTable, trace: Trace) ->
             raise Killed
 
     with pytest.raises(Killed):
-        job.apply(plan.shards[0], Udfs({"y": free}), kill)
-    # Each row takes 0.02 s, or longer on a busy machine; a second try that forgot the first would compute 100 more.
-    job.apply(plan.shards[0], Udfs({"y": free}))
+        job.apply(plan.shards[0], Udfs({"y": of_a_second}), kill)
+    job.apply(plan.shards[0], Udfs({"y": of_a_second}))
     (applied,) = job.applied
-    assert "stopped at its cap of 2 seconds" in applied["stopped"]
-    assert len(trace) <= 112
+    assert "stopped at its cap of 100 seconds" in applied["stopped"]
+    assert len(trace) <= 115, "a second try that forgot the first would compute 100 more"
 
 
 def test_status_of_shards_that_are_computed_is_read_once(
