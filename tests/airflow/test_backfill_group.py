@@ -72,6 +72,7 @@ def test_rows_that_a_compaction_moves_between_two_tasks_become_visible_in_this_r
 
 
 @pytest.mark.parametrize("arguments", [{}, {"approve_above": {"rows": 100}}])
+@pytest.mark.shows("Run", "run with nothing to do")
 def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_still_runs(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_run_stops_at_its_cap_and_the_next_one_goes_on(desk: Desk) -> None:
     assert sorted(calls + desk.calls()) == texts("abc")
 
 
+@pytest.mark.shows("Run", 'give `on_partial="fail"`, and rows are left')
 def test_a_partial_run_can_be_red_and_the_next_finish_announces_what_it_committed(desk: Desk) -> None:
     desk.append("ab")
     desk.define(n="length")
@@ -190,6 +192,7 @@ def test_a_column_keeps_its_inputs_when_its_function_has_another_name(
     assert plan.work.definition.input_columns == ("text",)
 
 
+@pytest.mark.shows("Run", "put two groups into a DAG")
 def test_two_groups_of_one_dag_do_not_mix(desk: Desk) -> None:
     desk.append("ab")
     desk.define(n="length", shout="upper")
@@ -207,6 +210,7 @@ def test_two_groups_of_one_dag_do_not_mix(desk: Desk) -> None:
 
 
 @pytest.mark.core
+@pytest.mark.shows("Clear", "clear `shards.apply` of a shard that failed, with downstream")
 def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_clearing_it(desk: Desk) -> None:
     desk.append("abc")
     desk.define(n="length")
@@ -234,6 +238,7 @@ def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_cle
     assert event["rows_computed"] == 3 * ROWS
 
 
+@pytest.mark.shows("Retries", "the same, and a shard fails after its last retry")
 def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -275,6 +280,7 @@ def test_values_that_are_not_as_expected_stop_the_commit_and_are_told_by_finish(
     assert desk.table.version == version
 
 
+@pytest.mark.shows("Retries", "give tasks `retries`")
 def test_a_retry_goes_on_where_the_try_before_it_ended(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -286,6 +292,7 @@ def test_a_retry_goes_on_where_the_try_before_it_ended(desk: Desk) -> None:
 
 
 @pytest.mark.core
+@pytest.mark.shows("Clear", "clear a whole finished run (`plan` with downstream)")
 def test_clearing_the_plan_with_its_downstream_grows_with_the_table(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -300,6 +307,7 @@ def test_clearing_the_plan_with_its_downstream_grows_with_the_table(desk: Desk) 
     assert second["from_version"] == first["to_version"]
 
 
+@pytest.mark.shows("Clear", "clear a whole failed run")
 def test_clearing_the_plan_with_its_downstream_shrinks_with_what_is_left(desk: Desk) -> None:
     desk.append("abcd")
     desk.define(n="length")
@@ -317,6 +325,7 @@ def test_clearing_the_plan_with_its_downstream_shrinks_with_what_is_left(desk: D
     assert event["to_version"] == desk.table.version
 
 
+@pytest.mark.shows("Clear", "clear `plan` alone, then single tasks")
 def test_clearing_the_plan_alone_does_not_let_an_incomplete_run_go_green(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -365,6 +374,7 @@ def test_a_cleared_plan_that_did_not_run_lets_no_run_go_green(desk: Desk, killed
     assert desk.values() == dict.fromkeys(texts("ab"), 3)
 
 
+@pytest.mark.shows("Clear", "clear `plan` alone, then single tasks")
 def test_clearing_the_plan_alone_and_then_one_shard_is_incomplete_too(desk: Desk) -> None:
     desk.append("ab")
     desk.define(n="length")
@@ -377,6 +387,7 @@ def test_clearing_the_plan_alone_and_then_one_shard_is_incomplete_too(desk: Desk
     assert [text for text, n in desk.values().items() if n is None] == texts("d")
 
 
+@pytest.mark.shows("Mark", "mark `apply` as success")
 def test_an_apply_that_is_marked_as_success_commits_what_lies_in_the_checkpoints(desk: Desk) -> None:
     desk.append("ab")
     desk.define(n="length")
@@ -398,6 +409,7 @@ def test_an_apply_that_is_marked_as_success_commits_what_lies_in_the_checkpoints
     assert desk.values() == dict.fromkeys(texts("ab"), 3)
 
 
+@pytest.mark.shows("Clear", "clear `shards.apply` of a shard that was complete")
 def test_an_apply_that_was_complete_needs_nobody_to_have_said_so(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -411,6 +423,7 @@ def test_an_apply_that_was_complete_needs_nobody_to_have_said_so(desk: Desk) -> 
 
 
 @pytest.mark.core
+@pytest.mark.shows("Clear", "clear `finish` of a finished run")
 def test_a_finish_that_died_is_cleared_and_announces(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -427,6 +440,7 @@ def test_a_finish_that_died_is_cleared_and_announces(desk: Desk) -> None:
     assert len(events(desk.asset)) == 1
 
 
+@pytest.mark.shows("Stop, kill, restart", "kill a run after its commits, before `finish`")
 def test_commits_that_nobody_announced_are_announced_by_a_later_run_that_has_nothing_to_do(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -453,6 +467,7 @@ def test_a_backfill_outside_of_airflow_is_not_announced_by_a_run_that_changed_no
     assert events(desk.asset) == []
 
 
+@pytest.mark.shows("Dates", "trigger such a DAG by hand")
 def test_a_filter_by_date_is_none_in_a_run_without_a_date(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -462,6 +477,7 @@ def test_a_filter_by_date_is_none_in_a_run_without_a_date(desk: Desk) -> None:
     assert desk.calls() == texts("a")
 
 
+@pytest.mark.shows("Run", """trigger with `--conf '{"where": "..."}'`""")
 def test_where_comes_from_the_conf_of_the_run_and_an_empty_one_is_none(desk: Desk) -> None:
     desk.append("ab")
     desk.define(n="length")
@@ -554,6 +570,7 @@ def test_a_finish_that_names_no_task_of_its_dag_says_so(desk: Desk) -> None:
 
 
 @pytest.mark.core
+@pytest.mark.shows("Run", "change the function's code")
 def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -568,6 +585,7 @@ def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(desk: Desk
     assert desk.values() == dict.fromkeys(texts("a"), 6)
 
 
+@pytest.mark.shows("Run", "skip `plan` (a branch, a short circuit)")
 def test_a_skipped_plan_skips_the_whole_group(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -615,6 +633,7 @@ def test_a_udf_is_named_by_its_import_path(desk: Desk) -> None:
         make_dag(desk, udf=geneva_dag_udfs.length)
 
 
+@pytest.mark.shows("Clear", "clear a task whose plan was cleaned up")
 def test_finish_fails_once_and_for_all_when_the_plan_is_gone(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")

@@ -119,6 +119,9 @@ def begin(desk: Desk, kill: str | None = None, function: str = "length", **setti
 
 
 @remembers
+@pytest.mark.shows(
+    "Stop, kill, restart", "the same in cluster mode (Airflow 3.3, where it is the default), and the task is killed"
+)
 def test_a_retry_goes_back_to_the_application_that_runs(desk: Desk, yarn: Yarn) -> None:
     yarn.answers = [LOST, RUNNING, DONE]
     run = begin(desk, default_args={"retries": 1})
@@ -129,6 +132,10 @@ def test_a_retry_goes_back_to_the_application_that_runs(desk: Desk, yarn: Yarn) 
 
 
 @remembers
+@pytest.mark.shows(
+    "Stop, kill, restart",
+    "clear `plan` with downstream, or `apply` after its checkpoints were removed, in cluster mode",
+)
 def test_a_new_plan_gets_an_application_of_its_own(desk: Desk, yarn: Yarn) -> None:
     yarn.answers = [DONE]
     run = begin(desk)
@@ -157,6 +164,7 @@ def test_what_is_started_when_a_batch_api_has_answered_is_an_application_of_its_
 
 
 @remembers
+@pytest.mark.shows("Stop, kill, restart", "stop a task that went back to its application")
 def test_a_task_that_is_stopped_ends_the_application_that_it_went_back_to(
     desk: Desk, yarn: Yarn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +186,10 @@ def test_a_task_that_is_stopped_ends_the_application_that_it_went_back_to(
 
 
 @remembers
+@pytest.mark.shows(
+    "Stop, kill, restart",
+    "clear `plan` with downstream, or `apply` after its checkpoints were removed, in cluster mode",
+)
 def test_an_application_is_submitted_again_when_what_it_computed_is_gone(desk: Desk, yarn: Yarn) -> None:
     yarn.answers = [DONE]
     run = begin(desk, kill="backfill.shards.commit")

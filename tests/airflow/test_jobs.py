@@ -74,6 +74,7 @@ def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Des
     assert [shard.error for shard in job.shards] == [None] * 3
 
 
+@pytest.mark.shows("Dates", "look for the newest jobs after a backfill of old dates")
 def test_the_newest_job_is_the_one_that_began_last_whatever_date_it_is_for(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")

@@ -46,6 +46,7 @@ def test_a_plan_of_many_fragments_is_no_longer_than_a_screen(desk: Desk, logs: L
 
 
 @pytest.mark.spark
+@pytest.mark.shows("Retries", "give tasks `retries`")
 def test_a_shard_that_failed_on_spark_says_why_and_its_retry_runs_only_the_rest_in_few_lines(
     desk: Desk, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,7 @@ def test_it_waits_for_enough(desk: Desk) -> None:
     play(story)
 
 
+@pytest.mark.shows("Stop, kill, restart", "restart the triggerer")
 def test_a_restart_of_the_triggerer_loses_nothing_and_doubles_nothing(desk: Desk) -> None:
     desk.append("a")
 

@@ -81,6 +81,7 @@ def kill(process: psutil.Process) -> None:
             member.kill()
 
 
+@pytest.mark.shows("Mark", "mark `plan` as success while it runs")
 def test_a_plan_that_is_marked_as_success_fails_the_run_until_it_is_cleared(site: Site, begun: dict[str, str]) -> None:
     run = begun["plan_success"]
     site.mark("plan_success", run, "backfill.plan", "success")
@@ -94,6 +95,8 @@ def test_a_plan_that_is_marked_as_success_fails_the_run_until_it_is_cleared(site
 
 
 @pytest.mark.parametrize("state", ["success", "failed"])
+@pytest.mark.shows("Clear", "clear a task, or a whole run, in the UI while the scheduler runs")
+@pytest.mark.shows("Mark", "mark `commit` as success or as failed before it has committed")
 def test_a_commit_that_is_marked_makes_nothing_visible_until_it_is_cleared(
     site: Site, begun: dict[str, str], state: str
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_commit_that_is_marked_makes_nothing_visible_until_it_is_cleared(
     assert len(site.announced(dag_id)) == 1
 
 
+@pytest.mark.shows("Mark", "mark `finish` as failed")
 def test_a_finish_that_is_marked_as_failed_announces_when_it_is_cleared(site: Site, begun: dict[str, str]) -> None:
     run = begun["finish_failed"]
     site.mark("finish_failed", run, "backfill.finish", "failed")
@@ -122,6 +126,8 @@ def test_a_finish_that_is_marked_as_failed_announces_when_it_is_cleared(site: Si
     assert site.calls("finish_failed") == Counter(range(ROWS))
 
 
+@pytest.mark.shows("Clear", "clear a task, or a whole run, in the UI while the scheduler runs")
+@pytest.mark.shows("Mark", "mark `finish` as success")
 def test_a_finish_that_is_marked_as_success_leaves_the_event_to_a_later_end(site: Site, begun: dict[str, str]) -> None:
     run = begun["finish_success"]
     site.mark("finish_success", run, "backfill.finish", "success")
@@ -137,6 +143,7 @@ def test_a_finish_that_is_marked_as_success_leaves_the_event_to_a_later_end(site
     assert len(site.announced("finish_success")) == 1
 
 
+@pytest.mark.shows("Run", "let two runs of one DAG meet")
 def test_two_runs_at_once_are_both_right_and_each_change_is_told_once(site: Site) -> None:
     site.reach("twice", 2)
     site.open("twice")
@@ -147,6 +154,7 @@ def test_two_runs_at_once_are_both_right_and_each_change_is_told_once(site: Site
     site.announced("twice")
 
 
+@pytest.mark.shows("Run", "put `apply` into a pool with one slot, with a `priority_weight`")
 def test_a_pool_of_one_slot_has_one_apply_at_a_time_and_takes_the_most_urgent_first(site: Site) -> None:
     site.stack.call("POST", "/pools", {"name": "one", "slots": 1})
     site.shut("first")
@@ -167,6 +175,7 @@ def test_a_pool_of_one_slot_has_one_apply_at_a_time_and_takes_the_most_urgent_fi
     assert [site.visible(table) for table in ("first", "high", "low")] == [ROWS] * 3
 
 
+@pytest.mark.shows("Stop, kill, restart", "pause the DAG in the middle of a run")
 def test_a_paused_run_ends_the_task_it_is_at_and_goes_on_when_unpaused(site: Site, begun: dict[str, str]) -> None:
     run = begun["paused"]
     site.reach("paused")
@@ -184,6 +193,8 @@ def test_a_paused_run_ends_the_task_it_is_at_and_goes_on_when_unpaused(site: Sit
     assert len(site.announced("paused")) == 1
 
 
+@pytest.mark.shows("Stop, kill, restart", "let `apply` exceed its `execution_timeout`")
+@pytest.mark.shows("Stop, kill, restart", 'give `spark_submit={"durable": True}`, in client mode')
 def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoints_when_cleared(
     site: Site, begun: dict[str, str]
 ) -> None:
@@ -211,6 +222,7 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
     assert scratch(site, "timeout") == []
 
 
+@pytest.mark.shows("Mark", "mark `apply` as failed while it runs")
 def test_an_apply_that_is_marked_as_failed_ends_spark_and_goes_on_from_its_checkpoints_when_cleared(
     site: Site, begun: dict[str, str]
 ) -> None:
@@ -233,6 +245,7 @@ def test_an_apply_that_is_marked_as_failed_ends_spark_and_goes_on_from_its_check
     assert_it_went_on(site, "apply_failed")
 
 
+@pytest.mark.shows("Mark", "mark `plan` as failed while it runs")
 def test_a_plan_that_is_marked_as_failed_ends_at_once(site: Site) -> None:
     run = site.stack.trigger("plan_failed")
     wait_for(lambda: any(site.folder.glob("importing.*")), RUN_SECONDS, "the plan task")
@@ -245,6 +258,9 @@ def test_a_plan_that_is_marked_as_failed_ends_at_once(site: Site) -> None:
     assert site.database.jobs(table="plan_failed") == []
 
 
+@pytest.mark.shows(
+    "Stop, kill, restart", "kill the process of a task (SIGKILL, or the kernel does for its memory), any of the four"
+)
 def test_every_task_is_killed_once_and_the_run_ends_as_if_none_had_been(site: Site) -> None:
     site.die_at("killed", plan="plan.saved", commit="commit.after", finish="finish.end")
     site.shut("killed")
@@ -272,6 +288,7 @@ def test_every_task_is_killed_once_and_the_run_ends_as_if_none_had_been(site: Si
     assert (told["to_version"], told["rows_left"]) == (max(job.commits), 0)
 
 
+@pytest.mark.shows("Dates", "`airflow backfill create` with several runs at once")
 def test_dates_at_once_are_right_and_announced_without_a_gap(site: Site) -> None:
     runs = site.runs("dates")
     assert [run["run_type"] for run in runs] == ["backfill"] * 3
@@ -283,6 +300,9 @@ def test_dates_at_once_are_right_and_announced_without_a_gap(site: Site) -> None
     site.announced("dates")
 
 
+@pytest.mark.shows(
+    "Dates", "the same with `--max-active-runs 1` and a `where` by the run's interval, and a view behind it"
+)
 def test_dates_one_after_the_other_compute_the_rows_of_their_interval(site: Site) -> None:
     runs = site.runs("days")
     assert len(runs) == len(DAYS)
@@ -294,6 +314,7 @@ def test_dates_one_after_the_other_compute_the_rows_of_their_interval(site: Site
     assert len(site.announced("days_view")) == len(DAYS)
 
 
+@pytest.mark.shows("Stop, kill, restart", "kill a worker of the executor with the task that it runs")
 def test_a_task_whose_worker_died_is_tried_again(site: Site, begun: dict[str, str]) -> None:
     site.succeeds("lost", begun["lost"])
     assert site.task("lost", begun["lost"], APPLY)["try_number"] == 2
@@ -318,6 +339,7 @@ def restarted(site: Site) -> dict[str, str]:
     return runs
 
 
+@pytest.mark.shows("Stop, kill, restart", "kill the scheduler, and start it later (`LocalExecutor`)")
 def test_a_task_that_ends_without_a_scheduler_has_ended(site: Site, restarted: dict[str, str]) -> None:
     site.succeeds("ended", restarted["ended"])
     assert {task["try_number"] for task in site.stack.tasks("ended", restarted["ended"])} == {1}
@@ -325,6 +347,7 @@ def test_a_task_that_ends_without_a_scheduler_has_ended(site: Site, restarted: d
     assert_it_went_on(site, "ended")
 
 
+@pytest.mark.shows("Stop, kill, restart", "the same, and the task is still at work")
 def test_a_task_that_a_new_scheduler_finds_running_is_begun_again(site: Site, restarted: dict[str, str]) -> None:
     site.reach("running", 2)
     tries = site.at_the_gate("running")
@@ -334,6 +357,7 @@ def test_a_task_that_a_new_scheduler_finds_running_is_begun_again(site: Site, re
     assert_it_went_on(site, "running")
 
 
+@pytest.mark.shows("Stop, kill, restart", "kill the whole host, and start it again")
 def test_a_task_that_was_killed_with_its_host_is_begun_again(site: Site, restarted: dict[str, str]) -> None:
     site.succeeds("host", restarted["host"])
     assert site.task("host", restarted["host"], APPLY)["try_number"] == 2

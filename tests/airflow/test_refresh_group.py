@@ -136,6 +136,7 @@ def test_a_view_of_values_that_are_not_as_expected_stays_as_it_is_and_finish_say
     assert (view.version, run.tries("refresh.finish"), announced(view)) == (version, 1, [])
 
 
+@pytest.mark.shows("Run", "run with nothing to do")
 def test_nothing_to_do_has_no_shard_and_writes_no_version_and_no_event(desk: Desk) -> None:
     desk.append("ab")
     view = make_view(desk)
@@ -187,6 +188,7 @@ def test_rows_that_only_leave_are_swapped_out_without_any_shard(desk: Desk) -> N
 
 
 @pytest.mark.core
+@pytest.mark.shows("Clear", "the same in a refresh")
 def test_a_failed_shard_leaves_the_view_as_it_was_and_is_mended_by_clearing_it(desk: Desk) -> None:
     desk.append("a")
     view = make_view(desk)
@@ -225,6 +227,7 @@ def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("killed", ["refresh.shards.apply", "refresh.shards.commit", "refresh.finish"])
+@pytest.mark.shows("Clear", "clear `apply`, `commit` or `finish` of a refresh after it was killed there")
 def test_a_killed_task_is_cleared_and_the_run_goes_on_from_there(desk: Desk, killed: str) -> None:
     desk.append("ab")
     view = make_view(desk)
@@ -241,6 +244,7 @@ def test_a_killed_task_is_cleared_and_the_run_goes_on_from_there(desk: Desk, kil
     assert len(announced(view)) == 1
 
 
+@pytest.mark.shows("Clear", "the same in a refresh, also after a later one")
 def test_a_finish_that_is_cleared_swaps_and_announces_nothing_again(desk: Desk) -> None:
     desk.append("ab")
     view = make_view(desk)
@@ -260,6 +264,7 @@ def test_a_finish_that_is_cleared_swaps_and_announces_nothing_again(desk: Desk) 
     assert (view.version, len(announced(view))) == (version, 2)
 
 
+@pytest.mark.shows("Clear", "clear a whole finished run (`plan` with downstream)")
 def test_clearing_the_plan_with_its_downstream_takes_the_newest_source(desk: Desk) -> None:
     desk.append("abc")
     view = make_view(desk)
@@ -274,6 +279,7 @@ def test_clearing_the_plan_with_its_downstream_takes_the_newest_source(desk: Des
     assert second["from_version"] == first["to_version"]
 
 
+@pytest.mark.shows("Mark", "the same in a refresh")
 def test_an_apply_that_is_marked_as_success_leaves_the_view_alone_with_a_warning(desk: Desk) -> None:
     desk.append("ab")
     view = make_view(desk)
@@ -294,6 +300,7 @@ def test_an_apply_that_is_marked_as_success_leaves_the_view_alone_with_a_warning
     assert shown(view) == dict.fromkeys(texts("ab"), 3)
 
 
+@pytest.mark.shows("Run", "let two refreshes of a view meet")
 def test_a_refresh_that_lost_to_another_is_green_and_announces_nothing(desk: Desk) -> None:
     desk.append("ab")
     view = make_view(desk)
@@ -311,6 +318,7 @@ def test_a_refresh_that_lost_to_another_is_green_and_announces_nothing(desk: Des
     assert desk.calls() == []
 
 
+@pytest.mark.shows("Run", 'give `on_partial="fail"`, and rows are left')
 def test_a_refresh_that_lost_to_another_can_be_red(desk: Desk) -> None:
     desk.append("a")
     view = make_view(desk)

@@ -35,6 +35,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(PlannedJob, "commit", fail)
 
 
+@pytest.mark.shows("Retries", "nothing: the default retry policy (Airflow 3.3)")
 def test_a_commit_conflict_is_tried_again_soon(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -55,6 +56,7 @@ def test_a_commit_conflict_is_tried_again_soon(desk: Desk, monkeypatch: pytest.M
     assert timedelta(seconds=30) in delays
 
 
+@pytest.mark.shows("Retries", "the same")
 def test_what_stays_wrong_is_not_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.append("a")
     desk.define(n="length")
@@ -64,6 +66,7 @@ def test_what_stays_wrong_is_not_tried_again(desk: Desk, monkeypatch: pytest.Mon
     assert run.tries("backfill.shards.commit", 0) == 1
 
 
+@pytest.mark.shows("Retries", "give a `retry_policy` of your own")
 def test_the_authors_own_policy_goes_first() -> None:
     own = sdk.ExceptionRetryPolicy(rules=[])
     with DAG("own_policy", schedule=None, default_args={"retry_policy": own}):

@@ -18,6 +18,7 @@ OPERATORS = [
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.task_id)
+@pytest.mark.shows("Stop, kill, restart", "stop any task")
 def test_it_ends_at_the_statement_it_is_at_and_may_be_retried(operator: PlanBackfillOperator) -> None:
     """Airflow retries a task that exits, and lets one that carries on do so for seconds."""
     with pytest.raises(SystemExit, match="continues from here"):
@@ -25,6 +26,7 @@ def test_it_ends_at_the_statement_it_is_at_and_may_be_retried(operator: PlanBack
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.task_id)
+@pytest.mark.shows("Stop, kill, restart", "set an `execution_timeout`")
 def test_a_timeout_stays_a_timeout(operator: PlanBackfillOperator) -> None:
     def run_too_long() -> None:
         try:

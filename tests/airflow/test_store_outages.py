@@ -52,6 +52,7 @@ def assert_no_try_was_spent(run: Driver, desk: Desk) -> None:
 @pytest.mark.parametrize(
     "away", [pytest.param(0.6, id="short"), pytest.param(60.0, id="a minute", marks=pytest.mark.soak)]
 )
+@pytest.mark.shows("Retries", "lose the object store in the middle of any of the four tasks, for a minute")
 def test_a_store_that_is_away_in_each_task_costs_no_try(
     far_desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, away: float
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_store_that_is_away_in_each_task_costs_no_try(
 
 
 @pytest.mark.parametrize("task", ["backfill.shards.apply", "backfill.shards.commit"])
+@pytest.mark.shows("Retries", "the same, and the task has an `execution_timeout`")
 def test_the_execution_timeout_of_a_task_ends_its_wait(far_desk: Desk, proxy: Proxy, task: str) -> None:
     began: list[float] = []
     proxy.at_request(TASKS[task], lambda: (began.append(time.monotonic()), proxy.down()))  # type: ignore[func-returns-value]
@@ -86,6 +88,7 @@ def test_the_execution_timeout_of_a_task_ends_its_wait(far_desk: Desk, proxy: Pr
             thread.join(30)
 
 
+@pytest.mark.shows("Retries", "the same for longer than `[geneva] store_patience`")
 def test_the_configured_patience_ends_the_wait(far_desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GENEVA__STORE_PATIENCE", "0")
     proxy.down()

@@ -221,6 +221,13 @@ def compact_and_upsert(uri: str) -> None:
     append(uri, range(5_000, 5_030))
 
 
+@pytest.mark.shows(
+    "Run", "let something write to the source all the time, under an hourly DAG, a sensor and a view on the view"
+)
+@pytest.mark.shows(
+    "Run",
+    "write to a table that a [triggerer watches](arrival.md#let-the-triggerer-watch) for a view, and do nothing else",
+)
 def test_a_chain_of_views_follows_its_source_by_a_watcher_by_the_hour_and_by_sensors(site: Site) -> None:
     for dag_id in (ON_THE_VIEW, ON_ARRIVAL):
         site.stack.unpause(dag_id)

@@ -98,6 +98,27 @@ def test_a_page_shows_the_tested_files_as_they_are(page: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("section", "line", "shows"), [("Clear", "clear it", True), ("Clear", "mark it", False), ("Run", "clear it", False)]
+)
+def test_each_line_has_a_test_that_shows_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str, line: str, shows: bool
+) -> None:
+    monkeypatch.setattr(docs_code, "ROOT", tmp_path)
+    for folder in ("docs", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "docs" / "operating.md").write_text(
+        "### Clear\n\n| you | then |\n|---|---|\n| clear it | it goes on |\n"
+    )
+    (tmp_path / "tests" / "test_a.py").write_text(f"@pytest.mark.shows({section!r}, {line!r})\ndef test_b(): ...\n")
+    page = "<!-- from tests -->\n<!-- end -->"
+    if shows:
+        assert "## Clear\n\n| you | shown by |\n|---|---|\n| clear it | `test_a.py::test_b` |" in fill(page)
+    else:
+        with pytest.raises(KeyError, match="no test shows what happens in Clear: clear it"):
+            fill(page)
+
+
 def test_code_is_copied_from_sections_and_from_whole_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(docs_code, "ROOT", tmp_path)
     (tmp_path / "a.py").write_text("x = 0\nif x:\n    # --8<-- [start:b]\n    y = 1\n    # --8<-- [end:b]\n")

@@ -144,6 +144,7 @@ class Gate:
 
 @pytest.mark.core
 @pytest.mark.parametrize("ends", ["before the commit", "after the commit", "after the finish"])
+@pytest.mark.shows("Stop, kill, restart", "the driver of a killed task goes on beside the retry")
 def test_an_orphaned_driver_that_goes_on_beside_the_retry_changes_nothing(
     table: Table, trace: Trace, tmp_path: Path, ends: str
 ) -> None:
@@ -176,6 +177,7 @@ def test_an_orphaned_driver_that_goes_on_beside_the_retry_changes_nothing(
     assert_nothing_to_do_is_free(table, "y", trace, udf=gated)
 
 
+@pytest.mark.shows("Stop, kill, restart", "the driver of a killed task goes on beside the retry")
 def test_the_retry_may_end_after_the_orphan_as_well(table: Table, trace: Trace, tmp_path: Path) -> None:
     job = Job.begin(table, tmp_path)
     gate, environment = Gate.at(tmp_path / "gate", 30)
@@ -270,6 +272,7 @@ def test_a_job_that_starts_after_another_died_runs_the_rest_only(table: Table, t
 
 
 @pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.shows("Run", "let several backfills of a column meet")
 def test_one_column_by_several_processes_at_once_is_right_and_each_change_is_told_once(
     table: Table, trace: Trace, tmp_path: Path, processes: int
 ) -> None:

@@ -125,6 +125,7 @@ def at_every_point(
 
 
 @pytest.mark.slow
+@pytest.mark.shows("Run", "drop a table, a view or its source while a job works on it, and create it again")
 def test_a_table_that_is_made_again_during_a_backfill_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def queried(first: int, added: int, count: int = 8) -> list[dict[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.shows("Run", "drop a table, a view or its source while a job works on it, and create it again")
 def test_a_view_that_is_made_again_during_a_refresh_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_view_that_is_made_again_during_a_refresh_is_left_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.shows("Run", "drop a table, a view or its source while a job works on it, and create it again")
 def test_a_source_that_is_made_again_during_a_refresh_is_what_the_next_one_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+@pytest.mark.shows("Stop, kill, restart", "kill a driver or a worker of Spark")
 def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(tmp_path: Path) -> None:
     targets = ["driver", "jvm", "worker"]
     chance = random.Random(f"spark-{KILLS}")
