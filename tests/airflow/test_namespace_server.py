@@ -179,7 +179,6 @@ def test_a_request_of_another_form_is_invalid_input(client: Client, path: str, b
     assert (refused.value.code, json.load(refused.value)["code"]) == (400, int(errors.ErrorCode.INVALID_INPUT))
 
 
-@pytest.mark.core
 def test_a_backfill_is_a_dag_run_that_is_followed(client: Client, desk: Desk, dags: dict[str, Any]) -> None:
     desk.append("ab")
     desk.define(n="length")

@@ -345,7 +345,7 @@ def test_rules_are_looked_at_in_order(table: Table, trace: Trace) -> None:
 
 
 def test_a_row_that_takes_too_long_fails(make_table: MakeTable, trace: Trace) -> None:
-    @udf(data_type=pa.int64(), version="1", on_error="skip", timeout=0.5)
+    @udf(data_type=pa.int64(), version="1", on_error="skip", timeout=1.0)
     def stuck(x: int) -> int:
         leave_trace([x])
         while x == 7:

@@ -17,6 +17,7 @@ from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.udf import UDF, Skip, udf
 from airflow_geneva.errors import UdfError
+from tests.support.marks import slow_after
 from tests.udfs_for_tests import odd
 
 EVERY_FORM = ("scalar", "async", "array", "record_batch")
@@ -112,7 +113,7 @@ def test_whole_columns_have_what_python_cannot_hold() -> None:
 # Results and exits
 
 
-@pytest.mark.parametrize("how", odd.ODD_RESULTS)
+@pytest.mark.parametrize("how", slow_after(1, odd.ODD_RESULTS))
 @pytest.mark.parametrize("form", EVERY_FORM)
 def test_an_exception_while_a_result_is_converted_is_the_rows_failure_with_its_own_type(form: str, how: str) -> None:
     kind = "FunctionExited" if how == "SystemExit" else how
@@ -134,7 +135,7 @@ def test_a_rule_matches_the_exception_of_a_result(form: str) -> None:
         run(odd.numbers(form, "ValueError", on_error=[Skip(KeyError)]))
 
 
-@pytest.mark.parametrize("how", odd.EXITS)
+@pytest.mark.parametrize("how", slow_after(1, odd.EXITS))
 @pytest.mark.parametrize("form", EVERY_FORM)
 def test_a_function_that_would_end_the_process_fails_its_row(form: str, how: str) -> None:
     kind = "RuntimeError" if form == "async" and how != "panics" else "FunctionExited"
@@ -190,7 +191,7 @@ REQUIRING: list[tuple[pa.DataType, Any, Any]] = [
 
 
 @pytest.mark.parametrize("form", ["scalar", "array"])
-@pytest.mark.parametrize(("kind", "good", "bad"), REQUIRING, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("kind", "good", "bad"), slow_after(2, REQUIRING), ids=lambda value: str(value)[:40])
 def test_null_in_a_field_that_is_not_nullable_fails_its_row(form: str, kind: pa.DataType, good: Any, bad: Any) -> None:
     @udf(data_type=kind, on_error="skip")
     def one(x: int) -> Any:

@@ -30,6 +30,7 @@ from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
 from tests.support.harness import Fault
 from tests.support.invariants import assert_exact
+from tests.support.marks import slow_after
 from tests.support.object_store import Bucket, numbers
 from tests.support.queries import (
     NOT_THIRD,
@@ -346,7 +347,7 @@ def test_snapshots_on_an_object_store_are_like_any_others(db: Database, bucket: 
     assert_nothing_to_refresh(view, trace)
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", slow_after(2, range(HISTORIES)))
 def test_two_histories_of_which_one_is_cleaned_up_agree(
     make_table: MakeTable, trace: Trace, tmp_path: Path, seed: int
 ) -> None:

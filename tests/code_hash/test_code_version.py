@@ -104,6 +104,7 @@ def test_another_process_computes_the_same_versions_without_pyarrow_and_under_an
         assert json.loads(printed.stdout) == GOLDEN
 
 
+@pytest.mark.slow
 def test_every_other_python_on_this_machine_computes_the_same_versions() -> None:
     for minor, python in _other_pythons().items():
         printed = subprocess.run(

@@ -33,6 +33,7 @@ from airflow_geneva.functions.answers import (
     read_vectors,
     vector_of,
 )
+from tests.support.marks import slow_after
 from tests.support.openai_server import WRONG, OpenAIServer, embedding_of
 
 TEXTS = [f"text {at:03}" for at in range(100)]
@@ -197,7 +198,7 @@ def test_an_answer_that_is_cut_is_used_for_what_it_holds() -> None:
         ({"raw_answer": ("1234567890", 20_000_000), "gzip": True, "raw_status": 500}, ConnectionError, "more than 1"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("made", [embed, chat("small", "Say it.")], ids=["embeddings", "chat"])
+@pytest.mark.parametrize("made", slow_after(1, [embed, chat("small", "Say it.")]), ids=["embeddings", "chat"])
 def test_an_answer_of_something_else_takes_little_memory_and_says_what_to_check(
     server: OpenAIServer, made: Any, settings: Any, kind: type[Exception], words: str
 ) -> None:
@@ -288,7 +289,9 @@ def test_an_extraction_that_is_nested_too_deeply_is_a_failed_row(server: OpenAIS
 @pytest.mark.parametrize("how", ["fewer", "renumbered", "twice", "unknown"])
 @pytest.mark.parametrize(
     "make",
-    [lambda **how: batch_embeddings("small", 8, **how), lambda **how: batch_chat("small", "Say it.", **how)],
+    slow_after(
+        1, [lambda **how: batch_embeddings("small", 8, **how), lambda **how: batch_chat("small", "Say it.", **how)]
+    ),
     ids=["embeddings", "chat"],
 )
 def test_a_completed_batch_that_does_not_match_its_requests_is_refused_as_a_whole(

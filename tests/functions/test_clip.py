@@ -16,6 +16,7 @@ from PIL import Image
 from airflow_geneva import connect
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions import clip_embeddings
+from tests.support.marks import slow_after
 
 PLAIN = {"mean": (0, 0, 0), "deviation": (1, 1, 1)}
 
@@ -52,7 +53,7 @@ def write_model(path: Path, kind: int = TensorProto.FLOAT, output: str = "image_
     return str(path)
 
 
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
+@pytest.mark.parametrize("kind", slow_after(1, [TensorProto.FLOAT, TensorProto.FLOAT16]))
 def test_images_are_embedded_in_batches_and_only_rows_that_cannot_be_read_fail(tmp_path: Path, kind: int) -> None:
     model = write_model(tmp_path / "clip.onnx", kind)
     pictures = [picture((255, 0, 0)), None, b"no image", picture((0, 255, 51)), picture((255, 255, 255))]

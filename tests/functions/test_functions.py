@@ -328,7 +328,7 @@ def test_a_request_that_hangs_ends_at_the_timeout_and_is_made_again(
 ) -> None:
     assert [made.timeout for made in (embed, chat("small", "?"), person)] == [60, 300, 300]
     assert embeddings("small", 8, timeout=None).timeout is None
-    impatient = embeddings("small", 8, timeout=0.5, on_error=[Retry(TimeoutError, attempts=2, backoff=0.01)])
+    impatient = embeddings("small", 8, timeout=3.0, on_error=[Retry(TimeoutError, attempts=2, backoff=0.01)])
     assert impatient.code_version == embed.code_version
     server.change(fail_inputs={"text": ["hang", 1]})
     table = database.create_table("docs", pa.table({"text": ["text"]}))

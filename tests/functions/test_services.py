@@ -15,6 +15,7 @@ import pytest
 from airflow_geneva import Database, RateLimit, connect
 from airflow_geneva.engine.apply import checkpoint_writer
 from airflow_geneva.functions import chat, embeddings, text_chunks
+from tests.support.marks import slow_after
 from tests.support.openai_server import OpenAIServer, answer_to, embedding_of
 
 ROOT = Path(__file__).parents[2]
@@ -59,11 +60,14 @@ def make_passages(database: Database, texts: list[str]) -> Any:
 
 @pytest.mark.parametrize(
     "columns",
-    [
-        {"text": "passage.text", "vector": (embed, ["text"])},
-        {"vector": (embed, ["passage.text"]), "text": "passage.text"},
-        {"again": "upper(passage.text)", "text": "passage.text", "vector": (embed, ["passage.text"])},
-    ],
+    slow_after(
+        1,
+        [
+            {"text": "passage.text", "vector": (embed, ["text"])},
+            {"vector": (embed, ["passage.text"]), "text": "passage.text"},
+            {"again": "upper(passage.text)", "text": "passage.text", "vector": (embed, ["passage.text"])},
+        ],
+    ),
 )
 def test_requests_are_in_flight_across_batches_whatever_the_order_of_columns(
     server: OpenAIServer, database: Database, columns: dict[str, Any]

@@ -26,7 +26,15 @@ def assert_partition(shards: tuple[Shard, ...], fragments: int) -> None:
 
 @pytest.mark.parametrize(
     ("fragments", "shards", "commits"),
-    [(0, 0, 0), (1, 1, 1), (4_000, 1, 63), (4_096, 1, 64), (4_097, 2, 100), (100_000, 25, 100), (300_000, 64, 100)],
+    [
+        (0, 0, 0),
+        (1, 1, 1),
+        (4_000, 1, 63),
+        (4_096, 1, 64),
+        (4_097, 2, 100),
+        (100_000, 25, 100),
+        pytest.param(300_000, 64, 100, marks=pytest.mark.slow),
+    ],
 )
 def test_unasked_there_are_few_shards_and_about_a_hundred_commits(fragments: int, shards: int, commits: int) -> None:
     made = cut_shards(FragmentTasks(work(at) for at in range(fragments)), None)

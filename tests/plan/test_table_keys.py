@@ -15,6 +15,7 @@ from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
+from tests.support.marks import slow_after
 
 PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 _CUT = f"{'ä' * 98}…"
@@ -86,7 +87,7 @@ class Keyed:
         return pa.table({"path": self.keys.slice(1, 1), "_rowid": pa.array(ids, pa.uint64())})
 
 
-@pytest.mark.parametrize("stable", ["true", "false"])
+@pytest.mark.parametrize("stable", slow_after(1, ["true", "false"]))
 def test_keys_are_recorded_with_a_failure_and_follow_the_column(db: Database, stable: str) -> None:
     options = {"new_table_enable_stable_row_ids": stable}
     table = make(db, pa.array(["a.pdf", "b.pdf"]), storage_options=options)
@@ -176,14 +177,17 @@ SELECT = {"place": "path", "n": (picky, ["x"])}
 
 @pytest.mark.parametrize(
     ("of_table", "select", "key", "of_view", "shown"),
-    [
-        ("path", SELECT, None, ("place",), "b"),
-        ("path", SELECT, "place", ("place",), "b"),
-        ("path", {**SELECT, "x": "x"}, "x", ("x",), "-1"),
-        ("path", {"n": (picky, ["x"])}, None, (), ""),
-        (None, SELECT, None, (), ""),
-        (None, SELECT, "place", ("place",), "b"),
-    ],
+    slow_after(
+        2,
+        [
+            ("path", SELECT, None, ("place",), "b"),
+            ("path", SELECT, "place", ("place",), "b"),
+            ("path", {**SELECT, "x": "x"}, "x", ("x",), "-1"),
+            ("path", {"n": (picky, ["x"])}, None, (), ""),
+            (None, SELECT, None, (), ""),
+            (None, SELECT, "place", ("place",), "b"),
+        ],
+    ),
 )
 def test_a_view_has_its_own_key_or_that_of_its_source(
     db: Database, of_table: str | None, select: Any, key: str | None, of_view: tuple[str, ...], shown: str

@@ -94,6 +94,7 @@ def test_versions_between_two_backfills_are_not_read(
     assert_right(table, "y", tripled)
 
 
+@pytest.mark.slow
 def test_an_old_table_is_planned_with_as_many_reads_as_a_young_one(
     make_table: MakeTable, trace: Trace, reads: Counter[str]
 ) -> None:

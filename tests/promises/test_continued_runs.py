@@ -17,6 +17,7 @@ from airflow_geneva.view import View
 from tests.support.broken_off import dies_at
 from tests.support.counting import Trace, triple, tripled
 from tests.support.invariants import assert_exact, assert_untouched
+from tests.support.marks import slow_after
 from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs
 
@@ -147,7 +148,7 @@ def test_a_killed_run_repeats_an_interval(
 
 
 @pytest.mark.parametrize("make", [column, view, exploded])
-@pytest.mark.parametrize("seed", range(int(os.environ.get("GENEVA_CONTINUED_HISTORIES", "3"))))
+@pytest.mark.parametrize("seed", slow_after(1, range(int(os.environ.get("GENEVA_CONTINUED_HISTORIES", "3")))))
 def test_each_kill_of_a_history_repeats_an_interval(
     make_table: MakeTable, trace: Trace, make: Callable[[Table], Table], seed: int
 ) -> None:

@@ -313,6 +313,7 @@ def test_rows_that_are_suddenly_wide_are_held_within_the_budget(jump: Table, siz
     assert max(sizes.kept, default=0) <= checkpoint_bytes(BUDGET) + row
 
 
+@pytest.mark.slow
 def test_rows_that_pylance_cannot_decode_at_once_are_read_in_smaller_parts(
     texts: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

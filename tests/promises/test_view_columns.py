@@ -26,6 +26,7 @@ from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
 from tests.support.harness import Fault
+from tests.support.marks import slow_after
 from tests.support.queries import POINTS
 from tests.udfs_for_tests.columns import IN_FLIGHT, deploy, is_bad, value
 
@@ -339,9 +340,7 @@ def test_a_changed_column_whose_refresh_is_killed_runs_an_interval_again_at_most
     assert rows(view) == history.expected(view)
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(at, marks=[pytest.mark.slow] * (at >= FAST)) for at in range(FIRST, FIRST + HISTORIES)]
-)
+@pytest.mark.parametrize("seed", slow_after(FAST, range(FIRST, FIRST + HISTORIES)))
 def test_a_history_calls_each_function_on_the_rows_that_lack_its_value(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

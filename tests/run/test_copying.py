@@ -18,6 +18,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact, assert_nothing_to_do_is_free
+from tests.support.marks import slow_after
 from tests.support.queries import Asked, assert_equals_query, assert_nothing_to_refresh
 
 
@@ -78,10 +79,7 @@ def just_cloned(db: Database) -> Table:
     return db.open_table("clone")
 
 
-made = pytest.mark.parametrize("make", [plain, aged, cloned, just_cloned])
-
-
-@made
+@pytest.mark.parametrize("make", slow_after(1, [aged, plain, cloned, just_cloned]))
 def test_nothing_is_due_in_a_copy(
     db: Database, other: Database, trace: Trace, make: Callable[[Database], Table]
 ) -> None:

@@ -267,7 +267,6 @@ def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, 
     assert table.plan_backfill("y").rows_to_run == 300
 
 
-@pytest.mark.core
 def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 1_000, 1_000)
     table.add_columns({"y": dies_once_at_700})

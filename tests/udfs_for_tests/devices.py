@@ -60,7 +60,7 @@ def plain_scalar(x: int, folder: str) -> int:
     return on_device([x], folder)[0]
 
 
-@udf(data_type=pa.int64(), version="1", on_error="skip", timeout=0.5, num_gpus=1)
+@udf(data_type=pa.int64(), version="1", on_error="skip", timeout=1.0, num_gpus=1)
 def in_time(x: pa.Int64Array, folder: pa.StringArray) -> pa.Array:
     return pa.array(on_device(x.to_pylist(), folder[0].as_py()), pa.int64())
 

@@ -18,6 +18,7 @@ from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact
+from tests.support.marks import slow_after
 from tests.support.tables import MakeTable
 
 
@@ -48,7 +49,7 @@ def ids(view: View) -> set[int]:
     return {row["id"] for row in view.to_arrow().to_pylist() if row["e"] is not None}
 
 
-@pytest.mark.parametrize("exploded", [False, True])
+@pytest.mark.parametrize("exploded", slow_after(1, [False, True]))
 @pytest.mark.parametrize("runs", [1, 4])
 def test_errors_only_runs_the_rows_that_failed_in_any_number_of_runs_and_no_others(
     make_table: MakeTable, trace: Trace, exploded: bool, runs: int
@@ -73,7 +74,7 @@ def test_errors_only_runs_the_rows_that_failed_in_any_number_of_runs_and_no_othe
     assert ids(view) == {*range(31)} - {7, 17}
 
 
-@pytest.mark.parametrize("exploded", [False, True])
+@pytest.mark.parametrize("exploded", slow_after(1, [False, True]))
 def test_errors_only_with_a_repaired_function_leaves_all_other_values(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, exploded: bool
 ) -> None:
