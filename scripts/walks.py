@@ -1,11 +1,7 @@
-"""Trace two jobs, and write into ``docs/architecture.md`` the calls that lead to the function and to Lance's commit.
-
-Run it after a change of these calls: ``python scripts/walks.py``. A test compares the page with a fresh trace.
-"""
+"""Trace two jobs, and print the calls that lead to the function and to Lance's commit."""
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import threading
@@ -24,8 +20,6 @@ import airflow_geneva
 from airflow_geneva import connect, udf
 
 PACKAGE = Path(airflow_geneva.__file__).parent
-PAGE = PACKAGE.parent / "docs" / "architecture.md"
-BEGIN, END = "<!-- traced: begin -->", "<!-- traced: end -->"
 THREAD = "in a thread of its own"
 
 Stop = tuple[str, str]
@@ -131,24 +125,15 @@ def walks() -> dict[str, Walk]:
 
 
 def described(found: dict[str, Walk]) -> str:
-    """Return the walks as Markdown."""
+    """Return the walks as text."""
     parts = []
     for name, walk in found.items():
         lines = [f"{file}: {function}" if file else f"({function})" for file, function in walk]
         calls = sum(1 for file, _ in walk if file)
         files = len({file for file, _ in walk if file})
-        parts.append(
-            f"From `{name.replace(' to ', '` to `')}`: {calls} calls in {files} files.\n\n```text\n"
-            + "\n".join(lines)
-            + "\n```"
-        )
+        parts.append(f"From {name}: {calls} calls in {files} files.\n" + "\n".join(f"  {line}" for line in lines))
     return "\n\n".join(parts)
 
 
-def fill(page: str) -> str:
-    """Return the page with the walks as they are now."""
-    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{described(walks())}\n\n{END}", page, flags=re.DOTALL)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text()))
+    print(described(walks()))
