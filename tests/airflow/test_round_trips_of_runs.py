@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint import packs
-from airflow_geneva.engine.commit import view_state
+from airflow_geneva.engine.views import state
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.storage import location
 from airflow_geneva.task_groups import RefreshTaskGroup
@@ -49,7 +49,7 @@ def far_desk(
         table_versions._KEPT.clear()
         packs._read_keys.cache_clear()
         packs._LOADED.clear()
-        view_state._FOUND.clear()
+        state._FOUND.clear()
         run(driver, ti, kill)
 
     monkeypatch.setattr(Driver, "_run", run_in_a_new_process)
