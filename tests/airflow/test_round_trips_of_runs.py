@@ -12,9 +12,9 @@ from airflow.sdk import DAG
 
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint import packs
-from airflow_geneva.engine.views import state
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.storage import location
+from airflow_geneva.engine.views import state
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_lance, make_dag, make_view

@@ -18,11 +18,11 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, load_snapshot, save_snapshot
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.cleanup.garbage import MARKS, SNAPSHOTS, Garbage
-from airflow_geneva.engine.views import state as contents
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.engine.run import view as run
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.views import state as contents
 from airflow_geneva.engine.views.state import CommittedViewState, read_advance_note
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
