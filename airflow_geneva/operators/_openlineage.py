@@ -43,9 +43,11 @@ def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
     """Return the columns that a plan computes, with their lineage."""
     if isinstance(work, RefreshSpec):
         return tuple(_of_view(work.definition))
-    udf = work.definition
-    by = _describe_udf(udf.function_name, work.udf_version)
-    return tuple(ColumnSource(name, udf.columns or work.inputs, TRANSFORMATION, by) for name in work.columns)
+    return tuple(
+        ColumnSource(name, udf.columns or work.inputs, TRANSFORMATION, _describe_udf(udf.function_name, udf.version))
+        for udf in work.udfs.values()
+        for name in work.columns
+    )
 
 
 def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:

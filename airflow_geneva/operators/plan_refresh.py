@@ -113,12 +113,8 @@ class PlanRefreshOperator(PlanOperator):
             raise
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
-        from airflow_geneva.engine.plan.model import RefreshSpec
-
         work = saved.work
-        assert isinstance(work, RefreshSpec)
-        source = work.definition.source_table
-        return {**super()._summarize(plan, saved), "view": work.table_name, "source": source}
+        return {**super()._summarize(plan, saved), "view": work.table_name, "source": work.source_name}
 
 
 def _uri_of(given: str) -> str:

@@ -19,8 +19,7 @@ from airflow_geneva.engine.load.source import LoadSource
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import FragmentTask
-from airflow_geneva.engine.run.column import ColumnTarget
-from airflow_geneva.engine.run.load import FragmentLoader, load_fragments
+from airflow_geneva.engine.run.load import FragmentLoader, LoadTarget, load_fragments
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark import local
@@ -148,8 +147,8 @@ class _StageTask:
     plan: str
     shard: int
 
-    def target(self) -> ColumnTarget:
-        return ColumnTarget.at(self.location, self.work)
+    def target(self) -> LoadTarget:
+        return LoadTarget.at(self.location, self.work)
 
     def stage(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the fragments of a partition, whose rows come in the order of their addresses."""

@@ -27,7 +27,7 @@ from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.run.caps import CapReached, Caps
 from airflow_geneva.engine.run.inline import Reporting, open_reporter
-from airflow_geneva.engine.run.prepare import Udfs, check_names, joint_policy, open_target, prepare
+from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -324,7 +324,7 @@ class _GroupRunner:
             capped = task_spec.work.sizing.max_cost is not None
             allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
-            opened = self._once(_target_of_stage, lambda: check_names(open_target(task_spec.location, task_spec.work)))
+            opened = self._once(_target_of_stage, lambda: open_target(task_spec.location, task_spec.work).check_names())
             if again:
                 opened.store.look_again()
             given = (task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.run.background import JobFuture, start_in_background
+from airflow_geneva.engine.run.peers import PEERS
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf import UDF
@@ -336,7 +338,7 @@ def test_a_job_that_is_interrupted_is_on_record_as_failed(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airflow_geneva.engine.run.pipeline.apply_inline", interrupt)
+    monkeypatch.setitem(PEERS, kind, replace(PEERS[kind], inline=interrupt))
     with pytest.raises(KeyboardInterrupt):
         table.backfill("y", runner="inline") if kind == "backfill" else view.refresh(runner="inline")
     [job] = [job for job in db.jobs() if job.kind == kind]

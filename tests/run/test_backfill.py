@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
-from airflow_geneva.engine.run import pipeline
+from airflow_geneva.engine.run.peers import PEERS
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed, StorageError
@@ -1042,7 +1043,7 @@ def test_only_what_may_pass_is_to_be_run_again_as_it_is(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(pipeline, "apply_inline", fail)
+    monkeypatch.setitem(PEERS, "backfill", replace(PEERS["backfill"], inline=fail))
     with pytest.raises(JobFailed) as failed:
         table.backfill("y", runner="inline")
     assert ("run it again to continue" in str(failed.value)) is passes

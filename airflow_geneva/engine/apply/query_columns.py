@@ -15,12 +15,10 @@ import pyarrow.compute as pc
 
 from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wait_for_first
-from airflow_geneva.engine.apply.dedup import KnownValues
-from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.engine.apply.isolation.runner import OpenMapper, open_batch_mapper
 from airflow_geneva.engine.apply.stages import prepare_some, prepared_columns, with_prepared
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.checkpoint.records import ROW_ID
-from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.lance_io import pylance_internals
@@ -29,7 +27,6 @@ from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, is_blob_type
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import rules_of
-from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.engine.views.definition import OutputColumn, filled_by, source_inputs
 from airflow_geneva.engine.views.rows import RowIdArray
 from airflow_geneva.errors import UdfError
@@ -53,6 +50,7 @@ class QueryComputer(BatchMapper):
 
     Args:
         udfs: the UDFs by column; without those that run on no row of any batch.
+        open_mapper: opens the UDF of a column, with the columns of its inputs; None: as it is in `udfs`.
         keeps_before: if a row fails the job, compute all columns of the rows before it, and attach them to the error.
     """
 
@@ -60,10 +58,7 @@ class QueryComputer(BatchMapper):
         self,
         columns: Sequence[OutputColumn],
         udfs: Mapping[str, UDF],
-        opened: Mapping[str, UDF | UdfReference] | None = None,
-        known: Mapping[str, KnownValues] | None = None,
-        submissions: Mapping[str, Submissions] | None = None,
-        batch_sizes: Mapping[str, int | None] | None = None,
+        open_mapper: OpenMapper | None = None,
         keeps_before: bool = True,
     ) -> None:
         self.columns = tuple(columns)
@@ -71,16 +66,9 @@ class QueryComputer(BatchMapper):
         self.projection, self._aliases, self.input_aliases = _projection(self.columns)
         self.filled_by = filled_by(self.columns)
         self._stack = ExitStack()
+        opens = open_mapper or (lambda name, inputs: open_batch_mapper(udfs[name], inputs))
         self.mappers: dict[str, BatchMapper] = {
-            column.name: self._stack.enter_context(
-                open_batch_mapper(
-                    (opened or udfs)[column.name],
-                    column.inputs,
-                    (known or {}).get(column.name),
-                    (submissions or {}).get(column.name),
-                    (batch_sizes or {}).get(column.name),
-                )
-            )
+            column.name: self._stack.enter_context(opens(column.name, column.inputs))
             for column in self.columns
             if column.name in udfs
         }

@@ -17,12 +17,10 @@ from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
-from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
     columns_in,
-    columns_of,
     fields_present,
     live_offsets,
     read_fragments,
@@ -30,8 +28,7 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
-from airflow_geneva.engine.plan.load_spec import LoadSpec
-from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.model import ColumnSpec
 from airflow_geneva.engine.plan.moved_rows import (
     CHANGED,
     MOVED,
@@ -226,7 +223,7 @@ class ShardCommitter:
 
     location: TableLocation
     saved: SavedPlan
-    work: BackfillSpec
+    work: ColumnSpec
     planned: lance.LanceDataset
     data: StagedFiles
     restage: Restage
@@ -247,16 +244,12 @@ class ShardCommitter:
     @cached_property
     def columns(self) -> Columns:
         """The relevant columns by field id, as planned."""
-        filtered = where_columns(self.work.where, self.planned.schema.names)
-        return columns_of(self.planned, self.work.inputs, filtered, self.work.output_at(self.planned))
+        return self.work.columns_at(self.planned)
 
     @cached_property
     def fact_columns(self) -> Columns:
-        """The columns that facts are about: those of a UDF whose values are loaded, or else `columns`."""
-        work = self.work
-        if not isinstance(work, LoadSpec):
-            return self.columns
-        return columns_of(self.planned, work.fact_inputs, (), work.output_at(self.planned))
+        """The columns that facts are about."""
+        return self.work.fact_columns_at(self.planned)
 
     def commit(
         self,

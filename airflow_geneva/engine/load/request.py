@@ -13,8 +13,8 @@ import pyarrow.types as pt
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import castable, check_storable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
-from airflow_geneva.engine.lance_io.fragments import columns_of, live_offsets
+from airflow_geneva.engine.lance_io.filters import check_where, freeze_where
+from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.siblings import Output, group_of
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
@@ -286,7 +286,6 @@ def _plan(
         column=columns[0],
         siblings=columns[1:],
         field_id=field_id,
-        udf="" if definition is None else definition.to_json(),
         inputs=(*on, *(name for name in facts if name not in on)),
         where=where,
         version=int(dataset.version),
@@ -304,8 +303,7 @@ def _plan(
         on_duplicate=request.on_duplicate,
         unchecked=unchecked,
     )
-    filtered = where_columns(where, dataset.schema.names)
-    manifest = read_manifest(dataset, columns_of(dataset, work.inputs, filtered, work.output_at(dataset)))
+    manifest = read_manifest(dataset, work.columns_at(dataset))
     works = FragmentTasks(
         FragmentTask(files, LOADED, live, live, len(live))
         for files in manifest.values()

@@ -24,12 +24,11 @@ from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import ReadJobs, history_once
-from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets, where_columns
+from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
     FragmentFiles,
     TableFields,
-    columns_of,
     garbage_collector_off,
     ids_by_name,
     live_offsets,
@@ -81,7 +80,7 @@ class _Due:
 def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
     check_continue_from(checkpoints, work)
     check_where(dataset, work.where)
-    columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
+    columns = work.columns_at(dataset)
     work = replace(work, nested=columns.nested)
     with garbage_collector_off():
         state = state_with_bases(dataset, checkpoints, columns)

@@ -8,7 +8,7 @@ from airflow_geneva.engine.checkpoint.provenance import version_label
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.engine.plan.due_rows import BEFORE
-from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, Plan
 
 _LISTED = 8
 
@@ -65,7 +65,7 @@ def explain(plan: Plan) -> str:
 
 def _calls(plan: Plan) -> list[str]:
     """Say which columns run on how many rows, if rows of a view keep some of their values."""
-    if not isinstance(plan.work, RefreshSpec) or plan.work.calls is None:
+    if not plan.work.calls_differ:
         return []
     runs = ", ".join(f"{name} on {counted(rows, 'row')}" for name, rows in plan.calls_to_run.items())
     return [f"  runs {runs or 'no function'}; the view's other values of these rows are carried"]

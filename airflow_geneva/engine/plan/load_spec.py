@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_geneva.engine.checkpoint.keys import WorkIdentity
-from airflow_geneva.engine.checkpoint.reuse import ReuseRules
+from airflow_geneva.engine.lance_io.fragments import Columns, columns_of, field_ids
 from airflow_geneva.engine.lance_io.siblings import Output, is_group
-from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.model import ColumnSpec
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.udf.settings import UdfDefinition
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadSpec(BackfillSpec):
+class LoadSpec(ColumnSpec):
     """The specification of a job that loads values by key.
 
     Args:
@@ -50,20 +50,19 @@ class LoadSpec(BackfillSpec):
         return {}
 
     @property
-    def udf_name(self) -> str:
-        return "load"
-
-    @property
     def keeps_facts(self) -> bool:
         return bool(self.fact_inputs)
 
+    def fact_columns_at(self, dataset: lance.LanceDataset) -> Columns:
+        return columns_of(dataset, self.fact_inputs, (), self.output_at(dataset))
+
+    def indexed_fields(self, open_newest: Callable[[], lance.LanceDataset]) -> list[int | None]:
+        newest = open_newest()
+        return [field_ids(newest, name)[0] for name in self.columns if name in newest.schema.names]
+
     @property
     def identity(self) -> WorkIdentity:
-        return WorkIdentity(self.udf_name, self.delivery, self.key_column, self._tag, self.table)
-
-    @cached_property
-    def reuse_rules(self) -> ReuseRules:
-        return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
+        return WorkIdentity(self.kind, self.delivery, self.key_column, self._tag, self.table)
 
     def output_at(self, dataset: lance.LanceDataset) -> Output:
         if not is_group(self.field_id):
@@ -71,12 +70,8 @@ class LoadSpec(BackfillSpec):
         return Output(self.columns, self.columns, self.field_id)
 
     @property
-    def title(self) -> str:
-        return f"Load of {self.target}"
-
-    @property
     def _made_by(self) -> str:
         return f"by {', '.join(self.on)}"
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "udf": self.udf_name, "udf_version": self.udf_version, "loads": self.source}
+        return {**super().describe(), "udf": self.kind, "udf_version": self.udf_version, "loads": self.source}

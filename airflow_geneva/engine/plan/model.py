@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from airflow_geneva.engine.checkpoint.facts import Fact
 from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_failures_of
+from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.speed import EarlierJobs, ReadJobs
+from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.lance_io.fragments import Columns, columns_of
 from airflow_geneva.engine.lance_io.siblings import Output, is_group
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
@@ -132,6 +134,10 @@ class _JobSpec(ABC):
         """The rules for the checkpoints that the job reuses."""
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
 
+    def indexed_fields(self, open_newest: Callable[[], lance.LanceDataset]) -> list[int | None]:
+        """Return the ids of the fields whose indexes the job updates; None stands for all fields of a view."""
+        return [None]
+
     @cached_property
     def prefix(self) -> str:
         return self.identity.prefix
@@ -152,7 +158,12 @@ class _JobSpec(ABC):
     @property
     def at_once(self) -> bool:
         """Whether an expectation judges the whole column, so that its rows become visible only in `finish`."""
-        return self.kind == BackfillSpec.kind and any(e.whole for udf in self.udfs.values() for e in udf.expectations)
+        return False
+
+    @property
+    def calls_differ(self) -> bool:
+        """Whether UDFs run on different rows, because rows of a view keep some of their values."""
+        return False
 
     @property
     @abstractmethod
@@ -268,23 +279,107 @@ class _JobSpec(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackfillSpec(_JobSpec):
-    """The specification of a job that computes a column.
+class ColumnSpec(_JobSpec):
+    """The specification of a job that fills a column, or columns that are filled together.
 
     Args:
         field_id: the number that identifies the column in facts: its field id, or the number of a group of siblings.
-        siblings: the other columns that the function fills.
+        siblings: the other columns that the job fills.
+    """
+
+    plain_blobs: ClassVar[bool] = False
+    _after_too_many = ("What was computed is visible.", " with errors_only=True")
+
+    column: str
+    field_id: int
+    siblings: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that the job fills."""
+        return (self.column, *self.siblings)
+
+    @abstractmethod
+    def output_at(self, dataset: lance.LanceDataset) -> Output:
+        """Return the columns that the job fills, by their names in a version."""
+
+    def columns_at(self, dataset: lance.LanceDataset) -> Columns:
+        """Return the columns that the job reads and writes, in the version for which it is planned."""
+        filtered = where_columns(self.where, dataset.schema.names)
+        return columns_of(dataset, self.inputs, filtered, self.output_at(dataset))
+
+    def fact_columns_at(self, dataset: lance.LanceDataset) -> Columns:
+        """Return the columns that facts are about, in the version for which the job is planned."""
+        return self.columns_at(dataset)
+
+    @property
+    def keeps_facts(self) -> bool:
+        """Whether commits record facts about the values, by which later plans know them."""
+        return True
+
+    @property
+    def taken_versions(self) -> tuple[str, ...]:
+        """The other versions whose checkpoints and values the job takes over."""
+        return ()
+
+    def mixed_versions(self, taken: bool) -> list[str]:
+        """Return labels of the other versions whose values the column may hold; `taken`: some were taken over."""
+        return []
+
+    @property
+    def key_column(self) -> str:
+        """The column's name in checkpoint keys; of siblings, a name that stays when one is renamed or dropped."""
+        return f"siblings-{self.field_id}" if is_group(self.field_id) else self.column
+
+    @property
+    def target(self) -> str:
+        return f"{self.table_name}.{self.column}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind.capitalize()} of {self.target}"
+
+    @property
+    def heading(self) -> str:
+        where = f" where {self.where}" if self.where else ""
+        also = f" and {', '.join(self.siblings)}" if self.siblings else ""
+        return f"{self.title}{also} {self._made_by}{where}, table version {self.version}"
+
+    @property
+    @abstractmethod
+    def _made_by(self) -> str:
+        """What makes the values, for the heading."""
+
+    @property
+    def outbox(self) -> str:
+        return f"field-{self.field_id}"
+
+    def indexed_fields(self, open_newest: Callable[[], lance.LanceDataset]) -> list[int | None]:
+        return [self.field_id]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "column": self.column,
+            **({"siblings": list(self.siblings), "key_column": self.key_column} if is_group(self.field_id) else {}),
+            "inputs": list(self.inputs),
+            "agreement": self.agreement,
+            "where": self.where,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillSpec(ColumnSpec):
+    """The specification of a job that computes a column.
+
+    Args:
         makers: versions whose values count as this version's.
         former_names: former names of the column, under which earlier jobs wrote their checkpoints.
     """
 
     kind: ClassVar[str] = "backfill"
-    _after_too_many = ("What was computed is visible.", " with errors_only=True")
 
-    column: str
-    field_id: int
     udf: str
-    siblings: tuple[str, ...] = ()
     continue_from: tuple[str, ...] = ()
     makers: tuple[str, ...] = ()
     former_names: tuple[str, ...] = ()
@@ -298,27 +393,22 @@ class BackfillSpec(_JobSpec):
         return {self.column: self.definition}
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """All columns that the function fills."""
-        return (self.column, *self.siblings)
+    def at_once(self) -> bool:
+        return any(one.whole for one in self.definition.expectations)
 
     def output_at(self, dataset: lance.LanceDataset) -> Output:
-        """Return the columns that the job fills, by their names in a version."""
         return Output.of(dataset, self.column)
-
-    @property
-    def keeps_facts(self) -> bool:
-        """Whether commits record facts about the values, by which later plans know them."""
-        return True
 
     @property
     def udf_name(self) -> str:
         return self.definition.name
 
     @property
-    def key_column(self) -> str:
-        """The column's name in checkpoint keys; of siblings, a name that stays when one is renamed or dropped."""
-        return f"siblings-{self.field_id}" if is_group(self.field_id) else self.column
+    def taken_versions(self) -> tuple[str, ...]:
+        return self.continue_from
+
+    def mixed_versions(self, taken: bool) -> list[str]:
+        return sorted({version_label(maker) for maker in (*self.makers, *(self.continue_from if taken else ()))})
 
     @property
     def identity(self) -> WorkIdentity:
@@ -333,37 +423,11 @@ class BackfillSpec(_JobSpec):
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)
 
     @property
-    def target(self) -> str:
-        return f"{self.table_name}.{self.column}"
-
-    @property
-    def title(self) -> str:
-        return f"Backfill of {self.target}"
-
-    @property
-    def heading(self) -> str:
-        where = f" where {self.where}" if self.where else ""
-        also = f" and {', '.join(self.siblings)}" if self.siblings else ""
-        return f"{self.title}{also} {self._made_by}{where}, table version {self.version}"
-
-    @property
     def _made_by(self) -> str:
         return f"with {self.udf_name} (version {self.udf_version})"
 
-    @property
-    def outbox(self) -> str:
-        return f"field-{self.field_id}"
-
     def describe(self) -> dict[str, Any]:
-        return {
-            **super().describe(),
-            "column": self.column,
-            **({"siblings": list(self.siblings), "key_column": self.key_column} if is_group(self.field_id) else {}),
-            "inputs": list(self.inputs),
-            "agreement": self.agreement,
-            "continue_from": list(self.continue_from),
-            "where": self.where,
-        }
+        return {**super().describe(), "continue_from": list(self.continue_from)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,6 +456,10 @@ class RefreshSpec(_JobSpec):
     @cached_property
     def definition(self) -> ViewDefinition:
         return ViewDefinition.from_json(self.query)
+
+    @property
+    def calls_differ(self) -> bool:
+        return self.calls is not None
 
     @property
     def udfs(self) -> dict[str, UdfDefinition]:
@@ -442,7 +510,7 @@ class RefreshSpec(_JobSpec):
         return {**super().describe(), "view": self.table_name, "source": self.source_name}
 
 
-JobSpec: TypeAlias = BackfillSpec | RefreshSpec
+JobSpec: TypeAlias = ColumnSpec | RefreshSpec
 
 
 @dataclass(frozen=True)
@@ -518,7 +586,7 @@ class Plan(Described):
     def calls_to_run(self) -> dict[str, int]:
         """The most rows on which the UDF of each column will run."""
         columns, counts = list(self.work.udfs), Counter[str]()
-        if not isinstance(self.work, RefreshSpec) or self.work.calls is None:
+        if not self.work.calls_differ:
             return dict.fromkeys(columns, self.rows_to_run)
         for shard in self.shards:
             for work in shard.to_apply:

@@ -26,7 +26,7 @@ from airflow_geneva.engine.lance_io.pylance_internals import take_rows
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_versions import version_exists
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
-from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.model import ColumnSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
@@ -100,7 +100,7 @@ class FoundRows:
 
 
 def find_moved_rows(
-    newest: lance.LanceDataset, columns: Columns, work: BackfillSpec, state: ColumnState, lost: Sequence[LostRows]
+    newest: lance.LanceDataset, columns: Columns, work: ColumnSpec, state: ColumnState, lost: Sequence[LostRows]
 ) -> FoundRows:
     """Find lost rows by id in the newest version, and plan the fragments that hold unchanged ones.
 
@@ -150,7 +150,7 @@ class _Search:
     """Searches lost rows of one version: in their old fragment, then through compactions, then by id and value."""
 
     def __init__(
-        self, computed: ComputedRows, lost: Sequence[LostRows], work: BackfillSpec, found: FoundRows
+        self, computed: ComputedRows, lost: Sequence[LostRows], work: ColumnSpec, found: FoundRows
     ) -> None:  # fmt: skip
         self.source = lost[0].source
         self.newest = computed.dataset
@@ -272,7 +272,7 @@ class _Search:
         same = Ranges.union(there for there, part in zip(rows, parts, strict=True) if part.same)
         live = live_offsets(self.newest, files)
         known = self.computed.resolve(files, live, settled=same)
-        version, taken = self.work.udf_version, (self.work.udf_version, *self.work.continue_from)
+        version, taken = self.work.udf_version, (self.work.udf_version, *self.work.taken_versions)
         done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
         tried, failed = dict[int, Ranges](), Ranges.empty()
         ancestors = list[Ancestor]()

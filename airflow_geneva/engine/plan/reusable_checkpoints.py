@@ -27,7 +27,7 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
 
-    from airflow_geneva.engine.plan.model import BackfillSpec, JobSpec, RefreshSpec
+    from airflow_geneva.engine.plan.model import BackfillSpec, ColumnSpec, JobSpec, RefreshSpec
 
 
 _Spec = TypeVar("_Spec", "BackfillSpec", "RefreshSpec")
@@ -106,7 +106,7 @@ class Reusable(ABC):
 
 @dataclass(frozen=True)
 class ReusableColumn(Reusable):
-    work: BackfillSpec
+    work: ColumnSpec
 
     @cached_property
     def output(self) -> Output:

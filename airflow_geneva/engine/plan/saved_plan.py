@@ -26,7 +26,8 @@ _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 
 
-_KINDS: dict[str, type[JobSpec]] = {spec.kind: spec for spec in (BackfillSpec, LoadSpec, RefreshSpec)}
+_SPECS: tuple[type[JobSpec], ...] = (BackfillSpec, LoadSpec, RefreshSpec)
+_KINDS = {spec.kind: spec for spec in _SPECS}
 
 
 def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:

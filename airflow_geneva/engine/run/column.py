@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from airflow_geneva.engine.apply.isolation.runner import OpenMapper
 from airflow_geneva.engine.apply.reader import fixed_width
 from airflow_geneva.engine.checkpoint.facts import append_ledger, fold_ledgers, may_fold, seen
-from airflow_geneva.engine.checkpoint.provenance import version_label
-from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.engine.checkpoint.records import StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.commit.column import Candidate, ShardCommitter, Verification
@@ -21,10 +21,8 @@ from airflow_geneva.engine.counts import Counts
 from airflow_geneva.engine.job.folder import APPLIED, COMMIT, COMMITTING, JobFolder
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.engine.job.progress import ProgressReporter
-from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import (
     Columns,
-    columns_of,
     field_ids,
     fields_present,
     live_offsets,
@@ -33,22 +31,30 @@ from airflow_geneva.engine.lance_io.fragments import (
 )
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.load_spec import LoadSpec
-from airflow_geneva.engine.plan.model import BackfillSpec
+from airflow_geneva.engine.plan.model import ColumnSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableColumn
-from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
 from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
-from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, staged_or_restaged, stopped_at_cap
+from airflow_geneva.engine.run.publisher import Publisher
+from airflow_geneva.engine.run.units import (
+    Computer,
+    Target,
+    all_staged,
+    remove_broken,
+    staged_or_restaged,
+    stopped_at_cap,
+)
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.engine.write.data_files import ColumnFileWriter, assemble
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance
+    from typing_extensions import Self
 
 logger = logging.getLogger("airflow_geneva.run")
 _MIXED = "mixed:"
@@ -61,13 +67,13 @@ _NOT_COMPUTED = "not all of its rows are computed"
 class ColumnTarget(ReusableColumn, Target):
     """A column of a table, as all units of a backfill share it."""
 
-    @staticmethod
-    def at(location: TableLocation, work: BackfillSpec, opened: lance.LanceDataset | None = None) -> ColumnTarget:
+    @classmethod
+    def at(cls, location: TableLocation, work: ColumnSpec, opened: lance.LanceDataset | None = None) -> Self:
         """Open the table; raise an error if it, or its planned version, is gone or was created again."""
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
         if opened is not None:
-            return ColumnTarget(opened, work, CheckpointStore(checkpoints), job)
+            return cls(opened, work, CheckpointStore(checkpoints), job)
         try:
             source = location.open(work.version)
         except InvalidInput as error:
@@ -80,13 +86,12 @@ class ColumnTarget(ReusableColumn, Target):
                 "Airflow, run the backfill again."
             ) from error
         work.read.check(source)
-        return ColumnTarget(source, work, CheckpointStore(checkpoints), job)
+        return cls(source, work, CheckpointStore(checkpoints), job)
 
     @cached_property
     def columns(self) -> Columns:
         """The columns that the job reads and writes, in the version that it reads."""
-        filtered = where_columns(self.work.where, self.source.schema.names)
-        return columns_of(self.source, self.work.inputs, filtered, self.output)
+        return self.work.columns_at(self.source)
 
     @property
     def output_width(self) -> float | None:
@@ -105,27 +110,10 @@ class ColumnTarget(ReusableColumn, Target):
         layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
         return self.record(fragment, writer, runs, held.by_job, (held.failed, ()), layout)
 
-    def record_unchanged(
-        self, fragment: FragmentTask, live: Ranges, rows: RowRuns, missing: RowRuns
-    ) -> StagedFragment:  # fmt: skip
-        """Write the checkpoint of a fragment whose values stay as they are.
-
-        Args:
-            rows: the rows whose values were found to be the wanted ones.
-            missing: the rows whose key the source lacks.
-        """
-        staged = StagedFragment(
-            file="",
-            physical_rows=fragment.files.physical_rows,
-            src_data_files=tuple(fragment.files.source_paths()),
-            deletion=fragment.files.deletion,
-            runs=rows,
-            by_job=(),
-            agreement=self.work.agreement,
-            missing=missing,
-            **self.layout(fragment, live, live),
-        )
-        return self.keep(fragment, staged)
+    @contextmanager
+    def computing(self, udfs: Mapping[str, UDF], open_mapper: OpenMapper) -> Iterator[Computer]:
+        with open_mapper(self.work.column, self.work.inputs) as mapper:
+            yield mapper, self.work.inputs
 
     def can_stream(self, fragment: FragmentTask, live: Ranges, due: Ranges) -> bool:
         return not fragment.files.output or (self.work.where is None and due == live)
@@ -144,18 +132,10 @@ class ColumnTarget(ReusableColumn, Target):
 
 
 @dataclass
-class ColumnPublisher:
+class ColumnPublisher(Publisher):
     """Commits the shards of a backfill; with an expectation on the whole column, all at once in `finish`."""
 
-    location: TableLocation
-    saved: SavedPlan
-    work: BackfillSpec
-    checked: tuple[Checked, ...] = ()
-    uncomputed: list[tuple[lance.LanceDataset, FragmentTask]] = field(default_factory=list)
-    newest: lance.LanceDataset | None = None
-    post_commit: list[Callable[[], object]] = field(default_factory=list)
-    write_behind: list[Future[None]] = field(default_factory=list)
-    opened: tuple[lance.LanceDataset, ...] = ()
+    work: ColumnSpec
     _noted: set[int] = field(default_factory=set)
 
     @cached_property
@@ -329,12 +309,7 @@ class ColumnPublisher:
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
         capped = (work.cap_note,) if work.rows_beyond else ()
         missing = sum(result.rows_missing for result in results)
-        if isinstance(work, LoadSpec):
-            # A plan does not know which rows a load changes.
-            rows = sum(int(shard["rows"]) for shard in saved.shards) - missing
-            skipped = saved.rows_skipped + rows - counts.rows_visible - counts.rows_left - counts.rows_failed
-        else:
-            skipped = saved.rows_skipped + sum(result.rows_deleted for result in results)
+        skipped = saved.rows_skipped + self._skipped(results)
         commits = self._commits(there.get(index) for index in range(len(saved.shards)))
         return BackfillResult(
             job_id=work.job_id,
@@ -346,6 +321,10 @@ class ColumnPublisher:
             rows_missing=missing,
             notes=(*saved.notes, *capped, *(f"left for the next run: {reason}" for reason in reasons)),
         )
+
+    def _skipped(self, results: Sequence[ShardResult]) -> int:
+        """Return the number of planned rows that turned out not to be due."""
+        return sum(result.rows_deleted for result in results)
 
     def _begun(self, shard: int) -> ShardResult:
         """Return the result of a shard whose commit did not end, with the rows that it has made visible."""
@@ -429,7 +408,7 @@ def _stage_part(target: ColumnTarget, part: FragmentTask) -> Candidate:
 
 def record_mixed_versions(
     location: TableLocation,
-    work: BackfillSpec,
+    work: ColumnSpec,
     dataset: lance.LanceDataset,
     shards: Sequence[ShardResult],
     whole: bool,
@@ -441,8 +420,7 @@ def record_mixed_versions(
     """
     import lance
 
-    taken = work.continue_from if any(shard.rows_taken for shard in shards) else ()
-    makers = sorted({version_label(maker) for maker in (*work.makers, *taken)})
+    makers = work.mixed_versions(taken=any(shard.rows_taken for shard in shards))
     left = not whole or any(shard.rows_left for shard in shards)
     names = output_names(dataset, fields_present(dataset, (work.field_id,)))
     if not names:

@@ -16,7 +16,7 @@ from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import open_version
-from airflow_geneva.engine.plan.model import BackfillSpec, Plan
+from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest
 from airflow_geneva.engine.run.estimate import ComputedSample, check_rows, sample_plan
@@ -96,8 +96,7 @@ def request_for(column: str) -> BackfillRequest:
 def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:
     """Compute a sample of the rows that a plan would compute again; store nothing."""
     work = plan.work
-    assert isinstance(work, BackfillSpec)
-    found = sample_plan(plan, location, Udfs({work.column: udf}), check_rows("sample", rows), also=(column,))
+    found = sample_plan(plan, location, Udfs(dict.fromkeys(work.udfs, udf)), check_rows("sample", rows), also=(column,))
     before = pa.Table.from_batches(found.inputs).column(column) if found.inputs else None
     output = Output.of(plan.opened[0], column)
     if output.fields:

@@ -91,7 +91,7 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     meter = Meter()
     with (
         calling(location.limits, meter),
-        computing(work, loaded, ready_to_open(loaded)) as (compute, inputs),
+        computing(target, loaded, ready_to_open(loaded)) as (compute, inputs),
     ):
         reads = [*inputs, *also] if also else inputs
         named = inputs if isinstance(inputs, Mapping) else {name: f"`{name}`" for name in reads}

@@ -23,7 +23,7 @@ from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.plan.freshness import computed_offsets
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.results import MOST_EXAMPLES, Checked
 from airflow_geneva.engine.storage.location import TableLocation
@@ -90,7 +90,7 @@ class ValueChecks:
     def _batches(
         self, staged: Iterable[StagedFragment], columns: Sequence[str]
     ) -> Iterator[tuple[RowIds, pa.RecordBatch]]:  # fmt: skip
-        plain = isinstance(self.work, RefreshSpec) and self.work.plain_blobs
+        plain = self.work.plain_blobs
         blobs = [name for name in columns if is_blob(self.written.schema.field(name)) and not plain]
         siblings = self.work.columns[1:]
         output = Output.of(self.written, self.work.columns[0]) if siblings else Output(())

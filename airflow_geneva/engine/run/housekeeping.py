@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.checkpoint.keys import FragmentKey, parse_key, path_to_key
@@ -17,11 +18,9 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import jobs_in_outbox
 from airflow_geneva.engine.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.indexes import read_indexes
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
-from airflow_geneva.engine.plan.load_spec import LoadSpec
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult
 from airflow_geneva.engine.storage.engine_errors import EngineError
@@ -104,15 +103,12 @@ def with_indexes(
     if not work.indexes and not result.commits:
         return result
     try:
-        ids: list[int | None] = [work.field_id]
-        if isinstance(work, LoadSpec):
-            newest = newest or location.open()
-            ids = [field_ids(newest, name)[0] for name in work.columns if name in newest.schema.names]
+        open_newest = cache(lambda: newest or location.open())
+        ids = work.indexed_fields(open_newest)
         for field_id in ids if work.indexes else ():
             update_indexes(location, field_id)
-            newest = None
-        newest = newest or location.open()
-        left = max((index.unindexed_rows for one in ids for index in read_indexes(newest, one)), default=0)
+            open_newest = cache(location.open)
+        left = max((index.unindexed_rows for one in ids for index in read_indexes(open_newest(), one)), default=0)
         return replace(result, unindexed_rows=left)
     except (CommitConflict, EngineError, InvalidInput, StorageError) as error:
         note = f"the indexes are not up to date: {error}"
@@ -164,8 +160,7 @@ def _redundant_ranges(
     """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
     written = () if dataset is None else [f for f in dataset.schema if work.of_view or f.name == work.column]
-    plain = isinstance(work, RefreshSpec) and work.plain_blobs
-    if dataset is None or (not plain and any(is_blob(field) for field in written)):
+    if dataset is None or (not work.plain_blobs and any(is_blob(field) for field in written)):
         # Such a data file cannot replace range checkpoints: see `Reusable.has_single_rows`.
         return []
     found, data = list[str](), StagedFiles()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.apply.reader import ReadSize, read_rows
-from airflow_geneva.engine.checkpoint.records import RowRuns, encode_runs, merge_runs
+from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -25,7 +27,8 @@ from airflow_geneva.engine.load.source import LoadSource, find_source, open_sour
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.value_diff import same_values
-from airflow_geneva.engine.run.column import ColumnTarget
+from airflow_geneva.engine.results import ShardResult
+from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
 from airflow_geneva.engine.run.inline import open_reporter
 from airflow_geneva.engine.run.units import UnitReport
 from airflow_geneva.engine.storage.location import TableLocation
@@ -57,9 +60,54 @@ def plan_here(location: TableLocation, request: LoadRequest, runner: str) -> tup
     return plan_load(location, request, search.open_source(source), search), runner
 
 
+@dataclass(frozen=True)
+class LoadTarget(ColumnTarget):
+    """A column into which values are loaded."""
+
+    work: LoadSpec
+
+    def record_unchanged(
+        self, fragment: FragmentTask, live: Ranges, rows: RowRuns, missing: RowRuns
+    ) -> StagedFragment:  # fmt: skip
+        """Write the checkpoint of a fragment whose values stay as they are.
+
+        Args:
+            rows: the rows whose values were found to be the wanted ones.
+            missing: the rows whose key the source lacks.
+        """
+        staged = StagedFragment(
+            file="",
+            physical_rows=fragment.files.physical_rows,
+            src_data_files=tuple(fragment.files.source_paths()),
+            deletion=fragment.files.deletion,
+            runs=rows,
+            by_job=(),
+            agreement=self.work.agreement,
+            missing=missing,
+            **self.layout(fragment, live, live),
+        )
+        return self.keep(fragment, staged)
+
+
+@dataclass
+class LoadPublisher(ColumnPublisher):
+    """Commits the shards of a load."""
+
+    work: LoadSpec
+
+    @cached_property
+    def target(self) -> LoadTarget:
+        return replace(LoadTarget.at(self.location, self.work, *self.opened), written={})
+
+    def _skipped(self, results: Sequence[ShardResult]) -> int:
+        # A plan does not know which rows a load changes.
+        found = sum(int(shard["rows"]) for shard in self.saved.shards) - sum(one.rows_missing for one in results)
+        return found - sum(one.rows_visible + one.rows_left + one.rows_failed for one in results)
+
+
 def load_shard(
     location: TableLocation,
-    target: ColumnTarget,
+    target: LoadTarget,
     shard: Shard,
     plan: str,
     on_rows: Callable[[int], None],
@@ -67,7 +115,6 @@ def load_shard(
     session: Any = None,
 ) -> list[UnitReport]:
     """Stage the fragments of a shard that have no data file yet, and return a report of each."""
-    assert isinstance(target.work, LoadSpec)
     index = target.at_begin(len(shard.fragments))
     todo = [
         work for work in shard.to_apply
@@ -83,14 +130,13 @@ def load_shard(
             from airflow_geneva.spark.load import SparkSearch, load_on_spark
 
             search = SparkSearch(target.work.sizing.concurrency, session)
-            delivery = delivery_of(location, target, target.work, search.open_source(find_source(target.work.source)))
+            delivery = _delivery_of(location, target, search.open_source(find_source(target.work.source)))
             if target.work.unchecked:
                 keys = keys_of(location, target.source, target.work.on, target.work.where)
                 check_keys(search, delivery, keys, target.work.on_missing)
             found = load_on_spark(search.session, location, target.work, delivery, todo, plan, shard.index)
         else:
-            delivery = delivery_of(location, target, target.work, find_source(target.work.source))
-            found = _load_inline(target, target.work, delivery, todo)
+            found = _load_inline(target, _delivery_of(location, target, find_source(target.work.source)), todo)
         for rows in found:
             reporter.rows_done += rows
             reporter.add_ready(rows)
@@ -102,20 +148,33 @@ def load_shard(
     return reports
 
 
-def delivery_of(location: TableLocation, target: ColumnTarget, work: LoadSpec, source: LoadSource) -> SourceMapping:
+def load_inline(
+    location: TableLocation,
+    work: LoadSpec,
+    shard: Shard,
+    udfs: object,
+    on_rows: Callable[[int], None],
+    plan: str,
+    target: LoadTarget,
+    *_waits: object,
+) -> list[UnitReport]:
+    """Load a shard in this process; the parameters are those of `apply_inline`."""
+    return load_shard(location, target, shard, plan, on_rows, False)
+
+
+def _delivery_of(location: TableLocation, target: LoadTarget, source: LoadSource) -> SourceMapping:
     """Return what a planned load takes from its source, which is open; `InvalidInput` if the source has changed."""
+    work = target.work
     source.check_unchanged(location.source_options)
     theirs = source.schema(location.source_options)
     return deliver(location, target.source.schema, source, theirs, work.on, work.columns, work.on_duplicate)
 
 
-def _load_inline(
-    target: ColumnTarget, work: LoadSpec, delivery: SourceMapping, todo: Sequence[FragmentTask]
-) -> Iterator[int]:
+def _load_inline(target: LoadTarget, delivery: SourceMapping, todo: Sequence[FragmentTask]) -> Iterator[int]:
     """Stage fragments; yield the number of rows of each."""
     return_large_buffers()
     left = {one.id: one for one in todo}
-    joined = join_inline(delivery, read_keys(target.source, work.on, list(left), work.where))
+    joined = join_inline(delivery, read_keys(target.source, target.work.on, list(left), target.work.where))
     for fragment, rows in load_fragments(target, left, joined):
         del left[fragment]
         yield rows
@@ -124,7 +183,7 @@ def _load_inline(
 
 
 def load_fragments(
-    target: ColumnTarget, works: Mapping[int, FragmentTask], joined: Iterable[pa.RecordBatch]
+    target: LoadTarget, works: Mapping[int, FragmentTask], joined: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[int, int]]:
     """Stage fragments from joined rows in the order of their addresses; yield the id and the rows of each."""
     loader: FragmentLoader | None = None
@@ -147,8 +206,7 @@ def load_fragments(
 class FragmentLoader:
     """Compares joined rows of a fragment with its values; from the first difference on, it writes a data file."""
 
-    def __init__(self, target: ColumnTarget, work: FragmentTask) -> None:
-        assert isinstance(target.work, LoadSpec)
+    def __init__(self, target: LoadTarget, work: FragmentTask) -> None:
         self.target = target
         self.work = work
         self.spec = target.work

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.counts import Usage
@@ -23,30 +23,26 @@ from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.engine.job.folder import APPLIED, FAILURE, RECORD, STARTED, STATUS, SUBMIT, JobFolder
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
-from airflow_geneva.engine.job.progress import usage_of
+from airflow_geneva.engine.job.progress import EVERY_SECONDS, usage_of
 from airflow_geneva.engine.job.shard_results import read_shard_result, write_shard_result
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.limits.rate_limit import Meter
-from airflow_geneva.engine.plan.load_spec import LoadSpec
-from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
-from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
+from airflow_geneva.engine.plan.shard import FragmentTasks, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
-from airflow_geneva.engine.results import FAILED, BackfillResult, Checked, ShardResult
+from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
-from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
 from airflow_geneva.engine.run.estimate import estimate_by_history, has_session
 from airflow_geneva.engine.run.expectations import found_in_job
 from airflow_geneva.engine.run.housekeeping import run_maintenance, with_indexes
-from airflow_geneva.engine.run.inline import apply_inline
-from airflow_geneva.engine.run.load import load_shard
-from airflow_geneva.engine.run.prepare import Udfs, check_names
+from airflow_geneva.engine.run.peers import PEERS
+from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import failure_message, record_plan, what_failed, with_stamps
 from airflow_geneva.engine.run.task import GRACE_SECONDS
 from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
-from airflow_geneva.engine.run.view import ViewPublisher
 from airflow_geneva.engine.run.waiting import Waiting
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
@@ -59,43 +55,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_TIMES = 3
 _MOST_UNREADABLE = 10
-
-
-class Publisher(Protocol):
-    """Makes the staged rows of a column or a view visible."""
-
-    checked: tuple[Checked, ...]
-    newest: lance.LanceDataset | None
-    """The version of the last commit of this process."""
-    post_commit: list[Callable[[], object]]
-    """Writes to make while the job's end is recorded. The next plan works without a write that a kill prevents."""
-    write_behind: list[Future[None]]
-    """Checkpoint writes in the background, for which `commit` or `finish` waits."""
-    uncomputed: list[tuple[lance.LanceDataset, FragmentTask]]
-    """Work for rows that the last commit did not find in checkpoints, with the version from which to compute them."""
-
-    @property
-    def target(self) -> Target:
-        """The column or view, opened once; InvalidInput or TableRemade if it was removed or created again."""
-
-    def commit(self, shard: Shard) -> ShardResult:
-        """Commit a shard of a column; verify a shard of a view. Removed files are staged again from checkpoints."""
-
-    def open_for_finish(self) -> None:
-        """Open and read in parallel what `finish` needs, in a process that has not worked on the job."""
-
-    def finish(
-        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
-    ) -> tuple[BackfillResult, bool]:
-        """Complete the job's work; return its result, and whether there are enough documents to pack.
-
-        Args:
-            missing: shards that are not committed.
-            failed: whether a shard is missing, or too many rows failed. Then a view stays as it is.
-        """
-
-    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
-        """Return the result if the job ends now; rows of other shards count as left."""
 
 
 def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> PlannedJob:
@@ -257,11 +216,8 @@ class PlannedJob:
         self._index = index
         self._record = record
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
-        self.publisher: Publisher = (
-            ViewPublisher(location, saved, work, swap, opened=opened)
-            if isinstance(work, RefreshSpec)
-            else ColumnPublisher(location, saved, work, opened=opened)
-        )
+        self._peer = PEERS[work.kind]
+        self.publisher = self._peer.publisher(location, saved, work, swap=swap, opened=opened)
 
     def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
         """Compute the rows that a commit did not find, because others removed files or moved rows with blobs."""
@@ -300,35 +256,26 @@ class PlannedJob:
         index, self._index = self._index, None
         write_behind = self.publisher.write_behind if commits and not self.folder.storage.local else None
         target = target or replace(self.publisher.target, listed=index, write_behind=write_behind)
+        on_spark = self.choice is not None and self.choice.runner == "spark" and bool(shard.to_apply)
         with self._applying(shard, before) as applied:
-            check_names(target)
+            given = (location, target.check_names(), shard, udfs, plan)
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
-            on_spark = self.choice is not None and self.choice.runner == "spark" and bool(shard.to_apply)
-            if isinstance(target, ColumnTarget) and isinstance(target.work, LoadSpec):
-                applied.reports = load_shard(location, target, shard, plan, caps.watching(on_rows), on_spark)
-            elif on_spark:
-                from airflow_geneva.spark.tasks import apply_in_session
-
-                applied.reports = apply_in_session(location, target.work, shard, udfs, plan, caps, wait)
+            if on_spark:
+                applied.reports = self._peer.on_spark(None, *given, caps, wait)
             else:
                 meter = Meter(lambda: caps.most_reported, lambda: caps.add(0))
                 watched = caps.watching(on_rows)
-                applied.reports = apply_inline(location, target.work, shard, udfs, watched, plan, target, wait, meter)
+                applied.reports = self._peer.inline(
+                    location, target.work, shard, udfs, watched, plan, target, wait, meter
+                )
 
-    def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
+    def apply_on(self, session: Any, shard: Shard, every: float = EVERY_SECONDS) -> dict[str, Any]:
         """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply` does."""
-        from airflow_geneva.spark.tasks import apply_on_spark
-
         udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
         with self._applying(shard) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
-            target = check_names(self.publisher.target)
-            if isinstance(target, ColumnTarget) and isinstance(target.work, LoadSpec):
-                applied.reports = load_shard(self.location, target, shard, plan, caps.add, True, session)
-            else:
-                applied.reports = apply_on_spark(
-                    session, self.location, self.work, shard, udfs, plan, caps, wait, **every
-                )  # fmt: skip
+            given = (self.location, self.publisher.target.check_names(), shard, udfs, plan)
+            applied.reports = self._peer.on_spark(session, *given, caps, wait, every)
         return applied.document
 
     def waiting(self, shard: Shard) -> Waiting:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 from airflow_geneva.engine.apply.applier import PAID_SECONDS, Applier
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper
 from airflow_geneva.engine.apply.dedup import KnownValues
 from airflow_geneva.engine.apply.fitting import inherit, learned_by
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.engine.apply.query_columns import QueryComputer
 from airflow_geneva.engine.apply.skipped_rows import SkipCount
 from airflow_geneva.engine.apply.threads import ThreadedMapper
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
-from airflow_geneva.engine.commit.view_swap import promoted_meanwhile
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
@@ -28,7 +25,7 @@ from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.task import TaskRunner
-from airflow_geneva.engine.run.units import Target
+from airflow_geneva.engine.run.units import Computer, Target
 from airflow_geneva.engine.run.view import ViewTarget
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
@@ -40,8 +37,6 @@ from airflow_geneva.errors import InvalidInput, StorageError
 logger = logging.getLogger("airflow_geneva.run")
 
 _BEHIND = StoreThreads("geneva-checkpoints")
-Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
-"""A mapper of batches, and the columns that a batch needs."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +103,6 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
 
 
-def check_names(target: Target) -> Target:
-    """Return a target whose columns still have the names that the plan uses.
-
-    Raises:
-        InvalidInput: a column of the view was promoted after the plan.
-    """
-    if isinstance(target, ViewTarget) and (why := promoted_meanwhile(target.view, target.work)):
-        raise InvalidInput(
-            f"{target.work.title} (job {target.work.job_id}) cannot be continued: {why}. Plan the refresh again; in "
-            "Airflow, clear the plan task with its downstream tasks."
-        )
-    return target
-
-
 @contextmanager
 def prepare(
     location: TableLocation,
@@ -161,7 +142,7 @@ def prepare(
     try:
         with calling(location.limits, meter), ExitStack() as stack:
             threads = work.sizing.intra_applier_concurrency
-            made = [stack.enter_context(computing(work, loaded, opened, known, submissions)) for _ in range(threads)]
+            made = [stack.enter_context(computing(target, loaded, opened, known, submissions)) for _ in range(threads)]
             (mapper, reads), mappers = made[0], [mapper for mapper, _ in made]
             if threads > 1 and not mapper.calls_at_a_time:
                 mapper = stack.enter_context(ThreadedMapper(mappers))
@@ -216,23 +197,18 @@ def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
     return {name: UdfReference.of(udf) if udf.needs_process else udf for name, udf in loaded.items()}
 
 
-@contextmanager
 def computing(
-    work: JobSpec,
+    target: Target,
     loaded: Mapping[str, UDF],
     opened: Mapping[str, UDF | UdfReference],
     known: Mapping[str, KnownValues] | None = None,
     submissions: Mapping[str, Submissions] | None = None,
-) -> Iterator[Computer]:
+) -> AbstractContextManager[Computer]:
     """Open the UDFs of a job to compute batches, with already known values and submitted batches."""
-    sizes = dict[str, int | None]()
-    if comes_in_windows(loaded):
-        sizes = {name: work.sizing.batch_size or udf.batch_size for name, udf in loaded.items()}
-    if isinstance(work, RefreshSpec):
-        with QueryComputer(work.definition.columns, loaded, opened, known, submissions, sizes) as computer:
-            yield computer, computer.projection
-    else:
-        name = work.column
-        found, submitted = (known or {}).get(name), (submissions or {}).get(name)
-        with open_batch_mapper(opened[name], work.inputs, found, submitted, sizes.get(name)) as mapper:
-            yield mapper, work.inputs
+    in_windows, given = comes_in_windows(loaded), target.work.sizing.batch_size
+
+    def open_mapper(name: str, inputs: Sequence[str] | None) -> BatchMapper:
+        size = (given or loaded[name].batch_size) if in_windows else None
+        return open_batch_mapper(opened[name], inputs, (known or {}).get(name), (submissions or {}).get(name), size)
+
+    return target.computing(loaded, open_mapper)

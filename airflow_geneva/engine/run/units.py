@@ -9,15 +9,17 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from time import sleep
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_geneva.engine.apply.applier import StepResult
+from airflow_geneva.engine.apply.batch_mapper import BatchMapper
 from airflow_geneva.engine.apply.checkpoint_writer import CheckpointWriter, joint_filter_evaluated
+from airflow_geneva.engine.apply.isolation.runner import OpenMapper
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_fragment, windows
 from airflow_geneva.engine.checkpoint.provenance import Failures, RowsByColumn, join_columns
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
@@ -34,8 +36,12 @@ from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage, in_threads
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.write.data_files import ColumnFileWriter, ViewFileWriter
 from airflow_geneva.errors import StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_TIMES = 4
@@ -85,6 +91,8 @@ class UnitReport:
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
+Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
+"""A mapper of batches, and the columns that a batch needs."""
 
 
 def whole_unit(work: FragmentTask) -> Unit:
@@ -192,6 +200,14 @@ class Target(Reusable):
     """The fragment checkpoint that a new one replaces, if it has rows that the fragment does not hold any more."""
     listed: CheckpointIndex | None = field(default=None, kw_only=True)
     """The checkpoints listed when a task of many fragments began; None: they are listed for each fragment."""
+
+    def check_names(self) -> Self:
+        """Return the target; `InvalidInput` if a column of a view was promoted after the plan, which has its name."""
+        return self
+
+    @abstractmethod
+    def computing(self, udfs: Mapping[str, UDF], open_mapper: OpenMapper) -> AbstractContextManager[Computer]:
+        """Open the UDFs, which are given by column, to compute batches."""
 
     def at_begin(self, fragments: int) -> Target:
         """Return the target for a task; list the checkpoints once if the task has many fragments."""

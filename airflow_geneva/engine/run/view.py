@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.carried import CarriedValues
-from airflow_geneva.engine.apply.query_columns import read_for
+from airflow_geneva.engine.apply.isolation.runner import OpenMapper
+from airflow_geneva.engine.apply.query_columns import QueryComputer, read_for
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, joint_width
 from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
@@ -29,13 +30,13 @@ from airflow_geneva.engine.plan.model import Plan, RefreshSpec
 from airflow_geneva.engine.plan.refresh import plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView
-from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
-from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
+from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.engine.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.engine.run.housekeeping import has_many_snapshots
-from airflow_geneva.engine.run.units import Target, all_staged, remove_broken, stopped_at_cap
+from airflow_geneva.engine.run.publisher import Publisher
+from airflow_geneva.engine.run.units import Computer, Target, all_staged, remove_broken, stopped_at_cap
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
@@ -52,9 +53,11 @@ from airflow_geneva.engine.write.data_files import (
     fit_rows,
     reorder_rows,
 )
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance
+    from typing_extensions import Self
 
 _FRESH_SECONDS = 1.0
 
@@ -63,8 +66,8 @@ _FRESH_SECONDS = 1.0
 class ViewTarget(ReusableView, Target):
     """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
 
-    @staticmethod
-    def at(location: TableLocation, work: RefreshSpec, *opened: lance.LanceDataset) -> ViewTarget:
+    @classmethod
+    def at(cls, location: TableLocation, work: RefreshSpec, *opened: lance.LanceDataset) -> Self:
         """Open the source and the view; raise an error if one, or the planned version, is gone or was created again."""
         if opened:
             source, view = opened
@@ -74,7 +77,20 @@ class ViewTarget(ReusableView, Target):
             view = location.open()
             work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return ViewTarget(source, work, CheckpointStore(location.checkpoints), job, view)
+        return cls(source, work, CheckpointStore(location.checkpoints), job, view)
+
+    def check_names(self) -> Self:
+        if why := promoted_meanwhile(self.view, self.work):
+            raise InvalidInput(
+                f"{self.work.title} (job {self.work.job_id}) cannot be continued: {why}. Plan the refresh again; in "
+                "Airflow, clear the plan task with its downstream tasks."
+            )
+        return self
+
+    @contextmanager
+    def computing(self, udfs: Mapping[str, UDF], open_mapper: OpenMapper) -> Iterator[Computer]:
+        with QueryComputer(self.work.definition.columns, udfs, open_mapper) as computer:
+            yield computer, computer.projection
 
     def read(
         self,
@@ -179,19 +195,10 @@ class _StagedRows:
 
 
 @dataclass
-class ViewPublisher:
+class ViewPublisher(Publisher):
     """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once."""
 
-    location: TableLocation
-    saved: SavedPlan
     work: RefreshSpec
-    swap: SwapPlan | None = None
-    checked: tuple[Checked, ...] = ()
-    uncomputed: list[tuple[lance.LanceDataset, FragmentTask]] = field(default_factory=list)
-    newest: lance.LanceDataset | None = None
-    post_commit: list[Callable[[], object]] = field(default_factory=list)
-    write_behind: list[Future[None]] = field(default_factory=list)
-    opened: tuple[lance.LanceDataset, ...] = ()
     _shards: dict[int, Shard] = field(default_factory=dict)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
     _swapped: Swapped = field(default_factory=Swapped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, deciding_rule, matching_rules_of, rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import DeviceFailed, UdfCrashed, UdfError
+
+OpenMapper: TypeAlias = Callable[[str, Sequence[str] | None], BatchMapper]
+"""Opens the UDF of a column, which takes the values of these columns."""
 
 
 def open_batch_mapper(

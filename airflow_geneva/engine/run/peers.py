@@ -1,0 +1,58 @@
+"""Backfills, refreshes and loads are peers: how the jobs of each kind compute a shard, and what makes it visible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import BackfillSpec, RefreshSpec
+from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.run.caps import Caps
+from airflow_geneva.engine.run.column import ColumnPublisher
+from airflow_geneva.engine.run.inline import apply_inline
+from airflow_geneva.engine.run.load import LoadPublisher, load_inline, load_shard
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.publisher import Publisher
+from airflow_geneva.engine.run.units import Target, UnitReport
+from airflow_geneva.engine.run.view import ViewPublisher
+from airflow_geneva.engine.storage.location import TableLocation
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What the jobs of a kind do in their own way.
+
+    Args:
+        publisher: makes computed rows visible.
+        inline: computes a shard in this process, with the parameters of `apply_inline`.
+        on_spark: computes a shard on a session that has the code; None: on the active session, or a local one.
+    """
+
+    publisher: Callable[..., Publisher]
+    inline: Callable[..., list[UnitReport]]
+    on_spark: Callable[..., list[UnitReport]]
+
+
+def _compute(
+    session: Any, location: TableLocation, target: Target, shard: Shard, udfs: Udfs, *how: Any
+) -> list[UnitReport]:
+    from airflow_geneva.spark.tasks import apply_in_session, apply_on_spark
+
+    if session is None:
+        return apply_in_session(location, target.work, shard, udfs, *how)
+    return apply_on_spark(session, location, target.work, shard, udfs, *how)
+
+
+def _load(
+    session: Any, location: TableLocation, target: Any, shard: Shard, _: Udfs, plan: str, caps: Caps, *_how: Any
+) -> list[UnitReport]:
+    return load_shard(location, target, shard, plan, caps.add, True, session)
+
+
+PEERS = {
+    BackfillSpec.kind: Peer(ColumnPublisher, apply_inline, _compute),
+    RefreshSpec.kind: Peer(ViewPublisher, apply_inline, _compute),
+    LoadSpec.kind: Peer(LoadPublisher, load_inline, _load),
+}
