@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from operator import add, sub
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.display import counted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,27 @@ class Outcome(Counts):
 
 
 @dataclass(frozen=True)
-class Usage:
+class Sums:
+    """Values that add up field by field; a field that adds up in another way has it as `add` in its metadata."""
+
+    def __add__(self, other: Self) -> Self:
+        both = ((one, getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return replace(self, **{one.name: one.metadata.get("add", add)(ours, theirs) for one, ours, theirs in both})
+
+    @classmethod
+    def from_json(cls, document: object) -> Self:
+        """Parse a document of numbers; return zeros if it is missing or damaged."""
+        kinds = {"int": int, "float": float}
+        try:
+            found = document if isinstance(document, Mapping) else {}
+            there = (one for one in fields(cls) if one.name in found)
+            return cls(**{one.name: kinds[str(one.type)](found[one.name]) for one in there})
+        except (TypeError, ValueError):
+            return cls()
+
+
+@dataclass(frozen=True)
+class Usage(Sums):
     """Number of requests of calls, and the tokens and the cost that they reported.
 
     Args:
@@ -85,10 +108,6 @@ class Usage:
     cost: float = 0.0
     rows: int = 0
     declared: float = 0.0
-
-    def __add__(self, other: Usage) -> Usage:
-        ours, theirs = astuple(self), astuple(other)
-        return Usage(*(one + more for one, more in zip(ours, theirs, strict=True)))
 
     def __bool__(self) -> bool:
         """Whether any call reported its usage."""
@@ -108,14 +127,3 @@ class Usage:
         cost = f", cost {self.cost:,.6g}" if self.cost else ""
         tokens = f", {self.tokens:,.0f} tokens" if self.tokens else ""
         return f"{counted(self.calls, 'call')} of a service{tokens}{cost}"
-
-    @staticmethod
-    def from_json(document: object) -> Usage:
-        """Parse a document; return an empty usage if it is None or damaged."""
-        if not isinstance(document, Mapping):
-            return Usage()
-        try:
-            reported = int(document["calls"]), float(document["tokens"]), float(document["cost"])
-            return Usage(*reported, int(document.get("rows", 0)), float(document.get("declared", 0.0)))
-        except (LookupError, TypeError, ValueError):
-            return Usage()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
+
+from airflow_geneva.engine.counts import Sums
 
 _TELLING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Busy:
+class Busy(Sums):
     """Seconds that the function of a task ran and waited; the values of several tasks are added.
 
     Args:
@@ -25,9 +26,6 @@ class Busy:
     preprocessing: float = 0.0
     writing: float = 0.0
 
-    def __add__(self, other: Busy) -> Busy:
-        return Busy(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
-
     def __str__(self) -> str:
         """Describe it in one line; "" for runs of less than ten seconds."""
         if self.between < _TELLING_SECONDS:
@@ -36,13 +34,3 @@ class Busy:
         parts = {what: round(100 * seconds / self.between) for what, seconds in waits.items()}
         waited = "".join(f", waited {percent} % for {what}" for what, percent in parts.items() if percent)
         return f"function busy {min(100 * self.called / self.between, 100):.0f} %{waited}"
-
-    @staticmethod
-    def from_json(document: object) -> Busy:
-        """Parse a document; return zeros if it is missing or damaged."""
-        if not isinstance(document, Mapping):
-            return Busy()
-        try:
-            return Busy(*(float(document[part.name]) for part in fields(Busy)))
-        except (LookupError, TypeError, ValueError):
-            return Busy()

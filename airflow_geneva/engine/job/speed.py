@@ -8,7 +8,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any, TypeAlias
 
-from airflow_geneva.engine.counts import Usage
+from airflow_geneva.engine.counts import Sums, Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
@@ -26,7 +26,7 @@ _SAME_WORK = ("kind", "column", "where")
 
 
 @dataclass(frozen=True)
-class SavedCalls:
+class SavedCalls(Sums):
     """Rows whose value came from a call on equal inputs.
 
     Args:
@@ -38,9 +38,6 @@ class SavedCalls:
     deduplicated: int = 0
     cached: int = 0
     raced: int = 0
-
-    def __add__(self, other: SavedCalls) -> SavedCalls:
-        return SavedCalls(self.deduplicated + other.deduplicated, self.cached + other.cached, self.raced + other.raced)
 
     def added_to(self, result: BackfillResult) -> BackfillResult:
         """Return a job's result with these counts, and with a note about them."""
@@ -58,16 +55,13 @@ class SavedCalls:
             notes=(*result.notes, note) if self != SavedCalls() else result.notes,
         )
 
-    @staticmethod
-    def from_json(document: object) -> SavedCalls:
-        """Parse a document; zeros if it is missing."""
-        if not isinstance(document, Mapping):
-            return SavedCalls()
-        return SavedCalls(**{name: int(document.get(name, 0)) for name in asdict(SavedCalls())})
+
+def _smaller(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
+    return {name: min(part[name] for part in (ours, theirs) if name in part) for name in (*ours, *theirs)}
 
 
 @dataclass(frozen=True)
-class UdfSpeed:
+class UdfSpeed(Sums):
     """The rows, time and sizes that were measured for the UDFs of a job.
 
     Args:
@@ -91,24 +85,11 @@ class UdfSpeed:
     called: float = 0.0
     saved: SavedCalls = field(default_factory=SavedCalls)
     busy: Busy = field(default_factory=Busy)
-    fitting: Mapping[str, float] = field(default_factory=dict)
+    fitting: Mapping[str, float] = field(default_factory=dict, metadata={"add": _smaller})
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
-        return replace(
-            first,
-            rows=self.rows + other.rows,
-            seconds=self.seconds + other.seconds,
-            bytes=self.bytes + other.bytes,
-            fragments=self.fragments + other.fragments,
-            called=self.called + other.called,
-            saved=self.saved + other.saved,
-            busy=self.busy + other.busy,
-            fitting={
-                name: min(part.fitting[name] for part in (self, other) if name in part.fitting)
-                for name in (*self.fitting, *other.fitting)
-            },
-        )
+        return replace(super().__add__(other), first_seconds=first.first_seconds, first_rows=first.first_rows)
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
         """Estimate the seconds of one thread for `rows` rows, including the time to load a model."""
@@ -133,8 +114,8 @@ class UdfSpeed:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @staticmethod
-    def from_json(document: object) -> UdfSpeed:
+    @classmethod
+    def from_json(cls, document: object) -> UdfSpeed:
         """Parse a document; return a speed without rows if it is missing or damaged."""
         if not isinstance(document, Mapping):
             return UdfSpeed()

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.counts import Sums
 from airflow_geneva.engine.job.folder import APPLIED, SPENT, STATUS, JobFolder, shard_name
 from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.limits.rate_limit import used_so_far
@@ -30,17 +31,13 @@ class CapReached(StopComputing):
 
 
 @dataclass(frozen=True)
-class Spent:
+class Spent(Sums):
     """What shards have spent in all attempts: seconds and slot-seconds of computing, rows, and the cost of calls."""
 
     seconds: float = 0.0
     slot_seconds: float = 0.0
     rows: int = 0
     reported: float = 0.0
-
-    def __add__(self, other: Spent) -> Spent:
-        ours, theirs = astuple(self), astuple(other)
-        return Spent(*(one + more for one, more in zip(ours, theirs, strict=True)))
 
 
 @dataclass

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import and_, or_
 from time import sleep
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +26,7 @@ from airflow_geneva.engine.checkpoint.provenance import Failures, RowsByColumn, 
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.counts import Sums
 from airflow_geneva.engine.job.folder import APPLIED, JobFolder
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.filters import where_columns
@@ -64,7 +66,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class UnitReport:
+class UnitReport(Sums):
     """The result of a unit.
 
     Args:
@@ -76,18 +78,12 @@ class UnitReport:
         unreadable: why a fragment cannot be read, of each whose data file is damaged.
     """
 
-    staged: bool
+    staged: bool = field(metadata={"add": and_})
     failed: int = 0
     speed: UdfSpeed = field(default_factory=UdfSpeed)
-    waiting: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict, metadata={"add": or_})
     notes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
-
-    def __add__(self, other: UnitReport) -> UnitReport:
-        staged = self.staged and other.staged
-        waiting = {**self.waiting, **other.waiting}
-        notes, unreadable = (*self.notes, *other.notes), (*self.unreadable, *other.unreadable)
-        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting, notes, unreadable)
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
