@@ -100,7 +100,7 @@ class ChangedFragment:
     Args:
         rows: the rows that run.
         groups: the rows among them whose values the view has.
-        renumbered: those among these that the view knows by another id.
+        renumbered: the rows that the view knows by another id, also those of other fragments.
     """
 
     files: FragmentFiles
@@ -215,7 +215,8 @@ def plan_refresh(
             changes, chosen, gone, renumbered = found.changes, found.chosen, found.gone, found.renumbered
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
             works = [_fragment_work(work, item, view_state) for item in chosen]
-            work = _with_calls(work, works, chosen, view_state.newest.identity)
+            lacking = sorted(due.now.keys() - before.keys()) if request.errors_only else []
+            work = _with_calls(work, works, chosen, view_state.newest.identity, lacking)
             index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
             earlier = history_once(view.checkpoints, work.describe())
             if index is not None:
@@ -728,9 +729,16 @@ def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: Committ
 
 
 def _with_calls(
-    work: RefreshSpec, works: Sequence[FragmentTask], chosen: Sequence[ChangedFragment], shown: str
+    work: RefreshSpec,
+    works: Sequence[FragmentTask],
+    chosen: Sequence[ChangedFragment],
+    shown: str,
+    lacking: Sequence[str],
 ) -> RefreshSpec:
-    """Count the rows by UDF column if some rows carry values; name the code of these values if it is another one."""
+    """Count the rows by UDF column if some rows carry values; name the code of these values if it is another one.
+
+    The carried values of `lacking` columns have no code: they were never computed.
+    """
     if not any(fragment.carried for fragment in works):
         return work
     calls = Counter[str]()
@@ -740,5 +748,6 @@ def _with_calls(
     origins = {replace(group.after, tried=()) for group in groups}
     origins.discard(Origin())
     # Which rows have which origin changes with the rows of the view, so their swap is a part of it.
-    other = md5(json.dumps([shown, *(origin.to_json() for origin in sorted(origins))]))[:16] if origins else ""
+    said = [*(origin.to_json() for origin in sorted(origins)), *lacking]
+    other = md5(json.dumps([shown, *said]))[:16] if said else ""
     return replace(work, calls={name: rows for name, rows in calls.items() if rows}, carries=other)
