@@ -125,7 +125,7 @@ def simulate(api: AirflowApi, table: Table, kinds: Mapping[str, str], hours: int
 def seconds_of_apply(api: AirflowApi, dag_id: str) -> float:
     """Run a DAG, and return the seconds that its apply tasks took by Airflow's clock."""
     found = api.tasks(dag_id, run(api, dag_id)["dag_run_id"])
-    return sum(task.seconds or 0.0 for task in found if task.stage == "apply")
+    return sum(task.seconds or 0.0 for task in found if task.step == "apply")
 
 
 def run(api: AirflowApi, dag_id: str) -> Mapping[str, Any]:

@@ -161,7 +161,7 @@ def _render_job(job: Job) -> RenderableType:
     head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
     # Failed and running shards first: a screen shows about forty of possibly a thousand shards.
-    by_need = sorted(job.shown_shards, key=lambda shard: (shard.stage != "failed", shard.stage == "committed"))
+    by_need = sorted(job.shown_shards, key=lambda shard: (shard.step != "failed", shard.step == "committed"))
     shown = by_need[:_MOST_LINES]
     if shown:
         grid = Table.grid(padding=(0, 1))
@@ -181,7 +181,7 @@ def _shard_row(shard: ShardStatus) -> list[RenderableType]:
     return [
         Text(f"  shard {shard.index}"),
         _bar(shard.rows_checkpointed, shard.rows_failed, shard.rows),
-        Text(shard.stage),
+        Text(shard.step),
         Text(f"{shard.rows_checkpointed:,} of {counted(shard.rows, 'row')} checkpointed", justify="right"),
         Text(
             f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{failed}{speed}{left}"

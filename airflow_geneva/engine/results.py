@@ -16,12 +16,12 @@ ROWS_RUN = "rows_run"
 MOST_EXAMPLES = 5
 """The maximum number of wrong rows that a check keeps as examples."""
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
-_STAGES = ("plan", "spark", "apply", "commit", "finish")
+_STEPS = ("plan", "spark", "apply", "commit", "finish")
 
 
 def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the times of stages in the order of the stages."""
-    return {**{stage: seconds[stage] for stage in _STAGES if stage in seconds}, **seconds}
+    """Return the times of steps in the order of the steps."""
+    return {**{step: seconds[step] for step in _STEPS if step in seconds}, **seconds}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class BackfillResult(Listed, Outcome):
         version: the newest table version that the job knows.
         from_version: the planned version.
         commits: table versions that this job wrote.
-        seconds: time by stage; ``spark`` is the time to get a session.
+        seconds: time by step; ``spark`` is the time to get a session.
         notes: notes for the user.
         checked: results of checking the expectations of the columns.
         usage: calls, tokens and cost that calls of a service reported, except in the last seconds before a kill.
@@ -204,7 +204,7 @@ class BackfillResult(Listed, Outcome):
         return BackfillResult(**fields)
 
     def __str__(self) -> str:
-        took = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items())
+        took = ", ".join(f"{step} {duration(seconds)}" for step, seconds in self.seconds.items())
         lines = [
             f"{self.state}: {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} taken from "
             f"checkpoints, {self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.rows_left:,} left",

@@ -155,7 +155,7 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
     if job is None:
         return None
     at_rest = ("committed", "waiting", "left")
-    moving = sorted(job.shown_shards, key=lambda shard: (shard.stage != "failed", shard.stage in at_rest))
+    moving = sorted(job.shown_shards, key=lambda shard: (shard.step != "failed", shard.step in at_rest))
     shown = sorted(moving[:SHARDS_SHOWN], key=lambda shard: shard.index)
     return JobDetails(job, tuple(shown), job.commits[-_MOST_COMMITS:])
 

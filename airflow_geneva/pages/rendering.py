@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from airflow_geneva.engine.display import counted, duration, format_time
-from airflow_geneva.engine.job.meter import STAGES_IN_WORDS
+from airflow_geneva.engine.job.meter import STEPS_IN_WORDS
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact
@@ -86,7 +86,7 @@ def environment() -> Environment:
     }
     made.filters |= {
         "counted": counted,
-        "doing": lambda stage: STAGES_IN_WORDS.get(stage, stage),
+        "doing": lambda step: STEPS_IN_WORDS.get(step, step),
         "number": "{:,}".format,
         "part": lambda value: quote(str(value), safe=""),
     }

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from airflow_geneva import Table
-from dags_examples.demo.runs import STAGES, Run
+from dags_examples.demo.runs import STEPS, Run
 from dags_examples.demo.verses import COLUMN
 
 _OPERATIONS = {
@@ -33,10 +33,10 @@ def show_runs(title: str, runs: Sequence[Run], console: Console) -> None:
     grid.add_row("rows counted inside the UDF", *(_count(run.counted) for run in runs))
     grid.add_row("rows skipped", *(_count(run.result.get("rows_skipped")) for run in runs))
     grid.add_row("table version", *(" → ".join(map(str, sorted(set(run.versions)))) for run in runs), end_section=True)
-    for stage in STAGES:
-        seconds = [run.stage_seconds(stage) for run in runs]
+    for step in STEPS:
+        seconds = [run.step_seconds(step) for run in runs]
         if any(seconds):
-            grid.add_row(stage, *map(_seconds, seconds))
+            grid.add_row(step, *map(_seconds, seconds))
     grid.add_row("trigger to end", *(_seconds(run.seconds) for run in runs))
     console.print(grid)
 

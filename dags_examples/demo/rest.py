@@ -31,7 +31,7 @@ class TaskState:
     seconds: float | None
 
     @property
-    def stage(self) -> str:
+    def step(self) -> str:
         """The last part of its id, such as `plan` or `apply`."""
         return self.task_id.rpartition(".")[2]
 

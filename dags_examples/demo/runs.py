@@ -17,7 +17,7 @@ from airflow_geneva import Database
 from airflow_geneva.engine.display import counted
 from dags_examples.demo.rest import ENDED, AirflowApi, TaskState, run_seconds
 
-STAGES = ("define", "plan", "apply", "commit", "finish")
+STEPS = ("define", "plan", "apply", "commit", "finish")
 _START_SECONDS = 120
 _RUN_SECONDS = 900
 _POLL_SECONDS = 1.0
@@ -76,9 +76,9 @@ class Run:
     versions: tuple[int, int]
     seconds: float
 
-    def stage_seconds(self, stage: str) -> float | None:
-        """Return the total seconds of a stage's tasks; None if none ran."""
-        ran = [task.seconds or 0.0 for task in self.tasks if task.stage == stage and task.ran]
+    def step_seconds(self, step: str) -> float | None:
+        """Return the total seconds of a step's tasks; None if none ran."""
+        ran = [task.seconds or 0.0 for task in self.tasks if task.step == step and task.ran]
         return sum(ran) if ran else None
 
     def problems(self, computed: int, skipped: int) -> list[str]:
@@ -96,7 +96,7 @@ class Run:
                 found.append(f"it reports {name} = {self.result.get(name)}, expected {value}")
         if self.counted != self.result.get("rows_computed"):
             found.append(f"the UDF counted {self.counted} rows, reported are {self.result.get('rows_computed')}")
-        if computed == 0 and self.stage_seconds("apply") is not None:
+        if computed == 0 and self.step_seconds("apply") is not None:
             found.append("there was nothing to do, and Spark was started")
         if computed == 0 and self.versions[0] != self.versions[1]:
             found.append(
@@ -172,7 +172,7 @@ class RunFollower:
         """Print what is new; return a status line."""
         tasks = self.api.tasks(self.dag_id, run_id)
         for task in tasks:
-            if task.stage == "apply" and task.ran:
+            if task.step == "apply" and task.ran:
                 self._show_progress(run_id, task)
             key = (task.task_id, task.map_index)
             if task.seconds is not None and task.state not in ("running", "up_for_retry") and key not in self._ended:
@@ -196,7 +196,7 @@ class RunFollower:
         self.console.print(
             f"{moment:6.1f} s [{color}]{task.state:8}[/] {task.name} ({task.seconds:.1f} s)", highlight=False
         )
-        if task.stage == "plan" and task.state == "success":
+        if task.step == "plan" and task.state == "success":
             summary = self.api.xcom(self.dag_id, run_id, task.task_id, "summary") or {}
             for reason, found in summary.get("reasons", {}).items():
                 if found["rows"]:

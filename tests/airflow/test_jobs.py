@@ -47,7 +47,7 @@ def test_a_job_knows_its_airflow_run_and_the_time_of_every_stage(desk: Desk) -> 
     _, heartbeat = read_shards(folder, folder.read("job.json") or {})
     # That the job has ended, its record says: `finish` writes no last heartbeat besides.
     assert heartbeat is not None
-    assert heartbeat.stage == "finish"
+    assert heartbeat.step == "finish"
 
 
 def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Desk) -> None:
@@ -62,7 +62,7 @@ def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Des
     assert job.error.endswith("1 of 3 shards not committed: [1].")
     assert job.error in run.error("backfill.finish")
     assert "b04" in job.error
-    assert [shard.stage for shard in job.shards] == ["committed", "failed", "committed"]
+    assert [shard.step for shard in job.shards] == ["committed", "failed", "committed"]
     assert [shard.error is None for shard in job.shards] == [True, False, True]
     assert "shard 1: failed, 4 of 10 rows checkpointed" in str(job)
     assert str(job).count(": Computing") == 1, "the error is there once"

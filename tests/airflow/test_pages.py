@@ -420,7 +420,7 @@ def running_job(table: Table, started: float) -> str:
         "versions": [2],
     }  # fmt: skip
     folder.update_shard(PRINT, 1, committing=committing)
-    folder.update_shard(PRINT, 0, alive={"at": started, "stage": "apply"})
+    folder.update_shard(PRINT, 0, alive={"at": started, "step": "apply"})
     return folder.job_id
 
 

@@ -206,7 +206,7 @@ def test_a_failed_shard_leaves_the_view_as_it_was_and_is_mended_by_clearing_it(d
     assert len(announced(view)) == 1
     job = desk.database.job(run.xcom("refresh.plan", "summary")["job_id"])
     assert (job.state, job.kind, job.target, job.rows_committed) == ("FAILED", "refresh", view.name, 0)
-    assert [shard.stage for shard in job.shards] == ["verified", "failed", "verified"]
+    assert [shard.step for shard in job.shards] == ["verified", "failed", "verified"]
     assert "c04" in str(job.error)
 
     desk.mend()

@@ -178,4 +178,4 @@ def test_a_shard_for_which_no_worker_has_room_says_that_it_waits_for_an_executor
         driver.kill()
         driver.communicate()
     assert told.startswith("Shard 0 waits for an executor: ")
-    assert [shard.stage for shard in job.shards] == ["waiting for an executor"]
+    assert [shard.step for shard in job.shards] == ["waiting for an executor"]

@@ -144,7 +144,7 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
         table.backfill("y", runner="inline", where=f"id = {x}")
     assert folder.storage.list_files() == ["job.json"]
     after = connect(Path(table.uri).parent).job(first.job_id)
-    assert after == replace(before, shards=(), stage=None, last_seen=after.last_seen)
+    assert after == replace(before, shards=(), step=None, last_seen=after.last_seen)
     with pytest.raises(InvalidInput, match="Clear the plan task with its downstream tasks"):
         load_plan(folder.storage, fingerprint)
     for kept in (open_job.work.job_id, marked.job_id):

@@ -119,7 +119,7 @@ connect({db!r}).open_table("docs").backfill("y", runner="inline", shard_size=1)
     environment = {**os.environ, "AIRFLOW_GENEVA_FAULT": "commit.after:2"}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
     (job,) = read("jobs", db)
-    assert (job["state"], job["dead"], job["open"], job["stage"]) == ("RUNNING", False, True, "commit")
+    assert (job["state"], job["dead"], job["open"], job["step"]) == ("RUNNING", False, True, "commit")
     text = run("status", db, job["id"])
     assert re.search(r"shard 0 .*committed +25 of 25", text)
     assert re.search(r"shard 1 .*committing +25 of 25 rows checkpointed +25 ready, 0 committed", text)

@@ -54,8 +54,8 @@ def home(tmp_path: Path) -> DemoHome:
 
 def finished(name: str = "run 1", **changes: Any) -> Run:
     """A run in which 10 rows were computed, 5 were skipped, and everything agrees."""
-    tasks = [TaskState(f"backfill.{stage}", -1, "success", 1, 1.5) for stage in ("plan", "finish")]
-    tasks += [TaskState(f"backfill.shards.{stage}", 0, "success", 1, 2.0) for stage in ("apply", "commit")]
+    tasks = [TaskState(f"backfill.{step}", -1, "success", 1, 1.5) for step in ("plan", "finish")]
+    tasks += [TaskState(f"backfill.shards.{step}", 0, "success", 1, 2.0) for step in ("apply", "commit")]
     result = {"state": "DONE", "rows_computed": 10, "rows_skipped": 5, "rows_left": 0}
     return replace(Run(name, "success", tuple(tasks), result, 10, (3, 4), 9.0), **changes)
 

@@ -1,4 +1,4 @@
-"""Signs of life: written while a stage runs, harmless when they cannot be, and what their absence means."""
+"""Signs of life: written while a step runs, harmless when they cannot be, and what their absence means."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_stage_shows_life_at_once_and_says_when_it_is_over(tmp_path: Path) -> 
     with writing_heartbeats(job, "apply", PRINT):
         first = read(job)
     last = read(job)
-    assert (first.stage, first.over, first.pid) == ("apply", False, os.getpid())
-    assert (last.stage, last.over) == ("apply", True)
+    assert (first.step, first.over, first.pid) == ("apply", False, os.getpid())
+    assert (last.step, last.over) == ("apply", True)
     assert last.at >= first.at
 
 
@@ -82,7 +82,7 @@ def test_a_store_that_takes_no_heartbeat_does_not_disturb_the_job_and_is_told_of
     ]
 
 
-@pytest.mark.parametrize("document", [None, {}, {"at": "soon", "stage": "apply"}, {"at": None, "stage": "x"}])
+@pytest.mark.parametrize("document", [None, {}, {"at": "soon", "step": "apply"}, {"at": None, "step": "x"}])
 def test_what_is_no_heartbeat_is_none(document: dict[str, object] | None) -> None:
     assert Heartbeat.from_json(document) is None
 

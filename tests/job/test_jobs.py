@@ -77,8 +77,8 @@ def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Pat
     future = start(table, gate.udf(), shard_size=1, batch_size=5)
     gate.reached.wait()
     job = connect(tmp_path / "db").job(future.job_id)
-    assert (job.state, job.open, job.stage, job.target) == ("RUNNING", True, "apply", "docs.y")
-    assert [shard.stage for shard in job.shards] == ["committed", "committed", "applying", "waiting"]
+    assert (job.state, job.open, job.step, job.target) == ("RUNNING", True, "apply", "docs.y")
+    assert [shard.step for shard in job.shards] == ["committed", "committed", "applying", "waiting"]
     assert (job.rows_committed, job.rows_left, len(job.commits)) == (50, 50, 2)
     assert job.rows_checkpointed >= job.rows_ready >= job.rows_committed
     assert not future.done()
@@ -130,7 +130,7 @@ def test_a_background_job_that_fails_raises_from_its_result(make_table: MakeTabl
     assert (job.state, job.rows_committed, job.rows_failed, job.rows_left) == ("FAILED", 25, 1, 74)
     assert job.error is not None
     assert "ZeroDivisionError" in job.error
-    assert [shard.stage for shard in job.shards] == ["committed", "failed", "left", "left"]
+    assert [shard.step for shard in job.shards] == ["committed", "failed", "left", "left"]
     assert "ZeroDivisionError" in str(job.shards[1].error)
     assert repr(future).endswith("failed)")
 
@@ -145,7 +145,7 @@ def test_the_shard_of_a_refresh_that_failed_is_told_from_those_that_are_done(
         view.refresh(runner="inline", shard_size=1)
     assert failed.value.result is not None
     job = connect(tmp_path / "db").job(failed.value.result.job_id)
-    assert [shard.stage for shard in job.shards] == ["verified", "verified", "failed", "left"]
+    assert [shard.step for shard in job.shards] == ["verified", "verified", "failed", "left"]
     assert "not 22" in str(job.shards[2].error)
 
 
@@ -166,7 +166,7 @@ def test_a_background_job_uses_the_spark_session_that_is_there(make_table: MakeT
     future = start_in_background(table.plan_backfill("y"), table.location, Udfs({"y": triple}), "spark", Stopwatch())
     assert future.result().rows_computed == 100
     (shard,) = future.status().shards
-    assert (shard.stage, shard.rows_committed, shard.fragments_ready) == ("committed", 100, 4)
+    assert (shard.step, shard.rows_committed, shard.fragments_ready) == ("committed", 100, 4)
     assert dict(spark.conf.getAll) == settings, "a session of our own was laid over the caller's"
 
 
@@ -221,7 +221,7 @@ connect({str(Path(table.uri).parent)!r}).open_table("docs").backfill("y", runner
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "state", "stages"),
+    ("fault", "state", "steps"),
     [
         ("plan.recorded", "PENDING", []),
         ("plan.saved", "PENDING", ["waiting", "waiting", "waiting", "waiting"]),
@@ -231,7 +231,7 @@ connect({str(Path(table.uri).parent)!r}).open_table("docs").backfill("y", runner
     ],
 )
 def test_a_killed_job_says_how_far_it_was_and_is_found_dead_in_time(
-    make_table: MakeTable, trace: Trace, fault: str, state: str, stages: list[str]
+    make_table: MakeTable, trace: Trace, fault: str, state: str, steps: list[str]
 ) -> None:
     table = make_table(100, per_fragment=25)
     table.add_columns({"y": triple})
@@ -246,10 +246,10 @@ def test_a_killed_job_says_how_far_it_was_and_is_found_dead_in_time(
 
     job = at(0)
     assert (job.state, job.open, job.dead) == (state, True, False)
-    assert [shard.stage for shard in job.shards] == stages
-    assert job.rows_committed == 25 * stages.count("committed")
+    assert [shard.step for shard in job.shards] == steps
+    assert job.rows_committed == 25 * steps.count("committed")
     dead = at(24 * 3600 + 60)
-    assert {shard.stage for shard in dead.shards} <= {"committed", "left"}
+    assert {shard.step for shard in dead.shards} <= {"committed", "left"}
     assert (at(RUNNING_TIMEOUT + 60).dead, dead.dead) == (state == "RUNNING", True)
     assert table.backfill("y", runner="inline").state == "DONE"
 

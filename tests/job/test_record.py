@@ -64,11 +64,11 @@ def read(folder: JobFolder, now: float | None = None) -> Job:
     return job
 
 
-def beat(folder: JobFolder, at: float, stage: str, over: bool = False) -> None:
+def beat(folder: JobFolder, at: float, step: str, over: bool = False) -> None:
     record = folder.read("job.json") or {}
     if not record["plan"]:
         plan(folder, [], record)
-    folder.update_shard(PRINT, 0, "finish", alive={"at": at, "stage": stage, "over": over})
+    folder.update_shard(PRINT, 0, "finish", alive={"at": at, "step": step, "over": over})
 
 
 def plan(folder: JobFolder, sizes: list[dict[str, int]], record: dict[str, Any] = RECORD) -> None:
@@ -87,7 +87,7 @@ def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -
     assert (job.state, job.open, job.dead, job.target) == ("PENDING", True, False, "docs.n")
     assert (job.rows_total, job.rows_pending, job.rows_skipped, job.rows_left) == (1000, 300, 700, 300)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (120, 100, 0)
-    assert [shard.stage for shard in job.shards] == ["waiting", "waiting"]
+    assert [shard.step for shard in job.shards] == ["waiting", "waiting"]
 
 
 def test_a_running_job_says_how_busy_its_functions_are(folder: JobFolder) -> None:
@@ -111,7 +111,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     applying.keep()
     beat(folder, RECORD["started"] + 10, "apply")
     job = read(folder, now=RECORD["started"] + 12)
-    assert (job.state, job.stage) == ("RUNNING", "apply")
+    assert (job.state, job.step) == ("RUNNING", "apply")
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (150, 100, 0)
     assert (job.rows_computed, job.rows_left, job.commits) == (30, 300, ())
 
@@ -119,7 +119,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     applying.add_ready(100)
     applying.keep()
     job = read(folder, now=RECORD["started"] + 12)
-    assert ([shard.stage for shard in job.shards], job.rows_per_second) == (["applied", "waiting"], 0)
+    assert ([shard.step for shard in job.shards], job.rows_per_second) == (["applied", "waiting"], 0)
     committing = ProgressReporter(
         200, 2, lambda found: folder.update_shard(PRINT, 0, committing=found), rows_ready=200, ready=2
     )
@@ -133,7 +133,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     job = read(folder, now=RECORD["started"] + 12)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (198, 198, 198)
     assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
-    assert (job.commits, [shard.stage for shard in job.shards]) == ((8, 9), ["committed", "waiting"])
+    assert (job.commits, [shard.step for shard in job.shards]) == ((8, 9), ["committed", "waiting"])
 
 
 def test_rows_that_failed_are_a_state_of_their_own_in_every_stage(folder: JobFolder) -> None:
@@ -175,12 +175,12 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     assert (job.state, job.rows_per_second) == ("PENDING", 0)
     folder.update_shard(PRINT, 0, started={"at": started + 10})
     job = read(folder, now=started + 13)
-    assert (job.shards[0].stage, job.seconds_left, job.state) == ("starting", 41.0, "RUNNING")
+    assert (job.shards[0].step, job.seconds_left, job.state) == ("starting", 41.0, "RUNNING")
     folder.update_shard(
         PRINT, 0, applying={**ProgressReporter(180, 2, has_executor=False).document(), "at": started + 14}
     )
     job = read(folder, now=started + 15)
-    assert (job.shards[0].stage, job.seconds_left) == ("waiting for an executor", None)
+    assert (job.shards[0].step, job.seconds_left) == ("waiting for an executor", None)
     assert str(job.time_left).endswith("left, then an unknown wait for a Spark executor")
 
     advance(folder, 0, rows_done=30, at=started + 24)
@@ -255,12 +255,12 @@ def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
     assert dict(shard.seconds) == {"apply": 4.0, "commit": 0.5}
 
 
-def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "applying", at: float | None = None) -> None:
+def advance(folder: JobFolder, shard: int, rows_done: int, step: str = "applying", at: float | None = None) -> None:
     samples = (Sample(0.0, 0), Sample(1.0, rows_done // 10), Sample(10.0, rows_done))
     rows = {"rows_computed": rows_done, "rows_checkpointed": rows_done + SIZES[shard]["rows_held"]}
     progress = Progress(80, 1, seconds=10.0, samples=samples, **rows)
     moment = {} if at is None else {"at": at}
-    folder.update_shard(PRINT, shard, **{stage: {**asdict(progress), **moment}})
+    folder.update_shard(PRINT, shard, **{step: {**asdict(progress), **moment}})
 
 
 def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_again(folder: JobFolder) -> None:
@@ -271,20 +271,20 @@ def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_aga
         raise OSError("no disk")
     beat(folder, RECORD["started"] + 10, "apply")
     job = read(folder, now=RECORD["started"] + 12)
-    assert [shard.stage for shard in job.shards] == ["applying", "failed"]
+    assert [shard.step for shard in job.shards] == ["applying", "failed"]
     assert (job.open, job.rows_per_second, job.shards[1].rows_per_second) == (True, 3.0, 0.0)
     assert "shard 1: failed, 20 of 100 rows checkpointed, 0 ready, 0 committed; error: no disk" in str(job)
     with folder.recording_failure(PRINT, 1):
-        assert read(folder, now=RECORD["started"] + 12).shards[1].stage == "applying"
+        assert read(folder, now=RECORD["started"] + 12).shards[1].step == "applying"
 
 
-@pytest.mark.parametrize("stage", ["applying", "committing"])
-def test_no_shard_of_a_failed_job_is_worked_on(folder: JobFolder, stage: str) -> None:
+@pytest.mark.parametrize("step", ["applying", "committing"])
+def test_no_shard_of_a_failed_job_is_worked_on(folder: JobFolder, step: str) -> None:
     plan(folder, SIZES)
-    advance(folder, 0, rows_done=30, stage=stage)
+    advance(folder, 0, rows_done=30, step=step)
     end(folder, "FAILED", rows_left=300)
     # The task that did the first was killed, and could not say why.
-    assert [(shard.stage, shard.error) for shard in read(folder).shards] == [("failed", None), ("left", None)]
+    assert [(shard.step, shard.error) for shard in read(folder).shards] == [("failed", None), ("left", None)]
 
 
 def test_no_shard_of_a_job_that_is_found_dead_is_worked_on(folder: JobFolder) -> None:
@@ -293,7 +293,7 @@ def test_no_shard_of_a_job_that_is_found_dead_is_worked_on(folder: JobFolder) ->
     beat(folder, RECORD["started"] + 10, "apply")
     dead = read(folder, now=RECORD["started"] + RUNNING_TIMEOUT + 11)
     assert (dead.state, dead.dead) == ("RUNNING", True)
-    assert [(shard.stage, shard.rows_per_second) for shard in dead.shards] == [("left", 0.0), ("left", 0.0)]
+    assert [(shard.step, shard.rows_per_second) for shard in dead.shards] == [("left", 0.0), ("left", 0.0)]
 
 
 def test_an_ended_job_says_what_its_result_says(folder: JobFolder) -> None:
@@ -317,7 +317,7 @@ def test_a_failed_job_tells_why(folder: JobFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "over", "airflow", "limit"),
+    ("step", "over", "airflow", "limit"),
     [
         ("apply", False, False, RUNNING_TIMEOUT),
         ("apply", True, False, WAITING_TIMEOUT),
@@ -327,13 +327,13 @@ def test_a_failed_job_tells_why(folder: JobFolder) -> None:
     ],
 )
 def test_a_job_is_dead_only_when_it_is_silent_for_longer_than_its_limit(
-    folder: JobFolder, stage: str | None, over: bool, airflow: bool, limit: float
+    folder: JobFolder, step: str | None, over: bool, airflow: bool, limit: float
 ) -> None:
     folder.write_record({**RECORD, **(AIRFLOW if airflow else {})})
     last = RECORD["started"]
-    if stage is not None:
+    if step is not None:
         last += 500
-        beat(folder, last, stage, over)
+        beat(folder, last, step, over)
     alive, dead = read(folder, now=last + limit), read(folder, now=last + limit + 1)
     assert (alive.dead, alive.open, alive.last_seen) == (False, True, last)
     assert (dead.dead, dead.open, dead.state) == (True, False, alive.state)
@@ -452,7 +452,7 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
     job = read(folder, now=RECORD["started"] + 61)
     assert str(job).splitlines() == [
         "PENDING: backfill of docs.n with length (version abc) where x > 1, job 20260101T000000-a",
-        "  started 1970-01-12 13:46:40 UTC, last heartbeat 1970-01-12 13:47:40 UTC in stage plan",
+        "  started 1970-01-12 13:46:40 UTC, last heartbeat 1970-01-12 13:47:40 UTC in step plan",
         "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 0 failed, 300 left",
         "  0 rows run, 0 computed, 0 reused (0 %), 700 skipped, 0 error records",
         "  planned on version 7, no commits",

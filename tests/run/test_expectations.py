@@ -136,7 +136,7 @@ def test_a_warning_stops_nothing_and_is_kept(make_table: MakeTable, trace: Trace
     ]
     job = newest_job(table)
     assert job.checked == result.checked
-    assert (job.rows_committed, {shard.stage for shard in job.shards}) == (40, {"committed"})
+    assert (job.rows_committed, {shard.step for shard in job.shards}) == (40, {"committed"})
 
 
 @pytest.mark.slow

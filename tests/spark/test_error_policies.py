@@ -57,7 +57,7 @@ def test_failed_rows_of_a_view_are_listed_as_rows_of_its_source(spark: object, t
     assert {(e.column, e.udf, e.source) for e in view.get_errors()} == {("y", "skipping", "numbers")}
     job = airflow_geneva.connect(tmp_path / "db").job(result.job_id)
     assert (job.target, job.source, job.rows_committed, job.rows_failed) == ("picked", "numbers", 9_990, 10)
-    assert {shard.stage for shard in job.shards} == {"committed"}
+    assert {shard.step for shard in job.shards} == {"committed"}
 
 
 def test_limits_count_over_all_tasks_of_a_job_and_all_tries_of_a_task(spark: object, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_shard_without_an_executor_says_that_it_waits_for_one(
     asked: list[str] = []
 
     def has_none(_session: object) -> bool:
-        asked.extend(shard.stage for job in table_jobs(tmp_path) for shard in job.shards)
+        asked.extend(shard.step for job in table_jobs(tmp_path) for shard in job.shards)
         return False
 
     monkeypatch.setattr(spark_session, "_has_executor", has_none)
@@ -255,7 +255,7 @@ def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, 
     assert caught.value.result is not None
     assert caught.value.result.state == "FAILED"
     (shard,) = airflow_geneva.connect(tmp_path / "db").job(caught.value.result.job_id).shards
-    assert (shard.stage, shard.rows_per_second) == ("failed", 0.0)
+    assert (shard.step, shard.rows_per_second) == ("failed", 0.0)
     assert "seven hundred is too much" in str(shard.error)
     # Spark did not run the failing task again.
     assert Counter(seen(log))[700] == 1

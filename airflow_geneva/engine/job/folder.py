@@ -268,5 +268,5 @@ def plan_name(fingerprint: str) -> str:
     return f"plan-{fingerprint[:16]}.json"
 
 
-def shard_name(stage: str, fingerprint: str, shard: int) -> str:
-    return f"{stage}-{fingerprint[:16]}-{shard:04}.json"
+def shard_name(step: str, fingerprint: str, shard: int) -> str:
+    return f"{step}-{fingerprint[:16]}-{shard:04}.json"

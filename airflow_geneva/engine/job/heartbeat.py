@@ -23,7 +23,7 @@ _SILENT_SECONDS = 4 * EVERY_SECONDS
 _BY = {"apply": STATUS, "commit": COMMIT, "finish": FINISH}
 
 # The files of a dead job may be removed, so both limits are generous. A working process writes a heartbeat every 15
-# seconds for as long as its stage runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
+# seconds for as long as its step runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
 # checks the store's own file times, because clocks may differ by more.
 RUNNING_TIMEOUT = 3600.0
 # Between two Airflow tasks no process writes heartbeats: the next task may wait for its retry delay, a pool slot or the
@@ -37,10 +37,10 @@ APPROVAL_TIMEOUT = 30 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last heartbeat of a job, in seconds since the epoch; `over` if the stage had ended, successfully or not."""
+    """The last heartbeat of a job, in seconds since the epoch; `over` if the step had ended, successfully or not."""
 
     at: float
-    stage: str
+    step: str
     over: bool = False
     host: str = ""
     pid: int = 0
@@ -56,9 +56,9 @@ class Heartbeat:
         if not document:
             return None
         try:
-            at, stage = check_time(document["at"]), str(document["stage"])
+            at, step = check_time(document["at"]), str(document["step"])
             return Heartbeat(
-                at, stage, bool(document.get("over")), str(document.get("host", "")), int(document.get("pid", 0))
+                at, step, bool(document.get("over")), str(document.get("host", "")), int(document.get("pid", 0))
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             return None
@@ -79,22 +79,22 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = 
 
 @contextmanager
 def writing_heartbeats(
-    folder: JobFolder, stage: str, plan: str, shard: int = 0, by: str = "", every: float = EVERY_SECONDS
+    folder: JobFolder, step: str, plan: str, shard: int = 0, by: str = "", every: float = EVERY_SECONDS
 ) -> Iterator[None]:
-    """Write heartbeats while the block runs one stage of a job; a failed write does not fail the job.
+    """Write heartbeats while the block runs one step of a job; a failed write does not fail the job.
 
     Args:
         plan: fingerprint of the plan.
-        by: the process whose document has the heartbeats; by default that of the stage.
+        by: the process whose document has the heartbeats; by default that of the step.
     """
     from airflow_geneva.engine.job.meter import measured
 
-    warned, by = False, by or _BY[stage]
-    measured().enter(stage)
+    warned, by = False, by or _BY[step]
+    measured().enter(step)
 
     def beat(over: bool = False) -> None:
         nonlocal warned
-        alive = {"at": time.time(), "stage": stage, "over": over, "host": socket.gethostname(), "pid": os.getpid()}
+        alive = {"at": time.time(), "step": step, "over": over, "host": socket.gethostname(), "pid": os.getpid()}
         try:
             folder.update_shard(plan, shard, by, alive=alive)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""The current stage and progress of a job in this process, for a progress bar in another thread."""
+"""The current step and progress of a job in this process, for a progress bar in another thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_geneva.engine.job.progress import ProgressReporter, rows_per_second
 from airflow_geneva.engine.job.shard_status import STARTING, ShardStatus
 from airflow_geneva.engine.job.time_left import estimate_time_left
 
-STAGES_IN_WORDS = {
+STEPS_IN_WORDS = {
     "plan": "planning",
     "spark": "starting Spark…",
     "apply": "computing",
@@ -22,23 +22,23 @@ STAGES_IN_WORDS = {
     "commit": "committing",
     "finish": "finishing",
 }
-_SHARD_STAGES = {"spark": STARTING, "apply": "applying"}
+_SHARD_STEPS = {"spark": STARTING, "apply": "applying"}
 
 
 @dataclass
 class JobMeter:
-    """The stage of a job, its rows to compute, its expected pace, and the reporters of its shards."""
+    """The step of a job, its rows to compute, its expected pace, and the reporters of its shards."""
 
     target: str
-    stage: str = "plan"
+    step: str = "plan"
     rows: int = 0
     expected: Mapping[str, Any] = field(default_factory=dict)
     reporters: dict[int, ProgressReporter] = field(default_factory=dict)
     _began: float = field(default_factory=time.time)
     _since: float = 0.0
 
-    def enter(self, stage: str) -> None:
-        self.stage, self._since = stage, time.time()
+    def enter(self, step: str) -> None:
+        self.step, self._since = step, time.time()
 
     @property
     def seconds(self) -> float:
@@ -50,20 +50,20 @@ class JobMeter:
 
     def __str__(self) -> str:
         told = [reporter.now() for reporter in list(self.reporters.values())]
-        parts = [STAGES_IN_WORDS.get(self.stage, self.stage), f"{self.seconds:,.0f} s"]
+        parts = [STEPS_IN_WORDS.get(self.step, self.step), f"{self.seconds:,.0f} s"]
         if told:
             parts.append(f"{self.rows_done:,} of {counted(self.rows, 'row')}")
             if failed := sum(progress.rows_failed for progress in told):
                 parts.append(f"{failed:,} failed")
         samples = told[-1].samples if told else ()  # those of the running shard; shards run one after another
-        if self.stage == "apply" and (speed := rows_per_second(samples)):
+        if self.step == "apply" and (speed := rows_per_second(samples)):
             parts.append(f"{speed:,.0f} rows/s")
-        if self.stage in _SHARD_STAGES and self.rows:
+        if self.step in _SHARD_STEPS and self.rows:
             done: dict[str, Any] = {"rows_checkpointed": self.rows_done, "rows_computed": self.rows_done}
             whole = ShardStatus(
-                0, _SHARD_STAGES[self.stage], self.rows, samples=samples, since=self._since, **done
+                0, _SHARD_STEPS[self.step], self.rows, samples=samples, since=self._since, **done
             )  # fmt: skip
-            parts.append(str(estimate_time_left([whole], self.expected, self.stage == "spark", time.time())))
+            parts.append(str(estimate_time_left([whole], self.expected, self.step == "spark", time.time())))
         return ", ".join(parts)
 
 
@@ -77,7 +77,7 @@ def measured() -> JobMeter:
 
 @contextmanager
 def measuring(meter: JobMeter) -> Iterator[None]:
-    """Give the job in the block a meter, whose stage is `done` or `failed` afterwards."""
+    """Give the job in the block a meter, whose step is `done` or `failed` afterwards."""
     token = _current.set(meter)
     try:
         yield
@@ -91,21 +91,21 @@ def measuring(meter: JobMeter) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Measures seconds by stage."""
+    """Measures seconds by step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._since = time.monotonic()
 
     @contextmanager
-    def timing(self, stage: str) -> Iterator[None]:
-        """Add the time since the last lap to a stage when the block ends, also if it fails."""
+    def timing(self, step: str) -> Iterator[None]:
+        """Add the time since the last lap to a step when the block ends, also if it fails."""
         try:
             yield
         finally:
-            self.lap(stage)
+            self.lap(step)
 
-    def lap(self, stage: str) -> None:
+    def lap(self, step: str) -> None:
         now = time.monotonic()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self.seconds[step] = self.seconds.get(step, 0.0) + now - self._since
         self._since = now

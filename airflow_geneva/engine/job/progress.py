@@ -1,4 +1,4 @@
-"""Progress of a shard, which its stages write as log lines and as a part of its status."""
+"""Progress of a shard, which its steps write as log lines and as a part of its status."""
 
 from __future__ import annotations
 

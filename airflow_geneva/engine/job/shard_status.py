@@ -1,4 +1,4 @@
-"""The status of a shard, read from the documents that its stages write."""
+"""The status of a shard, read from the documents that its steps write."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class ShardStatus(Counts):
 
     Args:
         index: its position in the plan.
-        stage: ``waiting``, ``starting`` (a task has begun, and computes nothing yet), ``waiting for an executor``
+        step: ``waiting``, ``starting`` (a task has begun, and computes nothing yet), ``waiting for an executor``
             (Spark has none that could compute), ``applying``, ``applied``, ``committing`` or ``committed``; for a view
             also ``verified``; ``failed`` if its last attempt failed, ``left`` if the job ended or died before the shard
             was done.
         rows: due rows.
         fragments, fragments_ready, fragments_committed: number of all fragments, staged ones, and visible ones.
         versions: table versions written.
-        seconds: time spent, by stage.
+        seconds: time spent, by step.
         error: why the last attempt failed, until a new one begins; None for an attempt that was killed.
         since: start of its last attempt, in seconds since the epoch; None if it is not known.
         seen: time of its newest progress, in seconds since the epoch; None if it is not known.
@@ -68,7 +68,7 @@ class ShardStatus(Counts):
     """
 
     index: int
-    stage: str
+    step: str
     rows: int
     fragments: int = 0
     fragments_ready: int = 0
@@ -93,7 +93,7 @@ class ShardStatus(Counts):
     @property
     def rows_per_second(self) -> float:
         """Speed of the UDF while it runs, else 0."""
-        return rows_per_second(self.samples) if self.stage == "applying" else 0.0
+        return rows_per_second(self.samples) if self.step == "applying" else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -106,7 +106,7 @@ class ShardStatus(Counts):
         """Mean speed of the finished computation; 0 if it is not finished, or had nothing to do."""
         spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
         rows = self.rows_computed + self.rows_failed
-        return rows / spent if spent > 0 and self.stage not in (WAITING, *AT_WORK) else 0.0
+        return rows / spent if spent > 0 and self.step not in (WAITING, *AT_WORK) else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
@@ -117,7 +117,7 @@ class ShardStatus(Counts):
         failed = f", {self.rows_failed:,} failed" if self.rows_failed else ""
         failed += f", {self.rows_submitted:,} with the service" if self.rows_submitted else ""
         return (
-            f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {counted(self.rows, 'row')} "
+            f"shard {self.index}: {self.step}, {self.rows_checkpointed:,} of {counted(self.rows, 'row')} "
             f"checkpointed, {self.rows_ready:,} ready, {self.rows_committed:,} committed{failed}{speed}{left}"
             + (f"; error: {self.reason}" if self.error else "")
         )
@@ -127,9 +127,9 @@ class ShardStatus(Counts):
         if swapped:
             rows, fragments = self.rows - self.rows_failed, self.fragments
             shown = replace(self, rows_checkpointed=rows, rows_ready=rows, rows_committed=rows, rows_left=0, error=None)
-            return replace(shown, stage="committed", fragments_ready=fragments, fragments_committed=fragments)
-        if self.stage == WAITING or self.stage in (*AT_WORK, "committing"):
-            return replace(self, stage=FAILED if failed and self.stage != WAITING else LEFT)
+            return replace(shown, step="committed", fragments_ready=fragments, fragments_committed=fragments)
+        if self.step == WAITING or self.step in (*AT_WORK, "committing"):
+            return replace(self, step=FAILED if failed and self.step != WAITING else LEFT)
         return self
 
     @property
@@ -181,32 +181,32 @@ def _shard(index: int, size: Mapping[str, Any], found: Mapping[str, Any]) -> Sha
     staged = int(size["rows_staged"])
     status = ShardStatus(
         index=index,
-        stage=WAITING,
+        step=WAITING,
         rows=int(size["rows"]),
         rows_checkpointed=staged + int(size["rows_held"]),
         rows_ready=staged,
         fragments=int(size["fragments"]),
         fragments_ready=int(size["staged"]),
     )
-    status = _at_its_stage(status, found)
+    status = _at_its_step(status, found)
     return replace(status, rows_left=max(status.rows - status.rows_committed - status.rows_failed, 0))
 
 
-def _at_its_stage(status: ShardStatus, found: Mapping[str, Any]) -> ShardStatus:
+def _at_its_step(status: ShardStatus, found: Mapping[str, Any]) -> ShardStatus:
     committed = found.get(COMMITTED)
-    stages = {APPLYING: _applying, APPLIED: _applied, COMMITTING: _committing}
+    steps = {APPLYING: _applying, APPLIED: _applied, COMMITTING: _committing}
     if committed and not committed["rows_left"]:
-        stages = {APPLIED: _applied}
-    for part, add in stages.items():
+        steps = {APPLIED: _applied}
+    for part, add in steps.items():
         if found.get(part):
             status = add(status, found[part])
     status = _started(status, found.get(STARTED))
     if submitted := found.get(SUBMITTED):
-        status = replace(status, stage="applying", rows_submitted=sum(submitted.values()))
+        status = replace(status, step="applying", rows_submitted=sum(submitted.values()))
     if committed:
         return _committed(status, committed)
     if failure := found.get(FAILURE):
-        return replace(status, stage=FAILED, error=failure["error"], last=bool(failure.get("last")))
+        return replace(status, step=FAILED, error=failure["error"], last=bool(failure.get("last")))
     return status
 
 
@@ -215,9 +215,9 @@ def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardSt
     if not document:
         return status
     since = float(document["at"])
-    if status.stage == WAITING or (status.stage in (QUEUED, "applying") and (status.seen or 0.0) < since):
-        return replace(status, stage=STARTING, since=since)
-    if status.stage == "applying" and status.seen is not None:
+    if status.step == WAITING or (status.step in (QUEUED, "applying") and (status.seen or 0.0) < since):
+        return replace(status, step=STARTING, since=since)
+    if status.step == "applying" and status.seen is not None:
         spent = tuple((name, status.seen - since if name == "apply" else value) for name, value in status.seconds)
         first = next((at for at, rows in status.samples if rows), status.seen - dict(status.seconds)["apply"])
         return replace(status, since=since, seconds=spent, start_seconds=max(first - since, 0.0))
@@ -235,7 +235,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     return replace(
         status,
         **counts.counts(),
-        stage=QUEUED if document.get(NO_EXECUTOR) else "applied" if done else "applying",
+        step=QUEUED if document.get(NO_EXECUTOR) else "applied" if done else "applying",
         fragments_ready=status.fragments_ready + progress.ready,
         seconds=(("apply", round(progress.seconds, 3)),),
         seen=float(document["at"]) if "at" in document else None,
@@ -249,11 +249,11 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
 
 def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     if document.get("stopped"):  # at a cap: computed rows are kept, and committed as far as possible
-        return replace(status, stage="applied")
+        return replace(status, step="applied")
     failed = int(document["rows_failed"])
     return replace(
         status,
-        stage="applied",
+        step="applied",
         rows_checkpointed=status.rows - failed,
         rows_ready=status.rows - failed,
         rows_failed=failed,
@@ -269,7 +269,7 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
     return replace(
         status,
         **(status | replace(progress, rows_computed=0)).counts(),
-        stage="committing",
+        step="committing",
         fragments_ready=progress.ready,
         fragments_committed=progress.committed,
         versions=progress.versions,
@@ -284,7 +284,7 @@ def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     return replace(
         status,
         **(result | kept if result.rows_left else result).counts(),
-        stage="committed" if result.visible else "verified",
+        step="committed" if result.visible else "verified",
         fragments_ready=max(status.fragments_ready, result.fragments),
         fragments_committed=result.fragments if result.visible else 0,
         versions=result.versions,

@@ -204,13 +204,13 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
         if all(record.get(part) == described.get(part) for part in _SAME):
             speed = UdfSpeed.from_json(ended.get("speed"))
             if speed.rows:
-                stages = _stages_of(result)
-                start = ended.get("start_seconds", stages.get("spark"))
+                steps = _steps_of(result)
+                start = ended.get("start_seconds", steps.get("spark"))
                 started = float(start) if isinstance(start, (int, float)) else None
                 paid = Usage.from_json(result.get("usage") if isinstance(result, Mapping) else None).cost
                 runner, shards = ended.get("runner"), max(int(record.get("shards", 1)), 1)
                 slots = int(ended.get("slots", 0))
-                found.append(PastJob(speed, sum(stages.values()), runner, started, paid, shards, slots))
+                found.append(PastJob(speed, sum(steps.values()), runner, started, paid, shards, slots))
             if len(found) == most:
                 break
     return EarlierJobs(tuple(found), tuple(dict.fromkeys(unfinished)))
@@ -225,10 +225,10 @@ def _records(checkpoints: Storage, at_once: int) -> Iterator[dict[str, Any]]:
         yield from (record or {} for record in found)
 
 
-def _stages_of(result: object) -> dict[str, float]:
-    """Return the seconds by stage of a job's result; empty if it is missing or damaged."""
-    stages = result.get("seconds") if isinstance(result, Mapping) else None
+def _steps_of(result: object) -> dict[str, float]:
+    """Return the seconds by step of a job's result; empty if it is missing or damaged."""
+    steps = result.get("seconds") if isinstance(result, Mapping) else None
     try:
-        return {stage: float(seconds) for stage, seconds in stages.items()} if isinstance(stages, Mapping) else {}
+        return {step: float(seconds) for step, seconds in steps.items()} if isinstance(steps, Mapping) else {}
     except (TypeError, ValueError):
         return {}

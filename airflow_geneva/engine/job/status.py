@@ -69,14 +69,14 @@ class Job(Listed, Counts):
         state: PENDING (planned, nothing started), RUNNING, DONE, PARTIAL or FAILED.
         dead: not ended, and without a heartbeat for so long that no process works on it any more.
         started, ended, last_seen: seconds since the epoch; ``last_seen`` is the last heartbeat.
-        stage: the stage at the last heartbeat, or None.
+        step: the step at the last heartbeat, or None.
         rows_total: live rows of the table, or of the source, when it was planned.
         rows_pending: rows that were due then.
         rows_run: rows on which functions were called; a row counts once for each call.
         reasons: number of rows by the reason why they were due or not, when the job was planned.
         shard_count: number of shards.
         shards: status of each shard; for a DONE job only on request.
-        seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session. In an Airflow
+        seconds: time by step, added up over parallel shards; ``spark`` is the time to get a session. In an Airflow
             task, the start of Spark counts as ``apply``.
         commits: table versions written.
         error: why it failed, or None.
@@ -110,7 +110,7 @@ class Job(Listed, Counts):
     started: float
     ended: float | None
     last_seen: float
-    stage: str | None
+    step: str | None
     rows_total: int = 0
     rows_pending: int = 0
     rows_run: int = 0
@@ -138,7 +138,7 @@ class Job(Listed, Counts):
     @property
     def outlook(self) -> str:
         """How a running job will end because shards failed; "" if none did."""
-        failed = [shard for shard in self.shards if shard.stage == FAILED_SHARD] if self.open else []
+        failed = [shard for shard in self.shards if shard.step == FAILED_SHARD] if self.open else []
         if not failed:
             return ""
         unless = "" if any(shard.last for shard in failed) else ", unless another try succeeds"
@@ -186,7 +186,7 @@ class Job(Listed, Counts):
     @property
     def busy(self) -> str:
         """How busy the function is in running shards; "" if none runs. After the end, it is in the job's notes."""
-        running = [shard.busy for shard in self.shards if shard.stage == "applying"] if self.open else []
+        running = [shard.busy for shard in self.shards if shard.step == "applying"] if self.open else []
         return str(sum(running, Busy()))
 
     @property
@@ -231,7 +231,7 @@ class Job(Listed, Counts):
         lines.extend([f"  {self.busy}"] if self.busy else [])
         lines.extend([f"  {self.outlook}"] if self.outlook else [])
         if self.seconds:
-            lines.append("  " + ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items()))
+            lines.append("  " + ", ".join(f"{step} {duration(seconds)}" for step, seconds in self.seconds.items()))
         if self.runner is not None:
             where = "one process" if self.runner == "inline" else "Spark"
             lines.append(f"  planned for {where}: {self.runner_reason}")
@@ -247,7 +247,7 @@ class Job(Listed, Counts):
         began = f"started {format_time(self.started)}"
         if self.ended is not None:
             return f"{began}, took {duration(self.took)}"
-        what = f" in stage {self.stage}" if self.stage else ""
+        what = f" in step {self.step}" if self.step else ""
         return f"{began}, last heartbeat {format_time(self.last_seen)}{what}"
 
     def _commits(self) -> str:
@@ -318,7 +318,7 @@ def _job(
         ended = None
     if ended is not None:
         done, of_view = ended["state"] == DONE, record["kind"] == "refresh"
-        swapped = [done and (of_view or shard.stage == "verified") for shard in shards]
+        swapped = [done and (of_view or shard.step == "verified") for shard in shards]
         shards = tuple(shard.at_rest(ended["state"] == FAILED, at) for shard, at in zip(shards, swapped, strict=True))
     run, chosen = record.get("airflow"), {**record, **(ended or {})}
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
@@ -346,7 +346,7 @@ def _job(
         started=check_time(record["started"]),
         ended=None if ended is None else check_time(ended["ended"]),
         last_seen=last_seen,
-        stage=heartbeat.stage if heartbeat else None,
+        step=heartbeat.step if heartbeat else None,
         rows_total=total,
         rows_pending=pending,
         rows_skipped=total - pending,
@@ -373,24 +373,24 @@ _AS_RECORDED = ("kind", "table", "column", "view", "source", "where", "version",
 
 def _resumed(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:
     """Whether a shard of an ended job was cleared, and runs again."""
-    if heartbeat is None or heartbeat.stage not in ("apply", "commit") or heartbeat.at <= float(ended["ended"]):
+    if heartbeat is None or heartbeat.step not in ("apply", "commit") or heartbeat.at <= float(ended["ended"]):
         return False
-    # If the job did not fail, a stage that ended after it was a late task, and no other stage follows.
+    # If the job did not fail, a step that ended after it was a late task, and no other step follows.
     follows = not heartbeat.over or ended["state"] == FAILED
     return follows and abs(now - heartbeat.at) <= RUNNING_TIMEOUT
 
 
 def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> Any:
-    begun = heartbeat is not None and heartbeat.stage != "plan"
-    begun = begun or any(shard.stage != WAITING for shard in shards)
+    begun = heartbeat is not None and heartbeat.step != "plan"
+    begun = begun or any(shard.step != WAITING for shard in shards)
     return RUNNING if begun else PENDING
 
 
 def _with_shards(job: Job, run_before: int) -> Job:
     seconds: dict[str, float] = {}
     for shard in job.shards:
-        for stage, spent in shard.seconds:
-            seconds[stage] = round(seconds.get(stage, 0.0) + spent, 3)
+        for step, spent in shard.seconds:
+            seconds[step] = round(seconds.get(step, 0.0) + spent, 3)
     counts = sum(job.shards, Counts())
     used = sum((shard.usage for shard in job.shards), Usage())
     left = max(job.rows_pending - counts.rows_committed - counts.rows_failed, 0)

@@ -63,7 +63,7 @@ def estimate_time_left(
     speed = _mean([speed for speed in speeds if speed > 0], before)
     at_work, queued, unmeasured = [0.0], 0.0, 0
     for shard in shards:
-        if shard.stage not in (WAITING, FAILED, *AT_WORK):
+        if shard.step not in (WAITING, FAILED, *AT_WORK):
             continue
         rows, done, own = shard.rows_to_compute, shard.rows_computed + shard.rows_failed, shard.rows_per_second
         seconds = rows / speed if speed else 0.0
@@ -72,15 +72,15 @@ def estimate_time_left(
             seconds = rows * (done / own + share / (before or 1.0)) / (done + share)
         elif not speed:
             unmeasured += rows
-        if shard.stage in (WAITING, FAILED):
+        if shard.step in (WAITING, FAILED):
             queued += seconds + start
         elif not done:
             at_work.append(seconds + (0.0 if shard.since is None else _rest(start, now - shard.since)))
         else:
             at_work.append(_rest(seconds, now - (shard.seen or now)) if seconds else 0.0)
-    works = [shard for shard in shards if shard.stage in (*AT_WORK, "committing")]
+    works = [shard for shard in shards if shard.step in (*AT_WORK, "committing")]
     unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
-    if any(shard.stage == QUEUED for shard in shards):
+    if any(shard.step == QUEUED for shard in shards):
         unknown = "an unknown wait for a Spark executor"
     if submitted := sum(shard.rows_submitted for shard in shards):
         unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
