@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 LANCEDB := .venv-lancedb/.installed
 AZURITE := .venv-azurite/node_modules/.bin
 STAMP := $(VENV)/.installed
-# One more than the cores of a small machine: tests that start an Airflow or a Spark of their own mostly wait for it.
-WORKERS ?= 3
+# Two more than the cores of a small machine: tests that start an Airflow, a Spark or processes mostly wait for them.
+WORKERS ?= 4
 LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
 NEWEST_BETA := $(patsubst %,--upgrade-package %,apache-airflow apache-airflow-core apache-airflow-task-sdk)
 TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(CELERY),tests/airflow/test_celery.py)$(if $(STORE),tests/promises/test_object_store.py)
