@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
+from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.lance_io.conflicts import max_retries
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
@@ -37,7 +38,6 @@ _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 ERROR = "error"
 """XCom key of the error of a task without a job."""
-ON_PARTIAL = WARN, FAIL = "warn", "fail"
 _PLAN = re.compile(r"(?P<table>.+)/_checkpoints/jobs/(?P<job>[^/]+)/[^/]+")
 _TEMPLATE = re.compile(r"\{\{|\{%")
 _N = TypeVar("_N", int, float)
@@ -163,9 +163,9 @@ def _read(name: str, default: str) -> Any:
         return tuple(str(conf.get("geneva", name, fallback=default)).replace(",", " ").split())
     text = str(conf.get("geneva", name, fallback=default)).strip()
     if name == "on_partial":
-        if text in ON_PARTIAL:
+        if text in OnPartial.words():
             return text
-        valid = " or ".join(map(repr, ON_PARTIAL))
+        valid = " or ".join(map(repr, OnPartial.words()))
     elif name == "price_per_slot_hour":
         if (price := _price(text)) is not None:
             return price

@@ -12,6 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, job_start_time
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
@@ -22,8 +23,6 @@ from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, ShardRe
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
-    FAIL,
-    ON_PARTIAL,
     Configuration,
     LanceOperator,
     failing_at_once,
@@ -127,7 +126,7 @@ class FinishOperator(LanceOperator):
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
             left = message.format(counted(result.rows_left, "row"), "".join(f"; {note}" for note in result.notes))
-            if on_partial == FAIL:
+            if on_partial == OnPartial.FAIL:
                 # Before the event: Airflow drops the events of a task that fails, and the next finish sends them.
                 announced = "" if of_view else " What this run committed is visible, and the next finish announces it."
                 raise AirflowFailException(
@@ -236,8 +235,8 @@ class FinishOperator(LanceOperator):
 
 def _check_on_partial(given: str | None) -> str | None:
     """Return what to do when a job is PARTIAL, or None for empty text."""
-    if (found := optional_text(given)) not in (None, *ON_PARTIAL):
-        raise InvalidInput(f"on_partial={given!r} is not valid: give {' or '.join(map(repr, ON_PARTIAL))}.")
+    if (found := optional_text(given)) not in (None, *OnPartial.words()):
+        raise InvalidInput(f"on_partial={given!r} is not valid: give {' or '.join(map(repr, OnPartial.words()))}.")
     return found
 
 

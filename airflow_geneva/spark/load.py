@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from airflow_geneva.engine.choices import OnDuplicate
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import map_leaves
 from airflow_geneva.engine.load.checks import SHOWN, Examples
@@ -182,8 +183,8 @@ def load_on_spark(
     task = _StageTask(location, work, plan, shard)
     source = _source_frame(session, delivery)
     keys = _table_frame(session, delivery, TableKeys(location, work.version, work.on, tuple(wanted), work.where))
-    if work.on_duplicate != "error":
-        number = f.col("number").asc() if work.on_duplicate == "first" else f.col("number").desc()
+    if work.on_duplicate != OnDuplicate.ERROR:
+        number = f.col("number").asc() if work.on_duplicate == OnDuplicate.FIRST else f.col("number").desc()
         place = f.row_number().over(Window.partitionBy(*_keys(delivery)).orderBy(number))
         source = source.withColumn("place", place).where("place = 1").drop("place")
     values = [f"v{at}" for at in range(len(work.columns))]

@@ -503,7 +503,7 @@ GUARDS = [
     ),
     Guard(
         "Values of other code would be left or overwritten without a decision of the user.",
-        'if at_stake and on_code_change == "error":',
+        "if at_stake and on_code_change == OnCodeChange.ERROR:",
         "if False:",
         (BACKFILL + "test_changed_code_stops_and_names_versions_and_rows",),
     ),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from airflow_geneva.engine.choices import OnDuplicate, OnMissing
 from airflow_geneva.engine.load.delivery import SourceMapping, TableKeys
 from airflow_geneva.errors import InvalidInput
 
@@ -51,14 +52,14 @@ def check_keys(search: KeySearch, delivery: SourceMapping, table: TableKeys, on_
             lacks, and ``on_missing`` is ``error``. The message lists some.
     """
     twice, name = search.find_duplicates(delivery), delivery.source.name
-    if twice.count and delivery.on_duplicate == "error":
+    if twice.count and delivery.on_duplicate == OnDuplicate.ERROR:
         listed = "; ".join(f"{_named(delivery, row)} ({row[-1]} rows)" for row in twice.rows())
         more = f"; and {twice.count - SHOWN:,} more" if twice.count > SHOWN else ""
         raise InvalidInput(
             f"Several rows of {name} have the same key: {listed}{more}. Remove them"
             + ("." if delivery.source.on_spark else ', or say which one counts: on_duplicate="first" or "last".')
         )
-    if on_missing == "error" and (missing := search.find_missing(delivery, table)).count:
+    if on_missing == OnMissing.ERROR and (missing := search.find_missing(delivery, table)).count:
         listed = "; ".join(_named(delivery, row) for row in missing.rows())
         raise InvalidInput(
             f"{missing.count:,} rows of the table have keys that {name} lacks, such as {listed}. Complete it, or let "

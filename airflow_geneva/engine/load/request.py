@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from airflow_geneva.engine.choices import OnDuplicate, OnMissing
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import castable, check_storable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
@@ -36,8 +37,6 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
 
-ON_MISSING = ("keep", "null", "error")
-ON_DUPLICATE = ("error", "first", "last")
 LOADED = "may have other values in the source"
 
 
@@ -99,7 +98,7 @@ def plan_load(
     sizing, on = check_arguments(request), _names(request.on, "on")
     dataset = location.open()
     source = source or open_source(request.source, request.format, location.source_options)
-    if source.on_spark and request.on_duplicate != "error":
+    if source.on_spark and request.on_duplicate != OnDuplicate.ERROR:
         raise InvalidInput(
             f"The rows of {source.name} have no order, so there is no {request.on_duplicate} one of several with one "
             "key. Leave one of each there, by row_number() over a window, or write the rows to files, and load these."
@@ -148,7 +147,7 @@ def plan_load(
 
 def check_arguments(request: LoadRequest) -> Sizing:
     """Return the sizes that a request asks for; `InvalidInput` if an argument is not valid whatever the tables have."""
-    for name, allowed in (("on_missing", ON_MISSING), ("on_duplicate", ON_DUPLICATE)):
+    for name, allowed in (("on_missing", OnMissing.words()), ("on_duplicate", OnDuplicate.words())):
         if getattr(request, name) not in allowed:
             raise InvalidInput(
                 f"{name}={getattr(request, name)!r} is unknown. Use one of {', '.join(map(repr, allowed))}."

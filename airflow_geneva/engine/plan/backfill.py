@@ -22,6 +22,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
 )
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.choices import OnUnknownValues
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import ReadJobs, history_once
 from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
@@ -339,11 +340,11 @@ class _Planner:
             if of_no_job := self.computed.of_no_job(due.work.files, due.unknown & due.work.chosen):
                 unknown[due.work.id] = of_no_job
         filled = filled_rows(self.dataset, self.work.columns, unknown)
-        if self.wanted.on_unknown_values == "error":
+        if self.wanted.on_unknown_values == OnUnknownValues.ERROR:
             check_unknown_values(self.work, filled, own)
             return whole, selected
         # "adopt" takes a column without facts as it is, also what is NULL. Beside computed values, NULL is due.
-        adopt = self.wanted.on_unknown_values == "adopt" and not self.state.holds_values
+        adopt = self.wanted.on_unknown_values == OnUnknownValues.ADOPT and not self.state.holds_values
         taken = {fragment: unknown[fragment] if adopt else rows for fragment, rows in filled}
         if not taken:
             return whole, selected

@@ -14,6 +14,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
     rows_that,
     version_label,
 )
+from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.model import BackfillSpec
@@ -21,9 +22,6 @@ from airflow_geneva.errors import CodeChanged
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.udf.settings import UdfDefinition
-
-ON_CODE_CHANGE = ("error", "recompute", "new_rows")
-
 
 BEFORE = "were computed from the column that was there before"
 
@@ -49,7 +47,7 @@ class DueRules:
     @property
     def asks_about_values(self) -> bool:
         """Whether values that no job computed are not to be computed again without a question."""
-        return self.on_unknown_values != "recompute" and not self.named_rows
+        return self.on_unknown_values != OnUnknownValues.RECOMPUTE and not self.named_rows
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,13 @@ class RowStatus:
 def classify_rows(
     known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: DueRules
 ) -> RowStatus:
-    strict = wanted.on_code_change == "recompute"
+    strict = wanted.on_code_change == OnCodeChange.RECOMPUTE
     done = rows_that(known, lambda p: _is_done(p, version, continue_from, strict)) & live
     failed = failed_rows(known) & (live - done)
     given_up = rows_that(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
     others = by_code_version(known, live - done)
     left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
-    if wanted.on_code_change == "new_rows" or (wanted.errors_only and not strict):
+    if wanted.on_code_change == OnCodeChange.NEW_ROWS or (wanted.errors_only and not strict):
         left_alone = others
     if wanted.errors_only:
         return RowStatus(failed, others, left_alone, Ranges.empty())
@@ -107,7 +105,7 @@ def check_code_change(
         again: of versions with the code of now, what happened to their inputs.
     """
     at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
-    if at_stake and on_code_change == "error":
+    if at_stake and on_code_change == OnCodeChange.ERROR:
         rows = sum(at_stake.values())
         choices = (
             f'Recompute {counted(rows, "row")} with on_code_change="recompute", or leave the old values and compute '

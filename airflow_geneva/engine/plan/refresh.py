@@ -21,6 +21,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, RowIdLookup
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.checkpoint.view_snapshot import SHOWN, Origin, Snapshot, SourceFragment
+from airflow_geneva.engine.choices import OnCodeChange
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.speed import history_once
 from airflow_geneva.engine.lance_io.blobs import is_blob
@@ -202,14 +203,14 @@ def plan_refresh(
         if adopted:
             base = _snapshot_of_rows(dataset, definition, view_state, code)
         before = dict(base.code) if base else {}
-        recompute = request.on_code_change == "recompute"
+        recompute = request.on_code_change == OnCodeChange.RECOMPUTE
         due = DueColumns(definition.columns, dict(code), before, recompute, request.errors_only)
         with garbage_collector_off():
             compare = partial(_compare, dataset, definition, base, view_state)
             # A plan that leaves values of earlier code counts them as one that recomputes them.
             recomputed = compare(due.strict, counts=not recompute) if due.asks or recompute else None
             other_code = _other_code(due, recomputed)
-            if request.on_code_change == "error" and not request.errors_only:
+            if request.on_code_change == OnCodeChange.ERROR and not request.errors_only:
                 other_code.check(view.name, due.now)
             found = recomputed if recomputed and recompute else compare(due)
             changes, chosen, gone, renumbered = found.changes, found.chosen, found.gone, found.renumbered

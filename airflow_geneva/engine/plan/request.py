@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues
 from airflow_geneva.engine.code_hash.hasher import deps_version
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.filters import freeze_where
@@ -18,11 +19,10 @@ from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.engine.plan.backfill import plan_backfill
-from airflow_geneva.engine.plan.due_rows import ON_CODE_CHANGE, DueRules
+from airflow_geneva.engine.plan.due_rows import DueRules
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
-from airflow_geneva.engine.plan.unknown_values import ON_UNKNOWN_VALUES
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf import UDF
@@ -132,12 +132,12 @@ class RefreshRequest:
 
     def check(self) -> None:
         _check_shared(self)
-        if self.on_unknown_values == "fill":
+        if self.on_unknown_values == OnUnknownValues.FILL:
             raise InvalidInput('on_unknown_values="fill" is for columns. Of a view, "adopt" or "recompute" all rows.')
         for name in ("ignore_checkpoints", "errors_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not valid: give True or False.")
-        if self.errors_only and (self.src_version is not None or self.on_code_change == "recompute"):
+        if self.errors_only and (self.src_version is not None or self.on_code_change == OnCodeChange.RECOMPUTE):
             other = 'on_code_change="recompute"' if self.src_version is None else f"src_version={self.src_version!r}"
             raise InvalidInput(
                 f"errors_only runs failed rows only, at the source version that the view shows; {other} asks for other "
@@ -217,12 +217,9 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _check_shared(request: BackfillRequest | RefreshRequest) -> None:
     """Check the arguments that backfills and refreshes share."""
-    if request.on_code_change not in ON_CODE_CHANGE:
-        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
-    if request.on_unknown_values not in ON_UNKNOWN_VALUES:
-        raise InvalidInput(
-            f"on_unknown_values={request.on_unknown_values!r} is unknown. Use one of {ON_UNKNOWN_VALUES}."
-        )
+    for name, words in (("on_code_change", OnCodeChange.words()), ("on_unknown_values", OnUnknownValues.words())):
+        if (given := getattr(request, name)) not in words:
+            raise InvalidInput(f"{name}={given!r} is unknown. Use one of {words}.")
     failed = request.max_failed
     rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
     part = isinstance(failed, float) and 0 <= failed <= 1

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED
+from airflow_geneva.engine.choices import OnUnknownValues
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
 from airflow_geneva.engine.lance_io.filters import selected_offsets
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _Find: TypeAlias = "Callable[[lance.LanceDataset, list[int]], dict[int, Ranges]]"
 """Returns the rows of some fragments that hold a value."""
 
-ON_UNKNOWN_VALUES = ("error", "adopt", "recompute", "fill")
 _AT_ONCE = 64
 """Fragments of which one scan reads the column."""
 _ENOUGH = 1_000_000
@@ -116,8 +116,8 @@ def answers_unknown_view(view_state: CommittedViewState, view: str, on_unknown_v
     Raises:
         UnknownValues: the user did not say what to do with the rows.
     """
-    if on_unknown_values != "error":
-        return on_unknown_values == "adopt"
+    if on_unknown_values != OnUnknownValues.ERROR:
+        return on_unknown_values == OnUnknownValues.ADOPT
     rows = view_state.dataset.count_rows(filter=IS_SET)
     if not rows:
         return False

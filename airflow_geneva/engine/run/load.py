@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.apply.reader import ReadSize, read_rows
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.engine.choices import OnMissing
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -233,7 +234,7 @@ class FragmentLoader:
         found = rows.column(FOUND).to_numpy(zero_copy_only=False).astype(np.bool_)
         self.missing.append(encode_runs(offsets[~found], ids[~found]))
         values = self._values(rows)
-        replaced = found if self.spec.on_missing == "keep" else np.ones(len(found), np.bool_)
+        replaced = found if self.spec.on_missing == OnMissing.KEEP else np.ones(len(found), np.bool_)
         end = int(offsets[-1]) + 1
         for start, stop, old in self._old(self.at, end):
             low, high = np.searchsorted(offsets, [start, stop])
