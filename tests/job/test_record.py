@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -494,11 +495,12 @@ def test_error_records_of_a_running_job_are_not_read_again_and_again(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Storage] = []
-    count = error_records.count_errors
+    count, clock = error_records.count_errors, SimpleNamespace(now=0.0)
+    monkeypatch.setattr(error_records, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def slow(job: Storage) -> int:
         looked.append(job)
-        time.sleep(0.1)
+        clock.now += 0.1
         return count(job)
 
     monkeypatch.setattr(error_records, "count_errors", slow)
@@ -506,11 +508,10 @@ def test_error_records_of_a_running_job_are_not_read_again_and_again(
     assert [read(folder).errors for _ in range(20)] == [1] * 20
     assert len(looked) == 1
     write_errors(folder.storage, "range-10-20", [error(11)])
-    until = time.monotonic() + 120
-    while read(folder).errors != 2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert len(looked) <= 3
+    clock.now += 0.9
+    assert (read(folder).errors, len(looked)) == (1, 1)
+    clock.now += 0.2
+    assert (read(folder).errors, len(looked)) == (2, 2)
     end(folder)
     assert read(folder).errors == 3, "what the result says"
 
