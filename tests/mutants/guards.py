@@ -840,6 +840,12 @@ GUARDS = [
         (UNKNOWN + "test_facts_about_a_dropped_column_do_not_count_for_another_one_with_its_field_id",),
     ),
     Guard(
+        "Values that a restore brought back would be overwritten without a question.",
+        "if changed - then.in_place and self._was_undone(version):",
+        "if False:",
+        (UNKNOWN + "test_values_that_a_restore_brought_back_are_asked_about_again",),
+    ),
+    Guard(
         "A plan would ask about rows whose inputs changed, and an hourly DAG would stop.",
         "unknown = unknown - Ranges.union(part._of_a_job.get(files.id, Ranges.empty()) for part in parts)",
         "pass",

@@ -361,6 +361,33 @@ def test_a_clone_knows_what_is_found_in_the_history_of_the_table_that_it_was_mad
     assert_nothing_to_do_is_free(clone, "y", trace, udf=double())
 
 
+def test_a_clone_does_not_know_what_jobs_of_the_table_recorded_later(db: Database, trace: Trace) -> None:
+    table = by_user(db)
+    table.lance.shallow_clone(f"{db.uri}/t3.lance", table.version)
+    table.lance.optimize.compact_files()
+    run(table, where="x < 50", on_unknown_values="recompute")
+    clone = db.open_table("t3")
+    assert isinstance(clone, Table)
+    with pytest.raises(UnknownValues, match=": 100 rows"):
+        run(clone)
+
+
+def test_values_that_a_restore_brought_back_are_asked_about_again(half_filled: Table, trace: Trace) -> None:
+    table, before = half_filled, half_filled.version
+    run(table, where="x < 50", on_unknown_values="recompute")
+    run(table, where="x < 60", on_unknown_values="recompute")
+    table.location.open(before).restore()
+    table.lance.optimize.compact_files()
+    with pytest.raises(UnknownValues, match=": 49 rows"):  # that of row 0 is what the job computed
+        run(table)
+    run(table, on_unknown_values="fill")
+    table.lance.update({"x": "x + 1000"}, where="x < 2")
+    table.lance.optimize.compact_files()
+    trace.clear()
+    run(table)
+    assert_exact(trace, [1000, 1001])
+
+
 def test_a_row_whose_input_changed_is_known_after_a_job_of_other_rows_and_a_cleanup(db: Database, trace: Trace) -> None:
     table = computed(db)
     table.lance.update({"x": "x + 1000"}, where="x < 2")

@@ -146,6 +146,10 @@ class Facts(Mapping[str, list[Fact]]):
             found.setdefault(signature, []).append(at)
         return found
 
+    def until(self, version: int) -> Facts:
+        """Return the facts that were recorded up to a version."""
+        return Facts(self.table.filter(pc.less_equal(self.table["at"], version)))
+
     def about(self, inputs: str) -> Facts:
         """Return the facts about values that were computed from the given inputs."""
         return Facts(self.table.filter(pc.is_in(self.table["inputs"], pa.array(["", inputs]))))

@@ -52,6 +52,7 @@ HISTORY_CLEANED_UP = "part of the table's history was cleaned up, so compacted o
 _MOST_REFERENCES = 4
 _MOST_UNFINISHED = 16
 _MOST_VERSIONS = 1_000
+_COMMITS_AT_ONCE = 16
 
 
 def find_checkpointed(
@@ -127,6 +128,8 @@ class ComputedRows:
         self._stable = bool(dataset.has_stable_row_ids)
         self._of_a_job: dict[int, Ranges] = {}
         self._of_no_job: dict[int, Ranges] = {}
+        self._line: list[int] = []
+        self._commits = commits_of_version(dataset, max(1, dataset.version - _MOST_VERSIONS), _COMMITS_AT_ONCE)
         self._opened: dict[tuple[int, Columns], ReferenceVersion | None] = {}
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
@@ -219,10 +222,21 @@ class ComputedRows:
         if then is None:
             return unknown, Ranges.empty()
         add_rows(found, then.computed.items())
-        left = (unknown & then.existed) - Ranges.union(then.computed.values())
-        add_rows(self._of_a_job, [(files.id, then.changed)])
-        add_rows(self._of_no_job, [(files.id, left - then.changed)])
+        left, changed = (unknown & then.existed) - Ranges.union(then.computed.values()), then.changed
+        if changed - then.in_place and self._was_undone(version):
+            changed = changed & then.in_place
+        add_rows(self._of_a_job, [(files.id, changed)])
+        add_rows(self._of_no_job, [(files.id, left - changed)])
         return left, then.in_place
+
+    def _was_undone(self, version: int) -> bool:
+        """Whether a restore undid a version, so that it does not tell what rows held; False if commits are gone."""
+        while not self._line or self._line[-1] > version:
+            commit = next(self._commits, None)
+            if commit is None or commit.gone:
+                return False
+            self._line.append(commit.version)
+        return version not in self._line
 
     def of_no_job(self, files: FragmentFiles, unknown: Ranges) -> Ranges:
         """Return the rows that certainly hold no value of a job, among those that `resolve` did not find.

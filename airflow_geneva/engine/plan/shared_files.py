@@ -83,8 +83,10 @@ def _recorded_beside(
         facts = state.facts
         place = TableLocation(uri, name_of(clone), tuple(sorted((clone.initial_storage_options or {}).items())), True)
         base = place.open(int(clone.version))
+        facts = facts.until(int(base.version))  # the table goes its own way since
         there, inputs = columns_in(base, columns.inputs_text, columns.output)
         state = state_with_bases(base, beside, there, clones)
+        state = replace(state, facts=state.facts.until(int(base.version)))
         if state.facts:
             names = (*inputs, *output_names(base, columns.output))
             facts = facts_with_history(state, ComputedRows.of_column(base, there, names, state))
