@@ -58,6 +58,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         expect: conditions on values, by column, from `airflow_geneva.expect`; values that violate them do not become
             visible. If they differ from those of an existing view, the view's conditions are changed. None keeps the
             view's conditions.
+        key: the column, or several, as a list or JSON text, whose values name rows in errors: columns that the query
+            takes as they are. If an existing view has another key, it gets this one. None: the key of the source, and
+            an existing view keeps its own.
 
     Example:
         ```python
@@ -74,7 +77,7 @@ class CreateMaterializedViewOperator(LanceOperator):
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
         *("view", "table", "where", "select", "add_columns", "shuffle_seed", "limit", "offset", "recreate"),
-        *("explode", "max_rows_per_fragment", "source_database", "source_query", "output_schema"),
+        *("explode", "max_rows_per_fragment", "source_database", "source_query", "output_schema", "key"),
     )
 
     def __init__(
@@ -95,6 +98,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         source_query: str | None = None,
         output_schema: str | None = None,
         expect: Mapping[str, Expectation | Sequence[Expectation]] | None = None,
+        key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -113,16 +117,26 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.source_query = source_query
         self.output_schema = output_schema
         self.expect = expect
+        self.key = key
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_geneva.view import View
 
         with push_error_to_xcom(context):
             database, name = self.open_database(), required_text("view", self.view)
-            made = self._create(database, name)
+            made, key = self._create(database, name), self._key
             if self.expect is not None:
                 View(database.location(name)).expect(self.expect)
+            if key is not None:
+                View(database.location(name)).set_key(key)
             return made
+
+    @property
+    def _key(self) -> str | Sequence[str] | None:
+        if not isinstance(self.key, str):
+            return self.key
+        text = optional_text(self.key)
+        return parse_json("key", text) if text and text.startswith("[") else text
 
     def _create(self, database: Database, name: str) -> dict[str, Any]:
         from airflow_geneva.query import ROWS_PER_FRAGMENT
@@ -144,13 +158,13 @@ class CreateMaterializedViewOperator(LanceOperator):
                     "Change the task back, give the view another name, or give recreate=True to drop it and compute it "
                     "again."
                 )
-            self._check_expect(query, name)
+            self._check(query, name)
             self.log.warning("View %s is dropped and created again: %s.", name, "; ".join(differences))
             database.drop_table(name)
         else:
-            self._check_expect(query, name)
+            self._check(query, name)
         try:
-            view = query.create_materialized_view(database, name, max_rows_per_fragment=rows)
+            view = query.create_materialized_view(database, name, max_rows_per_fragment=rows, key=self._key)
         except (InvalidInput, OSError):
             if not database.has_table(name) or self._compare(database, name, query):
                 raise
@@ -159,10 +173,12 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.log.info("View %s was created, with %s to compute.", name, counted(view.lance.count_rows(), "row"))
         return {"view": name, "created": True, "differences": differences}
 
-    def _check_expect(self, query: Query, name: str) -> None:
-        """Refuse expectations that do not fit before a view is dropped or created."""
+    def _check(self, query: Query, name: str) -> None:
+        """Refuse expectations and a key that do not fit before a view is dropped or created."""
         if self.expect is not None:
             query.definition().expecting(self.expect, query.output_schema(), name)
+        if self._key is not None:
+            query.definition().check_key(self._key, query.output_schema(), name)
 
     def _query(self, database: Database) -> Query:
         if (text := optional_text(self.source_query)) is not None:

@@ -44,7 +44,17 @@ def test_a_view_is_made_once_and_then_left_alone_and_no_udf_runs(desk: Desk) -> 
     assert [(name, str(one)) for name, one in view.view_definition.expectations] == [("n", "not_null()")]
     make(desk, where="text < 'b'", shuffle_seed=1, limit="5", expect=expected)
     make(desk, where="text < 'b'", shuffle_seed=1, limit="5")
-    assert view.version == 2
+    assert (view.version, view.key) == (2, ())
+    make(desk, where="text < 'b'", shuffle_seed=1, limit="5", key="text")
+    make(
+        desk,
+        conf={"key": ["text"]},
+        where="text < 'b'",
+        shuffle_seed=1,
+        limit="5",
+        key="{{ dag_run.conf.key | tojson }}",
+    )
+    assert (view.version, view.key) == (3, ("text",))
     assert desk.calls() == []
 
 
@@ -60,13 +70,14 @@ def test_a_changed_definition_is_an_error_that_says_what_changed(desk: Desk) -> 
 def test_a_changed_definition_is_made_anew_when_told(desk: Desk) -> None:
     desk.append("a")
     make(desk)
-    run = make(desk, conf={"anew": "true"}, where="text < 'a05'", recreate="{{ dag_run.conf['anew'] }}")
+    anew = "{{ dag_run.conf['anew'] }}"
+    run = make(desk, conf={"anew": "true"}, where="text < 'a05'", recreate=anew, key=["text"])
     assert run.state == "success", run.errors
     assert run.xcom("make")["created"] is True
     view = desk.database.open_table("v")
     assert isinstance(view, View)
-    assert (view.view_definition.where, view.lance.count_rows()) == ("text < 'a05'", 5)
-    for wrong in ({"max_rows_per_fragment": "0"}, {"expect": {"nope": []}}):
+    assert (view.view_definition.where, view.lance.count_rows(), view.key) == ("text < 'a05'", 5, ("text",))
+    for wrong in ({"max_rows_per_fragment": "0"}, {"expect": {"nope": []}}, {"key": "n"}):
         assert make(desk, where="text < 'a09'", recreate=True, **wrong).state == "failed"
     assert view.lance.count_rows() == 5, "what is wrong is found before the view is dropped"
     unchanged = make(desk, where="text < 'a05'", recreate=True)

@@ -68,11 +68,10 @@ def check_key(table: str, schema: pa.Schema, key: str | Sequence[str] | None) ->
 
 
 def key_metadata(schema: pa.Schema, columns: Sequence[str]) -> dict[str, dict[str, str | None]]:
-    """Return the metadata that columns get and lose when these become the table's key."""
-    lost: dict[str, dict[str, str | None]] = {
-        field.name: {KEY.decode(): None} for field in schema if KEY in (field.metadata or {})
-    }
-    return lost | {name: {KEY.decode(): str(at)} for at, name in enumerate(columns)}
+    """Return the metadata that columns get and lose when these become the table's key; nothing if they are its key."""
+    there = {field.name: (field.metadata or {}).get(KEY, b"").decode() for field in schema}
+    wanted = {name: str(at) for at, name in enumerate(columns)}
+    return {name: {KEY.decode(): wanted.get(name)} for name, at in there.items() if at != wanted.get(name, "")}
 
 
 def check_key_is(table: str, schema: pa.Schema, key: str | Sequence[str] | None) -> None:
