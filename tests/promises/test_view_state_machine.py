@@ -14,8 +14,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-import pytest
-from hypothesis import seed, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from lance.fragment import write_fragments
@@ -485,15 +484,7 @@ class ViewHistories(RuleBasedStateMachine):
 
 FIRST = udfs.first
 
-
-@seed(1)
-class OtherViewHistories(ViewHistories):
-    """The same from another beginning, for `make test-rest`."""
-
-
 TestViewHistories: Callable[..., Any] = ViewHistories.TestCase
-TestOtherViewHistories: Callable[..., Any] = pytest.mark.slow(OtherViewHistories.TestCase)
-for machine, examples in ((ViewHistories, 10), (OtherViewHistories, 15)):
-    machine.TestCase.settings = settings(
-        max_examples=1_000 if SOAK else examples, stateful_step_count=40 if SOAK else 20, deadline=None
-    )
+ViewHistories.TestCase.settings = settings(
+    max_examples=1_000 if SOAK else 25, stateful_step_count=40 if SOAK else 20, deadline=None
+)
