@@ -19,10 +19,18 @@ from airflow_geneva.cli.database import (
     plain,
     print_json,
 )
-from airflow_geneva.engine.checkpoint.keys import key_part, parse_key, path_to_key
-from airflow_geneva.engine.checkpoint.packs import keys_of_pack
-from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
+from airflow_geneva.engine.api import (
+    KINDS,
+    add_up,
+    collect,
+    find_garbage,
+    key_part,
+    keys_of_pack,
+    parse_key,
+    parse_ttl,
+    path_to_key,
+    readable_bytes,
+)
 from airflow_geneva.engine.display import counted, format_time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import md5

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED
+from airflow_geneva.engine.api import NEWEST_TESTED
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
     OLDEST_JAVA,

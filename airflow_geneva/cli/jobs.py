@@ -26,11 +26,8 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
+from airflow_geneva.engine.api import ErrorRecord, Job, ShardStatus, group_errors
 from airflow_geneva.engine.display import counted, duration, format_time
-from airflow_geneva.engine.job.current_errors import group_errors
-from airflow_geneva.engine.job.error_records import ErrorRecord
-from airflow_geneva.engine.job.shard_status import ShardStatus
-from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.table import Table as LanceTable

@@ -20,12 +20,9 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
+from airflow_geneva.engine.api import RECORD, JobFolder, load_plan, load_udf, plan_name, refuse_view
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
-from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.results import BackfillResult
-from airflow_geneva.engine.udf import load_udf
-from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.view import View
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
+from airflow_geneva.engine.api import LEAST_TASK_MEMORY, max_retries
 from airflow_geneva.engine.choices import OnPartial
-from airflow_geneva.engine.job.folder import RECORD, JobFolder
-from airflow_geneva.engine.lance_io.conflicts import max_retries
-from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.outages import with_patience
@@ -30,8 +26,7 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.database import Database
-    from airflow_geneva.engine.run.pipeline import PlannedJob
-    from airflow_geneva.engine.udf import UDF
+    from airflow_geneva.engine.api import UDF, PlannedJob
     from airflow_geneva.table import Table
 
 _NOTHING = ("", "None")
@@ -124,7 +119,7 @@ def check_import_path(udf: Any) -> str | None:
 
 def load_named_udf(path: Any) -> UDF:
     """Import the UDF that a column of an operator's argument names."""
-    from airflow_geneva.engine.udf import load_udf
+    from airflow_geneva.engine.api import load_udf
 
     return load_udf(required_text("udf", check_import_path(path)))
 
@@ -274,7 +269,7 @@ def open_database(lance_conn_id: str, database: str | None) -> Database:
 
 def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDataset]:
     """Open a table or view, and return it with its newest version. Raises the errors of `Database.open_table`."""
-    from airflow_geneva.engine.views.definition import is_view
+    from airflow_geneva.engine.api import is_view
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
@@ -313,8 +308,7 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
         InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
         TableRemade: a catalog has moved the table since.
     """
-    from airflow_geneva.engine.plan.saved_plan import load_plan
-    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.api import open_job
 
     uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
     found = _PLAN.fullmatch(uri)
@@ -330,21 +324,7 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
             f"The XCom of the plan task names a plan in {uri!r:.300}, which is none of a table in this task's "
             f"database, {database.uri}. Give all tasks the same connection and database, and clear the plan task."
         )
-    folder = JobFolder.of(location.checkpoints, found["job"])
-    load = partial(load_plan, folder.storage, fingerprint)
-    saved, record = folder.storage.side_by_side(load, lambda: folder.read(RECORD) or {})
-    if (saved.work.table, saved.work.job_id) != (location.uri, folder.job_id):
-        raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
-    recorded = record.get("plan")
-    if recorded != fingerprint and (recorded is not None or saved.shards):
-        raise InvalidInput(
-            f"The XCom of the plan task names plan {fingerprint[:16]}, and the record of job {folder.job_id} names "
-            f"{'none' if recorded is None else str(recorded)[:16]}: the plan task has planned again since, or the XCom "
-            "was edited. Clear the plan task with its downstream tasks."
-        )
-    if record.get("ended") and "shard" in reference:  # this shard was cleared
-        folder.update_record(resumed=time.time())
-    return PlannedJob(location, saved, record=record)
+    return open_job(location, found["job"], fingerprint, resumes="shard" in reference)  # with a shard: it was cleared
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_geneva.engine.checkpoint.provenance import version_label
-from airflow_geneva.engine.lance_io.filters import where_columns
-from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.engine.api import JobSpec, PlannedJob, RefreshSpec, ViewDefinition, version_label, where_columns
 from airflow_geneva.engine.results import BackfillResult
-from airflow_geneva.engine.run.pipeline import PlannedJob
-from airflow_geneva.engine.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
     import lance

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_geneva.engine.job.heartbeat import writing_heartbeats
+from airflow_geneva.engine.api import writing_heartbeats
 from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
@@ -21,7 +21,7 @@ from airflow_geneva.spark.connect import check_demands, is_connect
 from airflow_geneva.spark.submit import APPLICATION, Resources, SparkMaster, session_settings
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.api import PlannedJob
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseHook, Connection, Context
 
+from airflow_geneva.engine.api import APPLIED, STATUS, SUBMIT, shard_name, writing_heartbeats
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import APPLIED, STATUS, SUBMIT, shard_name
-from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection
@@ -65,9 +64,7 @@ from airflow_geneva.spark.submit import (
 )
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.plan.model import JobSpec
-    from airflow_geneva.engine.plan.shard import Shard
-    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.api import JobSpec, PlannedJob, Shard
 
 _ERROR_LINE = "airflow_geneva: "
 
@@ -129,9 +126,7 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        from airflow_geneva.engine.apply.batch_api import StillWaiting
-        from airflow_geneva.engine.run.prepare import Udfs
-        from airflow_geneva.engine.run.waiting import poll_interval
+        from airflow_geneva.engine.api import StillWaiting, Udfs, poll_interval
 
         configured = Configuration.read()
         reference = check_shard(self.shard)
@@ -190,7 +185,7 @@ class ApplyOperator(SparkSubmitOperator):
         given = optional_int("inline_below_rows", self.inline_below_rows)
         below = configured.inline_below_rows if given is None else given
         if shard.rows_to_run < below and not job.work.needs_spark:
-            from airflow_geneva.engine.run.prepare import Udfs
+            from airflow_geneva.engine.api import Udfs
 
             udfs = Udfs.planned(job.work)
             # Spark gets the planned code. If this process has another code version, compute on Spark.
@@ -227,7 +222,7 @@ class ApplyOperator(SparkSubmitOperator):
             job.apply_on(self._session, shard)
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
-        from airflow_geneva.engine.run.waiting import poll_interval
+        from airflow_geneva.engine.api import poll_interval
 
         work = job.work
         self.application = str(APPLICATION)

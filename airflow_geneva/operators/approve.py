@@ -8,7 +8,7 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
 from airflow.sdk import Context
 
-from airflow_geneva.engine.job.heartbeat import APPROVAL
+from airflow_geneva.engine.api import APPROVAL
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import answered_by
 from airflow_geneva.operators.plan import REJECTED, SUMMARY

@@ -18,7 +18,7 @@ from airflow_geneva.operators._lance_task import (
 )
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.cleanup.garbage import Garbage
+    from airflow_geneva.engine.api import Garbage
 
 
 class CleanupCheckpointsOperator(LanceOperator):
@@ -59,8 +59,7 @@ class CleanupCheckpointsOperator(LanceOperator):
         self.only_tell = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.cleanup import collect, find_garbage
-        from airflow_geneva.engine.cleanup.garbage import add_up, parse_ttl
+        from airflow_geneva.engine.api import add_up, collect, find_garbage, parse_ttl
 
         dry = parse_bool("dry_run", self.only_tell)
         with failing_at_once(InvalidInput):

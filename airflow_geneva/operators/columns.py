@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import Context
 
-from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
+from airflow_geneva.engine.api import commit_tries, conflict_retries, is_conflict
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.udf import UDF
+    from airflow_geneva.engine.api import UDF
     from airflow_geneva.table import Table
 
     _Spec: TypeAlias = UDF | tuple[UDF, Sequence[str]]

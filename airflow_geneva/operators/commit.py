@@ -8,10 +8,8 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
+from airflow_geneva.engine.api import APPLIED, conflict_retries, writing_heartbeats
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import APPLIED
-from airflow_geneva.engine.job.heartbeat import writing_heartbeats
-from airflow_geneva.engine.lance_io.conflicts import conflict_retries
 from airflow_geneva.errors import ExpectationFailed
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (

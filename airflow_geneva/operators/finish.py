@@ -12,13 +12,21 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.engine.api import (
+    RECORD,
+    JobFolder,
+    OutboxEntry,
+    VersionStamp,
+    conflict_retries,
+    find_commits,
+    job_start_time,
+    read_outbox,
+    remove_from_outbox,
+    stamp_of,
+    writing_heartbeats,
+)
 from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import RECORD, JobFolder, job_start_time
-from airflow_geneva.engine.job.heartbeat import writing_heartbeats
-from airflow_geneva.engine.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
-from airflow_geneva.engine.lance_io.conflicts import conflict_retries
-from airflow_geneva.engine.lance_io.table_versions import VersionStamp, stamp_of
 from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.links.job import JobLink
@@ -34,7 +42,7 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.run.pipeline import PlannedJob
+    from airflow_geneva.engine.api import PlannedJob
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
@@ -87,7 +95,7 @@ class FinishOperator(LanceOperator):
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.run.choice import RunnerChoice
+        from airflow_geneva.engine.api import RunnerChoice
 
         summary, plan_failed = self._summary(context)
         configured = Configuration.read()

@@ -16,16 +16,22 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
 
+from airflow_geneva.engine.api import (
+    APPROVAL,
+    LIMITS,
+    RECORD,
+    Estimate,
+    JobFolder,
+    OutboxEntry,
+    Sizing,
+    Stopwatch,
+    carried_counts,
+    conflict_retries,
+    plan_name,
+    task_memory_bytes,
+    write_outbox,
+)
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.estimate import LIMITS, Estimate
-from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
-from airflow_geneva.engine.job.heartbeat import APPROVAL
-from airflow_geneva.engine.job.meter import Stopwatch
-from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.engine.job.shard_results import carried_counts
-from airflow_geneva.engine.lance_io.conflicts import conflict_retries
-from airflow_geneva.engine.lance_io.task_memory import task_memory_bytes
-from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput, UnknownValues
 from airflow_geneva.hooks.openai import openai_connection
@@ -49,11 +55,7 @@ from airflow_geneva.operators._lance_task import (
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-    from airflow_geneva.engine.plan.model import Plan
-    from airflow_geneva.engine.plan.saved_plan import SavedPlan
-    from airflow_geneva.engine.plan.shard import Shard
-    from airflow_geneva.engine.run.pipeline import PlannedJob
-    from airflow_geneva.engine.run.prepare import Udfs
+    from airflow_geneva.engine.api import Plan, PlannedJob, SavedPlan, Shard, Udfs
     from airflow_geneva.table import Table
 
 LIMIT_ROWS = "limit_rows"
@@ -157,13 +159,17 @@ class PlanOperator(LanceOperator, SkipMixin):
         job: JobFolder,
         began: float,
     ) -> list[dict[str, Any]]:
-        from airflow_geneva.engine.plan.saved_plan import shard_summaries
-        from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, choose_runner
-        from airflow_geneva.engine.run.estimate import estimate_by_history
-        from airflow_geneva.engine.run.pipeline import PlannedJob
-        from airflow_geneva.engine.run.prepare import Udfs
-        from airflow_geneva.engine.run.record import record_plan
-        from airflow_geneva.engine.udf.stored import udf_modules
+        from airflow_geneva.engine.api import (
+            PlannedJob,
+            RunnerChoice,
+            TooSlow,
+            Udfs,
+            choose_runner,
+            estimate_by_history,
+            record_plan,
+            shard_summaries,
+            udf_modules,
+        )
 
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
@@ -245,7 +251,7 @@ class PlanOperator(LanceOperator, SkipMixin):
 
     def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""
-        from airflow_geneva.engine.run.pipeline import apply_and_commit
+        from airflow_geneva.engine.api import apply_and_commit
 
         pace, watch = job.pace(shards), Stopwatch()
         with openai_connection(optional_text(self.openai_conn_id), job.work.connections):
@@ -356,8 +362,7 @@ class PlanBackfillOperator(PlanOperator):
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.plan.request import BackfillRequest, plan_request
-        from airflow_geneva.engine.udf import load_udf
+        from airflow_geneva.engine.api import BackfillRequest, load_udf, plan_request
 
         column = required_text("column", self.column)
         definition = table.definition(column, newest)
@@ -380,7 +385,7 @@ class PlanBackfillOperator(PlanOperator):
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
-    from airflow_geneva.engine.plan.request import NOT_WHOLE
+    from airflow_geneva.engine.api import NOT_WHOLE
 
     kinds = {size.name: optional_float if size.name in NOT_WHOLE else optional_int for size in fields(Sizing)}
     found = {name: kinds[name](name, value) for name, value in given.items()}
@@ -417,7 +422,7 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
     ending = f"-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
     if ti.try_number > 1:
-        from airflow_geneva.engine.job.status import job_ids
+        from airflow_geneva.engine.api import job_ids
 
         for name in job_ids(checkpoints):
             if name.endswith(ending):

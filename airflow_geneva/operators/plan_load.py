@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from lance import LanceDataset
 
-    from airflow_geneva.engine.plan.model import Plan
+    from airflow_geneva.engine.api import Plan
     from airflow_geneva.table import Table
 
 
@@ -87,7 +87,7 @@ class PlanLoadOperator(PlanOperator):
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.load.request import LoadRequest, plan_load
+        from airflow_geneva.engine.api import LoadRequest, plan_load
 
         shared = {name: asked[name] for name in ("ignore_checkpoints", "indexes", "job_id", "sizing")}
         request = LoadRequest(

@@ -14,8 +14,7 @@ from airflow_geneva.operators._lance_task import optional_int, parse_bool, parse
 from airflow_geneva.operators.plan import PlanOperator
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.plan.model import Plan
-    from airflow_geneva.engine.plan.saved_plan import SavedPlan
+    from airflow_geneva.engine.api import Plan, SavedPlan
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
@@ -72,7 +71,7 @@ class PlanRefreshOperator(PlanOperator):
 
     def _with_sources(self, view: Table) -> View:
         """Return the view, which may read the databases that are allowed."""
-        from airflow_geneva.engine.views.sources import allow_databases
+        from airflow_geneva.engine.api import allow_databases
         from airflow_geneva.view import View
 
         if not isinstance(view, View):
@@ -89,25 +88,24 @@ class PlanRefreshOperator(PlanOperator):
         return View(view.location, allow_databases(places))
 
     def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.plan.request import RefreshRequest, check_sizing
-        from airflow_geneva.engine.run.view import plan
-        from airflow_geneva.engine.udf.lancedb import refuse_view
-        from airflow_geneva.engine.views.definition import ViewDefinition
-        from airflow_geneva.engine.views.sources import locate_source
+        from airflow_geneva.engine.api import (
+            RefreshRequest,
+            check_sizing,
+            plan_refresh,
+            refuse_view,
+        )
 
         refuse_view(table.name, newest.schema.metadata)
         view = self._with_sources(table)
-        definition = ViewDefinition.read(newest.schema.metadata, view.name)
         request = RefreshRequest(
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
             errors_only=parse_bool("errors_only", self.errors_only),
             **{**asked, "sizing": check_sizing(asked["sizing"])},
         )
-        source = locate_source(view.location, definition, view.sources)
         try:
             # Even without shards there may be a commit to announce, because rows may be removed from the view.
-            return plan(view.location, definition, source, request, newest), int(newest.version)
+            return plan_refresh(view.location, newest, view.sources, request), int(newest.version)
         except InvalidInput:
             view.source()  # raises a more detailed error if the source cannot be opened
             raise

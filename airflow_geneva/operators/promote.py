@@ -9,7 +9,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, lance_asset
-from airflow_geneva.engine.lance_io.conflicts import conflict_retries
+from airflow_geneva.engine.api import conflict_retries
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
@@ -22,7 +22,7 @@ from airflow_geneva.operators._lance_task import (
 )
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.run.promotion import Promotion
+    from airflow_geneva.engine.api import Promotion
     from airflow_geneva.table import Table
 
 
@@ -95,7 +95,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         self.outlets = [*self.outlets, self._outlet]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.run.promotion import is_promoted, plan_promotion
+        from airflow_geneva.engine.api import is_promoted, plan_promotion
 
         table, asked = self._table(), self._asked()
         if not self.approve or is_promoted(table.lance, asked):
@@ -126,14 +126,14 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         return self.open_database().open_table(required_text("table", self.table))
 
     def _asked(self) -> Promotion:
-        from airflow_geneva.engine.run.promotion import Promotion
+        from airflow_geneva.engine.api import Promotion
 
         column, to, keep_as = (required_text(name, getattr(self, name)) for name in ("column", "to", "keep_as"))
         required = (parse_bool(name, getattr(self, name)) for name in ("require_complete", "require_index"))
         return Promotion(column, to, keep_as, *required)
 
     def _promote(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.run.promotion import promote
+        from airflow_geneva.engine.api import promote
 
         table, asked = self._table(), self._asked()
         with conflict_retries(Configuration.read().version_conflict_max_retries):

@@ -24,8 +24,7 @@ from airflow_geneva.operators._lance_task import (
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database
-    from airflow_geneva.engine.udf.expect import Expectation
-    from airflow_geneva.engine.views.resolve import QuerySpec
+    from airflow_geneva.engine.api import Expectation, QuerySpec
     from airflow_geneva.query import Query
 
 
@@ -202,7 +201,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         return query.add_columns(_specs(more)) if more else query
 
     def _requested_query(self, database: Database, text: str) -> Query:
-        from airflow_geneva.engine.udf.stored import udf_modules
+        from airflow_geneva.engine.api import udf_modules
         from airflow_geneva.namespace import read_query
 
         for name in (

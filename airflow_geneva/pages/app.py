@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
-from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.api import Job
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput

@@ -10,11 +10,9 @@ from functools import partial
 from urllib.parse import urlencode
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.job.status import Job
-from airflow_geneva.engine.plan.freshness import NEVER, STALE, UP_TO_DATE
+from airflow_geneva.engine.api import NEVER, STALE, UP_TO_DATE, Job, ViewDefinition
 from airflow_geneva.engine.results import FAILED
 from airflow_geneva.engine.storage.engine_errors import is_failure
-from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import GenevaError
 from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
 from airflow_geneva.pages.jobs import JobsPage, list_jobs

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.api import Job
 from airflow_geneva.pages.databases import DatabaseDetails, TableCard
 from airflow_geneva.pages.rendering import NOT_KEPT, masked
 from airflow_geneva.pages.tables import ColumnRow, FreshnessView, TableDetails

@@ -8,11 +8,20 @@ from functools import cached_property
 
 import numpy as np
 
-from airflow_geneva.engine.job.current_errors import ErrorGroup, group_errors
-from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
-from airflow_geneva.engine.job.folder import JobFolder, is_job_id
-from airflow_geneva.engine.job.shard_status import ShardStatus, in_parallel
-from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+from airflow_geneva.engine.api import (
+    ErrorGroup,
+    ErrorRecord,
+    Job,
+    JobFolder,
+    ShardStatus,
+    group_errors,
+    in_parallel,
+    is_job_id,
+    job_ids,
+    read_errors,
+    read_job,
+    read_jobs,
+)
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local

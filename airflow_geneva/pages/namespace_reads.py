@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lance_namespace import CreateMaterializedViewRequest, errors
 
-from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.api import Job
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.namespace import check_view, find_job
 from airflow_geneva.pages.visible import VisibleDatabase

@@ -14,8 +14,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from airflow_geneva.engine.api import STEPS_IN_WORDS
 from airflow_geneva.engine.display import counted, duration, format_time
-from airflow_geneva.engine.job.meter import STEPS_IN_WORDS
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_geneva.database import Database, connect
-from airflow_geneva.engine.job.folder import JobFolder, is_job_id
-from airflow_geneva.engine.job.shard_status import in_parallel
-from airflow_geneva.engine.job.status import Job, read_job
+from airflow_geneva.engine.api import Job, JobFolder, in_parallel, is_job_id, read_job
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation

@@ -12,22 +12,34 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.job.status import Job
-from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
-from airflow_geneva.engine.lance_io.pylance_internals import written_at
-from airflow_geneva.engine.lance_io.reading import check_columns
-from airflow_geneva.engine.lance_io.table_versions import open_version
-from airflow_geneva.engine.plan.freshness import STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
+from airflow_geneva.engine.api import (
+    STALE,
+    SYSTEM_COLUMNS,
+    UP_TO_DATE,
+    CommittedViewState,
+    Freshness,
+    Index,
+    Job,
+    ViewDefinition,
+    check_columns,
+    column_freshness,
+    find_views,
+    is_view,
+    lancedb_column,
+    lancedb_view,
+    locate_source,
+    open_version,
+    read_definition,
+    read_indexes,
+    stored_definition,
+    view_freshness,
+    written_at,
+)
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import without_credentials
-from airflow_geneva.engine.udf.definition import read_definition, stored_definition
-from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view
-from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
-from airflow_geneva.engine.views.sources import find_views, locate_source
-from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.pages.jobs import list_jobs
 from airflow_geneva.pages.visible import VisibleDatabase

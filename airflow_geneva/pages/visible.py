@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.job.status import Job
+from airflow_geneva.engine.api import Job, ViewDefinition
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, without_credentials
-from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import StorageError
 
 

@@ -11,9 +11,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
+from airflow_geneva.engine.api import WaitCondition
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.uri import normalize_uri
-from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
     failing_at_once,
@@ -27,7 +27,7 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.watch.watcher import TableWatcher
+    from airflow_geneva.engine.api import TableWatcher
 
 
 class NewFragmentsSensor(BaseSensorOperator):
@@ -123,8 +123,8 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
+        from airflow_geneva.engine.api import TableWatcher, is_permanent
         from airflow_geneva.engine.storage.engine_errors import panics_as_errors
-        from airflow_geneva.engine.watch.watcher import TableWatcher, is_permanent
 
         wanted = self._wanted()
         if self._watcher is None or self._watcher.wanted != wanted:

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from airflow_geneva.engine import api
+from airflow_geneva.engine.api import WaitCondition
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import normalize_uri
-from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._airflow_internals import state_store
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.watch.watcher import NewestVersions, Observation, TableWatcher
+    from airflow_geneva.engine.api import NewestVersions, Observation, TableWatcher
     from airflow_geneva.hooks.lance import LanceHook
 
 SEEN = "airflow_geneva.seen"
@@ -111,9 +112,10 @@ class NewFragmentsTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        for slow in ("airflow_geneva.hooks.lance", "airflow_geneva.engine.watch.watcher"):
-            await asyncio.to_thread(import_module, slow)  # not in the event loop, which it would block
-        from airflow_geneva.engine.watch.watcher import TableWatcher, is_permanent
+        # Not in the event loop, which these imports would block.
+        await asyncio.to_thread(import_module, "airflow_geneva.hooks.lance")
+        await asyncio.to_thread(getattr, api, "TableWatcher")
+        from airflow_geneva.engine.api import TableWatcher, is_permanent
         from airflow_geneva.hooks.lance import LanceHook
 
         if self.once:
@@ -171,7 +173,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     async def _load_state(self) -> NewestVersions | None:
         """Return the state of the last poll, if Airflow stores it."""
-        from airflow_geneva.engine.watch.watcher import NewestVersions
+        from airflow_geneva.engine.api import NewestVersions
 
         store = state_store(self)
         if store is None:

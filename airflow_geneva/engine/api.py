@@ -1,0 +1,237 @@
+"""The door of the engine: all that the command, and Airflow's operators, sensors, triggers and pages use of it.
+
+A job takes the same steps in a notebook and in Airflow:
+
+1. `plan_request`, `plan_refresh` or `plan_load` finds what is left to compute. Nothing is written.
+2. `record_plan` writes the job's record and its plan. From here on any process can continue the job.
+3. `open_job` opens it there, as a `PlannedJob`: `apply` computes a shard, `commit` verifies it and makes it visible,
+   and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated.
+4. `read_job` and `read_errors` tell how it goes; `column_freshness` and `view_freshness` what is due since;
+   `TableWatcher` waits for new rows; `plan_promotion` and `promote` exchange columns; `find_garbage` and `collect`
+   remove what no job needs.
+
+Where files lie, and with which credentials they are opened, is the subject of `engine.storage`. The dag processor and
+the API server import this module, so nothing is loaded before it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.engine.apply.batch_api import StillWaiting
+    from airflow_geneva.engine.checkpoint.keys import key_part, parse_key, path_to_key
+    from airflow_geneva.engine.checkpoint.packs import keys_of_pack
+    from airflow_geneva.engine.checkpoint.provenance import version_label
+    from airflow_geneva.engine.cleanup import collect, find_garbage
+    from airflow_geneva.engine.cleanup.garbage import KINDS, Garbage, add_up, parse_ttl, readable_bytes
+    from airflow_geneva.engine.job.current_errors import ErrorGroup, group_errors
+    from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
+    from airflow_geneva.engine.job.estimate import LIMITS, Estimate
+    from airflow_geneva.engine.job.folder import (
+        APPLIED,
+        RECORD,
+        STATUS,
+        SUBMIT,
+        JobFolder,
+        is_job_id,
+        job_start_time,
+        plan_name,
+        shard_name,
+    )
+    from airflow_geneva.engine.job.heartbeat import APPROVAL, writing_heartbeats
+    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, Stopwatch
+    from airflow_geneva.engine.job.outbox import (
+        OutboxEntry,
+        find_commits,
+        read_outbox,
+        remove_from_outbox,
+        write_outbox,
+    )
+    from airflow_geneva.engine.job.shard_results import carried_counts
+    from airflow_geneva.engine.job.shard_status import ShardStatus, in_parallel
+    from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+    from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict, max_retries
+    from airflow_geneva.engine.lance_io.filters import where_columns
+    from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
+    from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED, written_at
+    from airflow_geneva.engine.lance_io.reading import check_columns
+    from airflow_geneva.engine.lance_io.table_versions import VersionStamp, open_version, stamp_of
+    from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
+    from airflow_geneva.engine.load.request import LoadRequest, plan_load
+    from airflow_geneva.engine.plan.freshness import (
+        NEVER,
+        STALE,
+        UP_TO_DATE,
+        Freshness,
+        column_freshness,
+        view_freshness,
+    )
+    from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
+    from airflow_geneva.engine.plan.request import (
+        NOT_WHOLE,
+        BackfillRequest,
+        RefreshRequest,
+        check_sizing,
+        plan_request,
+    )
+    from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan, shard_summaries
+    from airflow_geneva.engine.plan.shard import Shard
+    from airflow_geneva.engine.plan.sizing import Sizing
+    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, choose_runner
+    from airflow_geneva.engine.run.estimate import estimate_by_history
+    from airflow_geneva.engine.run.pipeline import PlannedJob, apply_and_commit
+    from airflow_geneva.engine.run.prepare import Udfs
+    from airflow_geneva.engine.run.promotion import Promotion, is_promoted, plan_promotion, promote
+    from airflow_geneva.engine.run.record import record_plan
+    from airflow_geneva.engine.run.waiting import poll_interval
+    from airflow_geneva.engine.storage.location import TableLocation
+    from airflow_geneva.engine.udf import UDF, load_udf
+    from airflow_geneva.engine.udf.definition import read_definition, stored_definition
+    from airflow_geneva.engine.udf.expect import Expectation
+    from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view, refuse_view
+    from airflow_geneva.engine.udf.stored import udf_modules
+    from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
+    from airflow_geneva.engine.views.resolve import QuerySpec
+    from airflow_geneva.engine.views.sources import allow_databases, find_views, locate_source
+    from airflow_geneva.engine.views.state import CommittedViewState
+    from airflow_geneva.engine.watch.conditions import WaitCondition
+    from airflow_geneva.engine.watch.watcher import NewestVersions, Observation, TableWatcher, is_permanent
+
+
+def plan_refresh(
+    view: TableLocation, newest: lance.LanceDataset, sources: Iterable[str], request: RefreshRequest
+) -> Plan:  # fmt: skip
+    """Plan the refresh of a view from its stored definition; write nothing.
+
+    Args:
+        newest: the view's newest version.
+        sources: the databases in which its source may lie, beside its own.
+
+    Raises:
+        InvalidInput: the request does not fit the view, or its source cannot be opened.
+        CodeChanged: the view holds values of other code, and the request does not say what becomes of them.
+        UnknownValues: it holds values that no job computed, and the request does not say what becomes of them.
+    """
+    from airflow_geneva.engine.run.view import plan
+    from airflow_geneva.engine.views.definition import ViewDefinition
+    from airflow_geneva.engine.views.sources import locate_source
+
+    definition = ViewDefinition.read(newest.schema.metadata, view.name)
+    return plan(view, definition, locate_source(view, definition, frozenset(sources)), request, newest)
+
+
+def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bool = False) -> PlannedJob:
+    """Open a job by its plan, without its fragments.
+
+    The plan's code runs, so whoever names a plan must not be able to choose one: the job's record, which the process
+    wrote that planned, must name it too.
+
+    Args:
+        fingerprint: the SHA-256 of the plan.
+        resumes: record that a job that has ended goes on.
+
+    Raises:
+        InvalidInput: the plan was removed or changed, is for another table, or is not the one that the record names.
+    """
+    from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+    from airflow_geneva.engine.plan.saved_plan import load_plan
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+
+    folder = JobFolder.of(location.checkpoints, job_id)
+    load = partial(load_plan, folder.storage, fingerprint)
+    saved, record = folder.storage.side_by_side(load, lambda: folder.read(RECORD) or {})
+    if (saved.work.table, saved.work.job_id) != (location.uri, folder.job_id):
+        uri = folder.storage.path(plan_name(fingerprint))
+        raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
+    recorded = record.get("plan")
+    if recorded != fingerprint and (recorded is not None or saved.shards):
+        raise InvalidInput(
+            f"The XCom of the plan task names plan {fingerprint[:16]}, and the record of job {folder.job_id} names "
+            f"{'none' if recorded is None else str(recorded)[:16]}: the plan task has planned again since, or the XCom "
+            "was edited. Clear the plan task with its downstream tasks."
+        )
+    if record.get("ended") and resumes:
+        folder.update_record(resumed=time.time())
+    return PlannedJob(location, saved, record=record)
+
+
+_HOMES = {
+    # What is left to compute, and why.
+    "plan.model": ("JobSpec", "Plan", "RefreshSpec"),
+    "plan.shard": ("Shard",),
+    "plan.sizing": ("Sizing",),
+    "plan.request": ("NOT_WHOLE", "BackfillRequest", "RefreshRequest", "check_sizing", "plan_request"),
+    "load.request": ("LoadRequest", "plan_load"),
+    "lance_io.task_memory": ("LEAST_TASK_MEMORY", "task_memory_bytes"),
+    # A job that is planned: apply its shards, commit them, finish.
+    "run.pipeline": ("PlannedJob", "apply_and_commit"),
+    "run.choice": ("RunnerChoice", "TooSlow", "choose_runner"),
+    "run.estimate": ("estimate_by_history",),
+    "run.prepare": ("Udfs",),
+    "run.record": ("record_plan",),
+    "run.waiting": ("poll_interval",),
+    "apply.batch_api": ("StillWaiting",),
+    "plan.saved_plan": ("SavedPlan", "load_plan", "shard_summaries"),
+    "lance_io.conflicts": ("commit_tries", "conflict_retries", "is_conflict", "max_retries"),
+    # What a job records: its documents, progress, errors and unannounced commits.
+    "job.folder": (
+        "APPLIED",
+        "RECORD",
+        "STATUS",
+        "SUBMIT",
+        "JobFolder",
+        "is_job_id",
+        "job_start_time",
+        "plan_name",
+        "shard_name",
+    ),
+    "job.heartbeat": ("APPROVAL", "writing_heartbeats"),
+    "job.estimate": ("LIMITS", "Estimate"),
+    "job.meter": ("STEPS_IN_WORDS", "Stopwatch"),
+    "job.shard_results": ("carried_counts",),
+    "job.shard_status": ("ShardStatus", "in_parallel"),
+    "job.status": ("Job", "job_ids", "read_job", "read_jobs"),
+    "job.error_records": ("ErrorRecord", "read_errors"),
+    "job.current_errors": ("ErrorGroup", "group_errors"),
+    "job.outbox": ("OutboxEntry", "find_commits", "read_outbox", "remove_from_outbox", "write_outbox"),
+    # Tables and views: what they define, how fresh they are, and what may go.
+    "lance_io.table_versions": ("VersionStamp", "open_version", "stamp_of"),
+    "lance_io.pylance_internals": ("NEWEST_TESTED", "written_at"),
+    "lance_io.reading": ("check_columns",),
+    "lance_io.filters": ("where_columns",),
+    "lance_io.indexes": ("Index", "read_indexes"),
+    "udf": ("UDF", "load_udf"),
+    "udf.definition": ("read_definition", "stored_definition"),
+    "udf.expect": ("Expectation",),
+    "udf.lancedb": ("lancedb_column", "lancedb_view", "refuse_view"),
+    "udf.stored": ("udf_modules",),
+    "views.definition": ("SYSTEM_COLUMNS", "ViewDefinition", "is_view"),
+    "views.resolve": ("QuerySpec",),
+    "views.sources": ("allow_databases", "find_views", "locate_source"),
+    "views.state": ("CommittedViewState",),
+    "plan.freshness": ("NEVER", "STALE", "UP_TO_DATE", "Freshness", "column_freshness", "view_freshness"),
+    "run.promotion": ("Promotion", "is_promoted", "plan_promotion", "promote"),
+    "cleanup": ("collect", "find_garbage"),
+    "cleanup.garbage": ("KINDS", "Garbage", "add_up", "parse_ttl", "readable_bytes"),
+    "checkpoint.keys": ("key_part", "parse_key", "path_to_key"),
+    "checkpoint.packs": ("keys_of_pack",),
+    "checkpoint.provenance": ("version_label",),
+    "watch.conditions": ("WaitCondition",),
+    "watch.watcher": ("NewestVersions", "Observation", "TableWatcher", "is_permanent"),
+}
+_LAZY_EXPORTS = {name: f"airflow_geneva.engine.{home}" for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY_EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY_EXPORTS[name]), name)
