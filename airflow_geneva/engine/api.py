@@ -3,7 +3,8 @@
 A job takes the same steps in a notebook and in Airflow:
 
 1. `plan_request`, `plan_refresh` or `plan_load` finds what is left to compute. Nothing is written.
-2. `record_plan` writes the job's record and its plan. From here on any process can continue the job.
+2. `choose` decides where to compute it, and `record_job` writes the job's record and its plan. From then on any process
+   can continue the job.
 3. `open_job` opens it there, as a `PlannedJob`: `apply` computes a shard, `commit` verifies it and makes it visible,
    and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated.
 4. `read_job` and `read_errors` tell how it goes; `column_freshness` and `view_freshness` what is due since;
@@ -86,12 +87,10 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan, shard_summaries
     from airflow_geneva.engine.plan.shard import Shard
     from airflow_geneva.engine.plan.sizing import Sizing
-    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, choose_runner
-    from airflow_geneva.engine.run.estimate import estimate_by_history
-    from airflow_geneva.engine.run.pipeline import PlannedJob, apply_and_commit
+    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow
+    from airflow_geneva.engine.run.pipeline import PlannedJob, apply_and_commit, choose, record_job
     from airflow_geneva.engine.run.prepare import Udfs
     from airflow_geneva.engine.run.promotion import Promotion, is_promoted, plan_promotion, promote
-    from airflow_geneva.engine.run.record import record_plan
     from airflow_geneva.engine.run.waiting import poll_interval
     from airflow_geneva.engine.storage.location import TableLocation
     from airflow_geneva.engine.udf import UDF, load_udf
@@ -173,11 +172,9 @@ _HOMES = {
     "load.request": ("LoadRequest", "plan_load"),
     "lance_io.task_memory": ("LEAST_TASK_MEMORY", "task_memory_bytes"),
     # A job that is planned: apply its shards, commit them, finish.
-    "run.pipeline": ("PlannedJob", "apply_and_commit"),
-    "run.choice": ("RunnerChoice", "TooSlow", "choose_runner"),
-    "run.estimate": ("estimate_by_history",),
+    "run.pipeline": ("PlannedJob", "apply_and_commit", "choose", "record_job"),
+    "run.choice": ("RunnerChoice", "TooSlow"),
     "run.prepare": ("Udfs",),
-    "run.record": ("record_plan",),
     "run.waiting": ("poll_interval",),
     "apply.batch_api": ("StillWaiting",),
     "plan.saved_plan": ("SavedPlan", "load_plan", "shard_summaries"),

@@ -160,13 +160,11 @@ class PlanOperator(LanceOperator, SkipMixin):
         began: float,
     ) -> list[dict[str, Any]]:
         from airflow_geneva.engine.api import (
-            PlannedJob,
             RunnerChoice,
             TooSlow,
             Udfs,
-            choose_runner,
-            estimate_by_history,
-            record_plan,
+            choose,
+            record_job,
             shard_summaries,
             udf_modules,
         )
@@ -190,18 +188,16 @@ class PlanOperator(LanceOperator, SkipMixin):
         plan = plan.with_work(rows=rows)
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
-        choice = choose_runner(plan, udfs, below, try_new_code=False)
-        expected = estimate_by_history(plan, choice.runner) if plan.shards else Estimate.of_nothing()
+        plan, choice, expected = choose(plan, table.location, udfs, "auto", below, try_new_code=False)
         above = expected.above(self._limits()) if plan.shards else ""
         if above:
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
-        plan = plan.expecting(expected)
         entry = partial(write_outbox, table.location.checkpoints, plan.work.outbox)
         beside = [] if since is None else [partial(entry, OutboxEntry(job.job_id, since), new=job.alone)]
-        saved = record_plan(plan, table.location, choice, run, store_code=True, about=about, beside=beside)
-        work = saved.work
+        planned = record_job(plan, table.location, choice, about, run, elsewhere=True, beside=beside)
+        saved, work = planned.saved, planned.work
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
@@ -221,7 +217,6 @@ class PlanOperator(LanceOperator, SkipMixin):
                     failing_at_once(ExpectationFailed),
                 )
                 with at_once, cause_first(self.log), retries:
-                    planned = PlannedJob(table.location, saved, plan.swap, choice, plan.opened, plan.index)
                     self._compute_small_job(planned, plan.shards, udfs)
                 return self._no_shards(context)
             except TooSlow as slow:

@@ -19,7 +19,7 @@ from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import count_errors
-from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
+from airflow_geneva.engine.job.estimate import FEW_ROWS, Estimate, starting_spark
 from airflow_geneva.engine.job.folder import APPLIED, FAILURE, RECORD, STARTED, STATUS, SUBMIT, JobFolder
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
@@ -66,15 +66,10 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         StorageError: the table's folder is read-only or unreachable.
     """
     measured().rows = plan.rows_to_run
-    choice = RunnerChoice(runner, "as requested")
+    plan, choice, expected = choose(plan, location, udfs, runner, INLINE_BELOW_SECONDS, try_new_code=True)
     if runner == "auto":
-        choice = choose_runner(plan, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
         logger.info("Computing %s %s.", plan.work.target, choice)
-    about: dict[str, Any] = {}
-    if plan.shards:
-        estimate = partial(estimate_by_history, plan, choice.runner)
-        expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
-        plan, about = plan.expecting(expected), {"expected": expected.pace()}
+    about = {"expected": expected.pace()} if plan.shards else {}
     measured().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
@@ -85,10 +80,50 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
             _open_session(plan.work, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
-    # This process itself finishes a job with nothing to do, and has its swap in memory.
-    idle = plan.swap is not None and plan.swap.idle
-    saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice, about=about)
+    job = record_job(plan, location, choice, about)
     watch.lap("plan")
+    return job
+
+
+def choose(
+    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, below_seconds: float, try_new_code: bool
+) -> tuple[Plan, RunnerChoice, Estimate]:
+    """Choose where to compute a plan, and estimate by earlier jobs what that takes; return the plan with both.
+
+    Args:
+        runner: ``auto`` chooses; ``inline`` and ``spark`` are as requested.
+        below_seconds, try_new_code: see :func:`airflow_geneva.engine.run.choice.choose_runner`.
+    """
+    choice = RunnerChoice(runner, "as requested")
+    if runner == "auto":
+        choice = choose_runner(plan, udfs, below_seconds, try_new_code)
+    if not plan.shards:
+        return plan, choice, Estimate.of_nothing()
+    estimate = partial(estimate_by_history, plan, choice.runner)
+    expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
+    return plan.expecting(expected), choice, expected
+
+
+def record_job(
+    plan: Plan,
+    location: TableLocation,
+    choice: RunnerChoice,
+    about: Mapping[str, Any],
+    run: str = "",
+    elsewhere: bool = False,
+    beside: Sequence[Callable[[], object]] = (),
+) -> PlannedJob:
+    """Write the record and the plan of a job; from then on any process can carry it out.
+
+    Args:
+        about: fields of the record beside those of the plan.
+        elsewhere: store the code of the UDFs and all documents, for processes that have neither.
+        run, beside: see :func:`airflow_geneva.engine.run.record.record_plan`, which has the errors too.
+    """
+    # This process itself finishes a job with nothing to do, and has its swap in memory.
+    idle = not elsewhere and plan.swap is not None and plan.swap.idle
+    stored = replace(plan, swap=None) if idle else plan
+    saved = record_plan(stored, location, choice, run, elsewhere, about, beside)
     return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index)
 
 
