@@ -41,6 +41,7 @@ from airflow_geneva.engine.udf.definition import (
 from airflow_geneva.engine.udf.lancedb import lancedb_view
 from airflow_geneva.engine.udf.of_process import find_udf, give_udf, keep_udf
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark.runner import SparkRunner
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -326,7 +327,10 @@ class Table(Summarized, Readable, FailedRows):
         from airflow_geneva.engine.run.prepare import Udfs
 
         plan, function = self._plan(request, udf)
-        return replace(plan, estimator=estimator(self.location, lambda: Udfs(dict.fromkeys(plan.work.udfs, function))))
+        return replace(
+            plan,
+            estimator=estimator(self.location, lambda: Udfs(dict.fromkeys(plan.work.udfs, function)), SparkRunner()),
+        )
 
     @overload
     def backfill(
@@ -392,7 +396,7 @@ class Table(Summarized, Readable, FailedRows):
             )  # fmt: skip
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
-                result = run_new(plan, self.location, udfs, runner, watch)
+                result = run_new(plan, self.location, udfs, runner, watch, SparkRunner())
             results |= dict.fromkeys((name, *plan.work.columns), result)
         return BackfillResults({name: results[name] for name in columns}) if several else results[columns[0]]
 
@@ -456,7 +460,7 @@ class Table(Summarized, Readable, FailedRows):
         from airflow_geneva.engine.run.background import start_in_background
 
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
-        return start_in_background(plan, self.location, udfs, runner, watch, show)
+        return start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _named(self, column: str) -> str:
         return f"column {column!r} of {self.uri}"
@@ -552,9 +556,9 @@ class Table(Summarized, Readable, FailedRows):
         )  # fmt: skip
         watch, location = Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            planned, runner = plan_here(location, request, runner)
+            planned, runner = plan_here(location, request, runner, SparkRunner())
             try:
-                return run_new(planned.plan, location, Udfs({}), runner, watch)
+                return run_new(planned.plan, location, Udfs({}), runner, watch, SparkRunner())
             finally:
                 forget_source(planned.delivery.source)
 

@@ -24,6 +24,7 @@ from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, fille
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.table import Table
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class View(Table):
         definition = self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)
         return replace(
-            planned, estimator=estimator(self.location, lambda: Udfs.of_refresh(planned, load_udfs(definition)))
+            planned,
+            estimator=estimator(self.location, lambda: Udfs.of_refresh(planned, load_udfs(definition)), SparkRunner()),
         )
 
     def refresh(
@@ -250,7 +252,7 @@ class View(Table):
         )
         with progress_bar(self.name):
             plan, udfs, watch = self._plan_refresh_to_run(request, runner)
-            return run_new(plan, self.location, udfs, runner, watch)
+            return run_new(plan, self.location, udfs, runner, watch, SparkRunner())
 
     def refresh_async(self, runner: str = "auto", **options: Any) -> JobFuture:
         """Start a refresh in the background of this process.
@@ -265,7 +267,7 @@ class View(Table):
         from airflow_geneva.engine.run.background import start_in_background
 
         plan, udfs, watch = self._plan_refresh_to_run(RefreshRequest.of(new_job_id(), options), runner)
-        return start_in_background(plan, self.location, udfs, runner, watch, show)
+        return start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.engine.job.meter import Stopwatch

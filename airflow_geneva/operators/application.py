@@ -18,6 +18,7 @@ from airflow_geneva.operators._airflow_internals import rendered_in_task
 from airflow_geneva.operators._lance_task import check_shard, failing_at_once, load_job, open_patiently
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, is_connect
+from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.spark.submit import APPLICATION, Resources, SparkMaster, session_settings
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def compute_shard(
         failing_at_once(InvalidInput),
     ):
         send_archives(session, planned_archives(job.work, job.folder.storage))
-        return job.apply_on(session, job.saved.load_shard(job.folder.storage, index))
+        return job.apply_on(SparkRunner(session), job.saved.load_shard(job.folder.storage, index))
 
 
 def application_name(dag_id: str, job: PlannedJob, index: int) -> str:

@@ -50,6 +50,7 @@ from airflow_geneva.operators.application import application_name, identity_argu
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
+from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.spark.submit import (
     APPLICATION,
     CREDENTIALS,
@@ -219,7 +220,7 @@ class ApplyOperator(SparkSubmitOperator):
         task = _of_this_wake(job, shard, f"{job.work.job_id}/{job.saved.fingerprint}/{shard.index}")
         with open_try(url, task, try_number) as self._session:
             send_archives(self._session, _planned_archives(job))
-            job.apply_on(self._session, shard)
+            job.apply_on(SparkRunner(self._session), shard)
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
         from airflow_geneva.engine.api import poll_interval

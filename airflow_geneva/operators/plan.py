@@ -168,6 +168,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             shard_summaries,
             udf_modules,
         )
+        from airflow_geneva.spark.runner import SparkRunner
 
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
@@ -188,7 +189,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         plan = plan.with_work(rows=rows)
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
-        plan, choice, expected = choose(plan, table.location, udfs, "auto", below, try_new_code=False)
+        plan, choice, expected = choose(plan, table.location, udfs, "auto", below, False, SparkRunner())
         above = expected.above(self._limits()) if plan.shards else ""
         if above:
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")

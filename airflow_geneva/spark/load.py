@@ -65,6 +65,17 @@ class SparkSearch:
         in_utc = [(column.name, map_leaves(column.type, _in_utc)) for column in columns]
         return replace(source, frame=frame, columns=pa.schema(in_utc))
 
+    def stage(
+        self,
+        location: TableLocation,
+        work: LoadSpec,
+        delivery: SourceMapping,
+        todo: Sequence[FragmentTask],
+        plan: str,
+        shard: int,
+    ) -> Iterator[int]:
+        return load_on_spark(self.session, location, work, delivery, todo, plan, shard)
+
     def find_duplicates(self, delivery: SourceMapping) -> Examples:
         from pyspark.sql import functions as f
 

@@ -32,6 +32,7 @@ from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, triple
 from tests.support.tables import MakeTable
@@ -163,7 +164,9 @@ def test_a_background_job_uses_the_spark_session_that_is_there(make_table: MakeT
     table = make_table(100, per_fragment=25)
     table.add_columns({"y": triple})
     settings = dict(spark.conf.getAll)
-    future = start_in_background(table.plan_backfill("y"), table.location, Udfs({"y": triple}), "spark", Stopwatch())
+    future = start_in_background(
+        table.plan_backfill("y"), table.location, Udfs({"y": triple}), "spark", Stopwatch(), cluster=SparkRunner()
+    )
     assert future.result().rows_computed == 100
     (shard,) = future.status().shards
     assert (shard.step, shard.rows_committed, shard.fragments_ready) == ("committed", 100, 4)

@@ -20,6 +20,7 @@ from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.table import Table
 from tests.support.tables import MakeTable
 
@@ -178,10 +179,10 @@ def test_a_plan_without_a_session_leaves_the_checks_to_the_task_on_spark(table: 
     ):
         frame.createOrReplaceTempView("features")
         with pytest.raises(InvalidInput, match=message):
-            job.apply_on(spark, plan.shards[0])
+            job.apply_on(SparkRunner(spark), plan.shards[0])
     assert set((Path(table.uri) / "data").iterdir()) == staged
     captions(spark).createOrReplaceTempView("features")
-    job.apply_on(spark, plan.shards[0])
+    job.apply_on(SparkRunner(spark), plan.shards[0])
     assert job.finish([job.commit(plan.shards[0])]).rows_loaded == 30
     assert values(table, "caption")[28:31] == ["c28", "c29", None]
     spark.catalog.dropTempView("features")
@@ -189,11 +190,11 @@ def test_a_plan_without_a_session_leaves_the_checks_to_the_task_on_spark(table: 
 
 def test_a_source_that_gets_duplicates_after_the_check_stops_the_load(table: Table, spark: SparkSession) -> None:
     captions(spark).createOrReplaceTempView("changing")
-    plan = plan_here(table.location, LoadRequest("changing", "id", format="spark"), "auto")[0].plan
+    plan = plan_here(table.location, LoadRequest("changing", "id", format="spark"), "auto", SparkRunner())[0].plan
     captions(spark).union(captions(spark, "id = 29")).createOrReplaceTempView("changing")
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     with pytest.raises(InvalidInput, match="Several rows of the source have the same key, and had not when") as stopped:
-        job.apply_on(spark, plan.shards[0])
+        job.apply_on(SparkRunner(spark), plan.shards[0])
     assert "Traceback" not in str(stopped.value)
     spark.catalog.dropTempView("changing")
 
@@ -201,8 +202,8 @@ def test_a_source_that_gets_duplicates_after_the_check_stops_the_load(table: Tab
 def test_a_dataframe_is_not_found_by_another_process(
     table: Table, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_here(table.location, LoadRequest(captions(spark), "id"), "auto")[0].plan
+    plan = plan_here(table.location, LoadRequest(captions(spark), "id"), "auto", SparkRunner())[0].plan
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     monkeypatch.setattr("airflow_geneva.engine.load.source._IN_MEMORY", {})
     with pytest.raises(InvalidInput, match="The DataFrame was in the memory of the process that planned the load"):
-        job.apply_on(spark, plan.shards[0])
+        job.apply_on(SparkRunner(spark), plan.shards[0])

@@ -225,7 +225,6 @@ def test_a_room_imports_only_the_ground_and_the_rooms_before_it(room: str) -> No
         and place_of(found.imported) not in before
         # The package itself holds no more than its version, and a floor nothing.
         and place_of(found.imported)
-        and not (room == "run" and place_of(found.imported) == "spark" and found.when == "inside a function")
     ]
     assert not wrong, complain(wrong)
 

@@ -12,8 +12,8 @@ import pytest
 from airflow_geneva import report, udf
 from airflow_geneva.engine.job.estimate import Call, Estimate, Interval, Size
 from airflow_geneva.engine.job.speed import PastJob, UdfSpeed
-from airflow_geneva.engine.run import pipeline
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, triple, triple_row
 
@@ -195,7 +195,7 @@ def test_spark_that_is_asked_for_a_few_rows_is_warned_of_before_it_starts(
         raise AssertionError("\n".join(caplog.messages))
 
     monkeypatch.setattr("airflow_geneva.spark.local.open_session", started)
-    monkeypatch.setattr(pipeline, "has_session", lambda: False)
+    monkeypatch.setattr(SparkRunner, "is_up", lambda self: False)
     table = make_table(300)
     table.add_columns({"y": triple_row})
     with pytest.raises(AssertionError, match=r'Spark is started for 300 rows.* runner="inline" computes them'):

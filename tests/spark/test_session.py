@@ -32,6 +32,7 @@ from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
 from airflow_geneva.spark import local, progress, signs
 from airflow_geneva.spark import tasks as spark_session
+from airflow_geneva.spark.runner import SparkRunner
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import (
     compacts_once_at_700,
@@ -195,9 +196,9 @@ def test_waiting_for_spark_is_not_told_as_planning(
     assert "spark" not in view.refresh(ignore_checkpoints=True, runner="inline").seconds
     table.add(pa.table({"x": [1], "log": [""]}))
     plan = view.plan_refresh()
-    assert estimate_by_history(plan, "spark").start_seconds == 0, "the session is up"
-    monkeypatch.setattr("airflow_geneva.engine.run.estimate.has_session", lambda: False)
-    assert estimate_by_history(plan, "spark").start_seconds == result.seconds["spark"]
+    assert estimate_by_history(plan, "spark", SparkRunner()).start_seconds == 0, "the session is up"
+    monkeypatch.setattr(SparkRunner, "is_up", lambda self: False)
+    assert estimate_by_history(plan, "spark", SparkRunner()).start_seconds == result.seconds["spark"]
 
 
 def test_a_job_that_turns_out_slow_goes_on_on_spark(
@@ -306,10 +307,10 @@ def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spar
     (shard,) = plan.shards
     for _ in range(2):
         with pytest.raises(StillWaiting):
-            job.apply_on(spark, shard)
+            job.apply_on(SparkRunner(spark), shard)
         assert sum(job.waiting(shard).batches.values()) == 700
         assert "700 rows with the service" in str(airflow_geneva.connect(tmp_path / "db").job(plan.work.job_id))
-    assert job.apply_on(spark, shard)["rows_run"] == 700
+    assert job.apply_on(SparkRunner(spark), shard)["rows_run"] == 700
     assert job.waiting(shard).batches == {}
     assert job.finish([job.commit(shard)]).usage.cost == batches() - paid
     assert_doubled(table)

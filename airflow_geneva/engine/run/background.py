@@ -15,6 +15,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
 from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 
@@ -96,12 +97,18 @@ class JobFuture:
 
 
 def start_in_background(
-    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, show: ShowBar = nullcontext
+    plan: Plan,
+    location: TableLocation,
+    udfs: Udfs,
+    runner: str,
+    watch: Stopwatch,
+    show: ShowBar = nullcontext,
+    cluster: Runner | None = None,
 ) -> JobFuture:
     """Write a job's record and plan as `pipeline.start` does, and run it in a thread."""
     meter = JobMeter(plan.work.target)
     with measuring(meter):
-        job = start(plan, location, udfs, runner, watch)
+        job = start(plan, location, udfs, runner, watch, cluster)
     future = JobFuture(job, meter, show)
     compute = partial(run, job, plan.shards, udfs, watch)
     # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
 from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, ready_to_open
+from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.run.units import Target
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput, UdfError
@@ -177,7 +177,9 @@ def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatc
         batch = batch[rows:]
 
 
-def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Plan, int | None], Estimate]:
+def estimator(
+    location: TableLocation, udfs: Callable[[], Udfs], cluster: Runner | None = None
+) -> Callable[[Plan, int | None], Estimate]:
     """Return the function that estimates a plan as a job with ``runner="auto"``."""
 
     def estimate(plan: Plan, sample: int | None = None) -> Estimate:
@@ -188,28 +190,28 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
         here = udfs()
         choice = choose_runner(plan, here, INLINE_BELOW_SECONDS, try_new_code=True)
         if sample is None:
-            return replace(estimate_by_history(plan, choice.runner), why=choice.why)
+            return replace(estimate_by_history(plan, choice.runner, cluster), why=choice.why)
         found = sample_plan(plan, location, here, sample)
         if not found.calls:
-            return replace(estimate_by_history(plan, choice.runner), why=choice.why)
-        size, runner = size_of(plan, choice.runner), choice.runner
+            return replace(estimate_by_history(plan, choice.runner, cluster), why=choice.why)
+        size, runner = size_of(plan, choice.runner, cluster), choice.runner
         expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
         # The sample may correct the choice of the runner.
         slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
         if slow and runner == "inline":
-            return Estimate.by_sample(size_of(plan, "spark"), found.calls, found.table(), found.reported)
+            return Estimate.by_sample(size_of(plan, "spark", cluster), found.calls, found.table(), found.reported)
         return expected
 
     return estimate
 
 
-def estimate_by_history(plan: Plan, runner: str) -> Estimate:
+def estimate_by_history(plan: Plan, runner: str, cluster: Runner | None = None) -> Estimate:
     """Estimate from earlier jobs, for the chosen runner; call no UDF."""
-    size, history = size_of(plan, runner), plan.earlier().measured
+    size, history = size_of(plan, runner, cluster), plan.earlier().measured
     return Estimate.by_history(size, history) if history else Estimate.unknown(size)
 
 
-def size_of(plan: Plan, runner: str) -> Size:
+def size_of(plan: Plan, runner: str, cluster: Runner | None = None) -> Size:
     sizing, udfs = plan.work.sizing, plan.work.udfs
     threads, tasks = sizing.intra_applier_concurrency, 1 if runner == "inline" else sizing.concurrency
     rows, calls = plan.rows_to_run, plan.calls_to_run
@@ -222,14 +224,5 @@ def size_of(plan: Plan, runner: str) -> Size:
         shards=sum(bool(shard.to_apply) for shard in plan.shards),
         price_per_slot_hour=sizing.price_per_slot_hour,
         cost_per_row=sum(costs) if costs else None,
-        session_is_up=runner == "spark" and has_session(),
+        session_is_up=runner == "spark" and cluster is not None and cluster.is_up(),
     )
-
-
-def has_session() -> bool:
-    """Whether this process has a Spark session already."""
-    if "pyspark.sql" not in sys.modules:
-        return False
-    from airflow_geneva.spark.local import active_session
-
-    return active_session() is not None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from airflow_geneva.engine.plan.value_diff import same_values
 from airflow_geneva.engine.results import ShardResult
 from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
 from airflow_geneva.engine.run.inline import open_reporter
+from airflow_geneva.engine.run.runner import Runner, needed
 from airflow_geneva.engine.run.units import UnitReport
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.write.data_files import ColumnFileWriter
@@ -41,7 +41,9 @@ INLINE_BYTES = 2 << 30
 """Sources with larger files are loaded on Spark, unless a runner is asked for."""
 
 
-def plan_here(location: TableLocation, request: LoadRequest, runner: str) -> tuple[PlannedLoad, str]:
+def plan_here(
+    location: TableLocation, request: LoadRequest, runner: str, cluster: Runner | None = None
+) -> tuple[PlannedLoad, str]:
     """Choose a runner, let it check the source, and plan; return also the runner.
 
     Raises:
@@ -55,9 +57,7 @@ def plan_here(location: TableLocation, request: LoadRequest, runner: str) -> tup
         if source.on_spark:
             source.schema(location.source_options)  # which raises
         return plan_load(location, request, source), runner
-    from airflow_geneva.spark.load import SparkSearch
-
-    search = SparkSearch(sizing.concurrency)
+    search = needed(cluster).load(sizing.concurrency)
     return plan_load(location, request, search.open_source(source), search), runner
 
 
@@ -112,10 +112,13 @@ def load_shard(
     shard: Shard,
     plan: str,
     on_rows: Callable[[int], None],
-    on_spark: bool,
-    session: Any = None,
+    runner: Runner | None = None,
 ) -> list[UnitReport]:
-    """Stage the fragments of a shard that have no data file yet, and return a report of each."""
+    """Stage the fragments of a shard that have no data file yet, and return a report of each.
+
+    Args:
+        runner: the cluster that joins and stages them; None: this process.
+    """
     index = target.at_begin(len(shard.fragments))
     todo = [
         work for work in shard.to_apply
@@ -127,15 +130,13 @@ def load_shard(
         found: Iterator[int]
         if not todo:
             found = iter(())
-        elif on_spark:
-            from airflow_geneva.spark.load import SparkSearch, load_on_spark
-
-            search = SparkSearch(target.work.sizing.concurrency, session)
+        elif runner is not None:
+            search = runner.load(target.work.sizing.concurrency)
             delivery = _delivery_of(location, target, search.open_source(find_source(target.work.source)))
             if target.work.unchecked:
                 keys = keys_of(location, target.source, target.work.on, target.work.where)
                 check_keys(search, delivery, keys, target.work.on_missing)
-            found = load_on_spark(search.session, location, target.work, delivery, todo, plan, shard.index)
+            found = search.stage(location, target.work, delivery, todo, plan, shard.index)
         else:
             found = _load_inline(target, _delivery_of(location, target, find_source(target.work.source)), todo)
         for rows in found:
@@ -160,7 +161,7 @@ def load_inline(
     *_waits: object,
 ) -> list[UnitReport]:
     """Load a shard in this process; the parameters are those of `apply_inline`."""
-    return load_shard(location, target, shard, plan, on_rows, False)
+    return load_shard(location, target, shard, plan, on_rows)
 
 
 def _delivery_of(location: TableLocation, target: LoadTarget, source: LoadSource) -> SourceMapping:

@@ -15,6 +15,7 @@ from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.load import LoadPublisher, load_inline, load_shard
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.publisher import Publisher
+from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.run.units import Target, UnitReport
 from airflow_geneva.engine.run.view import ViewPublisher
 from airflow_geneva.engine.storage.location import TableLocation
@@ -27,28 +28,24 @@ class Peer:
     Args:
         publisher: makes computed rows visible.
         inline: computes a shard in this process, with the parameters of `apply_inline`.
-        on_spark: computes a shard on a session that has the code; None: on the active session, or a local one.
+        on_cluster: computes a shard on a runner.
     """
 
     publisher: Callable[..., Publisher]
     inline: Callable[..., list[UnitReport]]
-    on_spark: Callable[..., list[UnitReport]]
+    on_cluster: Callable[..., list[UnitReport]]
 
 
 def _compute(
-    session: Any, location: TableLocation, target: Target, shard: Shard, udfs: Udfs, *how: Any
+    runner: Runner, location: TableLocation, target: Target, shard: Shard, udfs: Udfs, *how: Any
 ) -> list[UnitReport]:
-    from airflow_geneva.spark.tasks import apply_in_session, apply_on_spark
-
-    if session is None:
-        return apply_in_session(location, target.work, shard, udfs, *how)
-    return apply_on_spark(session, location, target.work, shard, udfs, *how)
+    return runner.compute(location, target.work, shard, udfs, *how)
 
 
 def _load(
-    session: Any, location: TableLocation, target: Any, shard: Shard, _: Udfs, plan: str, caps: Caps, *_how: Any
+    runner: Runner, location: TableLocation, target: Any, shard: Shard, _: Udfs, plan: str, caps: Caps, *_how: Any
 ) -> list[UnitReport]:
-    return load_shard(location, target, shard, plan, caps.add, True, session)
+    return load_shard(location, target, shard, plan, caps.add, runner)
 
 
 PEERS = {

@@ -35,12 +35,13 @@ from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
 from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
-from airflow_geneva.engine.run.estimate import estimate_by_history, has_session
+from airflow_geneva.engine.run.estimate import estimate_by_history
 from airflow_geneva.engine.run.expectations import found_in_job
 from airflow_geneva.engine.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.engine.run.peers import PEERS
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import failure_message, record_plan, what_failed, with_stamps
+from airflow_geneva.engine.run.runner import Runner, needed
 from airflow_geneva.engine.run.task import GRACE_SECONDS
 from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.engine.run.waiting import Waiting
@@ -57,8 +58,13 @@ _MOST_TIMES = 3
 _MOST_UNREADABLE = 10
 
 
-def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> PlannedJob:
+def start(
+    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, cluster: Runner | None = None
+) -> PlannedJob:
     """Choose where to compute, start a Spark session if the job needs one, and record the plan.
+
+    Args:
+        cluster: computes what is not computed in this process.
 
     Raises:
         InvalidInput: a UDF that must be sent to another process cannot be pickled.
@@ -66,7 +72,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         StorageError: the table's folder is read-only or unreachable.
     """
     measured().rows = plan.rows_to_run
-    plan, choice, expected = choose(plan, location, udfs, runner, INLINE_BELOW_SECONDS, try_new_code=True)
+    plan, choice, expected = choose(plan, location, udfs, runner, INLINE_BELOW_SECONDS, True, cluster)
     if runner == "auto":
         logger.info("Computing %s %s.", plan.work.target, choice)
     about = {"expected": expected.pace()} if plan.shards else {}
@@ -74,19 +80,25 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
         if choice.runner == "spark":
-            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not has_session():
+            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not needed(cluster).is_up():
                 instead = 'runner="inline" computes them in this process.'
                 logger.warning("%s %s", starting_spark(plan.rows_to_run), instead)
-            _open_session(plan.work, watch, "plan")
+            _start_cluster(needed(cluster), plan.work, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
-    job = record_job(plan, location, choice, about)
+    job = record_job(plan, location, choice, about, cluster=cluster)
     watch.lap("plan")
     return job
 
 
 def choose(
-    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, below_seconds: float, try_new_code: bool
+    plan: Plan,
+    location: TableLocation,
+    udfs: Udfs,
+    runner: str,
+    below_seconds: float,
+    try_new_code: bool,
+    cluster: Runner | None = None,
 ) -> tuple[Plan, RunnerChoice, Estimate]:
     """Choose where to compute a plan, and estimate by earlier jobs what that takes; return the plan with both.
 
@@ -99,7 +111,7 @@ def choose(
         choice = choose_runner(plan, udfs, below_seconds, try_new_code)
     if not plan.shards:
         return plan, choice, Estimate.of_nothing()
-    estimate = partial(estimate_by_history, plan, choice.runner)
+    estimate = partial(estimate_by_history, plan, choice.runner, cluster)
     expected, plan = location.checkpoints.side_by_side(estimate, partial(with_stamps, plan, location))
     return plan.expecting(expected), choice, expected
 
@@ -112,6 +124,7 @@ def record_job(
     run: str = "",
     elsewhere: bool = False,
     beside: Sequence[Callable[[], object]] = (),
+    cluster: Runner | None = None,
 ) -> PlannedJob:
     """Write the record and the plan of a job; from then on any process can carry it out.
 
@@ -124,22 +137,22 @@ def record_job(
     idle = not elsewhere and plan.swap is not None and plan.swap.idle
     stored = replace(plan, swap=None) if idle else plan
     saved = record_plan(stored, location, choice, run, elsewhere, about, beside)
-    return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index)
+    return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index, cluster=cluster)
 
 
-def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
-    from airflow_geneva.spark.local import open_session
-
+def _start_cluster(cluster: Runner, work: JobSpec, watch: Stopwatch, before: str) -> None:
     watch.lap(before)
     measured().enter("spark")
-    open_session(work.sizing.concurrency)
+    cluster.start(work.sizing.concurrency)
     watch.lap("spark")
 
 
-def run_new(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> BackfillResult:
+def run_new(
+    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, cluster: Runner | None = None
+) -> BackfillResult:
     """Start a new job and run it to its end in this process; raises the errors of `start` and `run`."""
     with JobFolder.of(location.checkpoints, plan.work.job_id).written_by_this_process():
-        return run(start(plan, location, udfs, runner, watch), plan.shards, udfs, watch)
+        return run(start(plan, location, udfs, runner, watch, cluster), plan.shards, udfs, watch)
 
 
 def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) -> BackfillResult:
@@ -166,7 +179,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
                 logger.info("Computing the rest of %s %s.", job.work.target, job.choice)
                 job.folder.update_record(**job.choice.describe())
                 udfs = sent
-                _open_session(job.work, watch, "apply")
+                _start_cluster(needed(job.cluster), job.work, watch, "apply")
                 committed.append(apply_and_commit(job, shard, udfs, watch))
         with writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if committed else nullcontext():
             result = job.finish(committed, watch.seconds)
@@ -227,6 +240,7 @@ class PlannedJob:
         choice: where it is computed; None: in the process that applies a shard.
         opened, index: the datasets and checkpoints that the planner has read, if this process has just planned.
         record: the job's record, if this process has read it.
+        cluster: computes shards if `choice` says so; :meth:`apply_on` is given its own.
 
     With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
     """
@@ -240,9 +254,11 @@ class PlannedJob:
         opened: tuple[lance.LanceDataset, ...] = (),
         index: CheckpointIndex | None = None,
         record: Mapping[str, Any] | None = None,
+        cluster: Runner | None = None,
     ) -> None:
         self.location = location = location.patient()
         self.choice = choice
+        self.cluster = cluster
         self.saved = saved
         self.work = work = saved.work
         self.waits = True
@@ -296,7 +312,7 @@ class PlannedJob:
             given = (location, target.check_names(), shard, udfs, plan)
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
             if on_spark:
-                applied.reports = self._peer.on_spark(None, *given, caps, wait)
+                applied.reports = self._peer.on_cluster(needed(self.cluster), *given, caps, wait)
             else:
                 meter = Meter(lambda: caps.most_reported, lambda: caps.add(0))
                 watched = caps.watching(on_rows)
@@ -304,13 +320,13 @@ class PlannedJob:
                     location, target.work, shard, udfs, watched, plan, target, wait, meter
                 )
 
-    def apply_on(self, session: Any, shard: Shard, every: float = EVERY_SECONDS) -> dict[str, Any]:
-        """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply` does."""
+    def apply_on(self, cluster: Runner, shard: Shard, every: float = EVERY_SECONDS) -> dict[str, Any]:
+        """Compute a shard on a cluster that has the code; write and return its result. Raises as `apply` does."""
         udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
         with self._applying(shard) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
             given = (self.location, self.publisher.target.check_names(), shard, udfs, plan)
-            applied.reports = self._peer.on_spark(session, *given, caps, wait, every)
+            applied.reports = self._peer.on_cluster(cluster, *given, caps, wait, every)
         return applied.document
 
     def waiting(self, shard: Shard) -> Waiting:

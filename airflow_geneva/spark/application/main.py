@@ -73,6 +73,7 @@ def apply_submitted(
     from airflow_geneva.engine.run.pipeline import PlannedJob
     from airflow_geneva.engine.storage.files import Storage
     from airflow_geneva.engine.storage.location import TableLocation
+    from airflow_geneva.spark.runner import SparkRunner
 
     folder = Storage.at(job_uri, credentials)
     saved = load_plan(folder, fingerprint)
@@ -81,7 +82,7 @@ def apply_submitted(
     every = {} if progress_seconds is None else {"every": progress_seconds}
     # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
     with writing_heartbeats(job.folder, "apply", fingerprint, shard), job.folder.recording_failure(fingerprint, shard):
-        job.apply_on(session, saved.load_shard(folder, shard), **every)
+        job.apply_on(SparkRunner(session), saved.load_shard(folder, shard), **every)
 
 
 if __name__ == "__main__":
