@@ -841,7 +841,7 @@ GUARDS = [
     ),
     Guard(
         "Values that a restore brought back would be overwritten without a question.",
-        "if changed - then.in_place and self._was_undone(version):",
+        "if changed - then.in_place and files.id in reference.manifest and self._was_undone(version):",
         "if False:",
         (UNKNOWN + "test_values_that_a_restore_brought_back_are_asked_about_again",),
     ),

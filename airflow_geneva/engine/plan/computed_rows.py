@@ -223,7 +223,8 @@ class ComputedRows:
             return unknown, Ranges.empty()
         add_rows(found, then.computed.items())
         left, changed = (unknown & then.existed) - Ranges.union(then.computed.values()), then.changed
-        if changed - then.in_place and self._was_undone(version):
+        # Updates and compactions move rows to new fragments, so history is read for a fragment of that version only.
+        if changed - then.in_place and files.id in reference.manifest and self._was_undone(version):
             changed = changed & then.in_place
         add_rows(self._of_a_job, [(files.id, changed)])
         add_rows(self._of_no_job, [(files.id, left - changed)])
