@@ -75,8 +75,8 @@ def test_wide_rows_of_small_files_are_read_ahead_one_fragment_at_a_time(
     def noting(dataset: Any, files: FragmentFiles, *more: Any) -> Iterator[Any]:
         read.append((files.id, 0))
         for rows in original(dataset, files, *more):
-            yield rows
             read.append((files.id, len(rows.offsets)))
+            yield rows
 
     @udf(data_type=pa.int64(), version="1")
     def width(text: pa.Array) -> pa.Int64Array:
