@@ -329,7 +329,7 @@ class Table(Summarized, Readable, FailedRows):
         plan, function = self._plan(request, udf)
         return replace(
             plan,
-            estimator=estimator(self.location, lambda: Udfs(dict.fromkeys(plan.work.udfs, function)), SparkRunner()),
+            estimator=estimator(self.location, lambda: Udfs(dict.fromkeys(plan.spec.udfs, function)), SparkRunner()),
         )
 
     @overload
@@ -397,7 +397,7 @@ class Table(Summarized, Readable, FailedRows):
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
                 result = run_new(plan, self.location, udfs, runner, watch, SparkRunner())
-            results |= dict.fromkeys((name, *plan.work.columns), result)
+            results |= dict.fromkeys((name, *plan.spec.columns), result)
         return BackfillResults({name: results[name] for name in columns}) if several else results[columns[0]]
 
     def compare(
@@ -489,7 +489,7 @@ class Table(Summarized, Readable, FailedRows):
         watch = Stopwatch()
         plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self._named(request.column))
-        return plan, Udfs(dict.fromkeys(plan.work.udfs, function)), watch
+        return plan, Udfs(dict.fromkeys(plan.spec.udfs, function)), watch
 
     def load_columns(
         self,

@@ -125,7 +125,7 @@ class _Store:
         for shard in plan.shards:
             PlannedJob(table.location, saved).apply(shard, Udfs({"y": udfs.double}))
         far = self.uri, options_of(self.proxy.url)
-        runs = {"plan": (_plan_staged, *far), "commit": (_commit_staged, *far, saved.work.job_id, saved.fingerprint)}
+        runs = {"plan": (_plan_staged, *far), "commit": (_commit_staged, *far, saved.spec.job_id, saved.fingerprint)}
         # The proxy has this process to itself.
         with ProcessPoolExecutor(1, get_context("spawn")) as another:
             for name, run in runs.items():

@@ -98,7 +98,7 @@ def measure(folder: str, computed: bool, repeats: int) -> dict[str, Any]:
 
 def sizes(plan: Plan, table: airflow_geneva.Table) -> dict[str, Any]:
     """Store a plan; return the seconds, and the sizes of the parts that grow with the number of fragments."""
-    job = table.location.checkpoints.folder("jobs", plan.work.job_id)
+    job = table.location.checkpoints.folder("jobs", plan.spec.job_id)
     began = time.perf_counter()
     saved = save_plan(plan, job)
     seconds = time.perf_counter() - began

@@ -318,12 +318,12 @@ def _stored_plan(db: Database, job_id: str) -> str:
             return f"{about}\n  No row had to be computed: rows were only removed from the view."
         return f"{about}\n  Nothing to do: {counted(job.rows_total, 'row')} up to date."
     saved = load_plan(folder.storage, plan)
-    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
+    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.spec.version}"
     lines = [
         about,
         f"  {version}: {counted(saved.rows_total, 'row')}, {job.rows_pending:,} pending, "
         f"{saved.rows_skipped:,} with nothing to do",
-        f"  fingerprint {saved.fingerprint}, checkpoints under {saved.work.prefix}",
+        f"  fingerprint {saved.fingerprint}, checkpoints under {saved.spec.prefix}",
     ]
     lines += [
         f"  shard {index}: {counted(entry['rows'], 'row')} in {counted(entry['fragments'], 'fragment')}"

@@ -148,9 +148,9 @@ def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bo
     folder = JobFolder.of(location.checkpoints, job_id)
     load = partial(load_plan, folder.storage, fingerprint)
     saved, record = folder.storage.side_by_side(load, lambda: folder.read(RECORD) or {})
-    if (saved.work.table, saved.work.job_id) != (location.uri, folder.job_id):
+    if (saved.spec.table, saved.spec.job_id) != (location.uri, folder.job_id):
         uri = folder.storage.path(plan_name(fingerprint))
-        raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
+        raise InvalidInput(f"The plan in {uri} is for another table, {saved.spec.table}. Clear the plan task.")
     recorded = record.get("plan")
     if recorded != fingerprint and (recorded is not None or saved.shards):
         raise InvalidInput(

@@ -35,20 +35,20 @@ def dataset_name(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
 
 
-def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
+def column_sources(spec: JobSpec) -> tuple[ColumnSource, ...]:
     """Return the columns that a plan computes, with their lineage."""
-    if isinstance(work, RefreshSpec):
-        return tuple(_of_view(work.definition))
+    if isinstance(spec, RefreshSpec):
+        return tuple(_of_view(spec.definition))
     return tuple(
-        ColumnSource(name, udf.columns or work.inputs, TRANSFORMATION, _describe_udf(udf.function_name, udf.version))
-        for udf in work.udfs.values()
-        for name in work.columns
+        ColumnSource(name, udf.columns or spec.inputs, TRANSFORMATION, _describe_udf(udf.function_name, udf.version))
+        for udf in spec.udfs.values()
+        for name in spec.columns
     )
 
 
-def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
+def filter_columns(spec: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
     """Return the source columns of the filter."""
-    return tuple(where_columns(work.selects, source.schema.names))
+    return tuple(where_columns(spec.selects, source.schema.names))
 
 
 def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
@@ -91,9 +91,9 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
         )
     except ImportError:
         return None
-    work = job.work
-    source = work.read.location(job.location.options)
-    read, written = source.open(work.version), job.location.open()
+    spec = job.spec
+    source = spec.read.location(job.location.options)
+    read, written = source.open(spec.version), job.location.open()
     namespace, name = dataset_name(source.uri)
 
     def inputs(columns: tuple[str, ...], kind: str, how: str, by: str) -> list[Any]:
@@ -111,9 +111,9 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
     lineage = column_lineage_dataset.ColumnLineageDatasetFacet(
         fields={
             made.column: column_lineage_dataset.Fields(inputs(made.inputs, "DIRECT", made.how, made.by))
-            for made in column_sources(work)
+            for made in column_sources(spec)
         },
-        dataset=inputs(filter_columns(work, read), "INDIRECT", FILTER, ""),
+        dataset=inputs(filter_columns(spec, read), "INDIRECT", FILTER, ""),
     )
     counts = {name: getattr(result, name) for name in _COUNTS}
     rows = result.rows_computed + result.rows_reused

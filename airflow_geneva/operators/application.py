@@ -119,13 +119,13 @@ class _Parts:
         return shard_arguments(job, index, ["--name", application_name(dag_id, job, index), *identity])
 
     def archives(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
-        return self._store(job, planned_archives(job.work, job.folder.storage))
+        return self._store(job, planned_archives(job.spec, job.folder.storage))
 
     def py_files(self, job: PlannedJob, index: int, dag_id: str) -> str:
         return ",".join(self.archives(job, index, dag_id))
 
     def conf(self, job: PlannedJob, index: int, dag_id: str) -> dict[str, str]:
-        resources = Resources.of(job.work).settings(self.master)
+        resources = Resources.of(job.spec).settings(self.master)
         return {**session_settings(driver_here=self.master.kind == "local"), **resources, **self.more_conf}
 
     def submit_parameters(self, job: PlannedJob, index: int, dag_id: str) -> str:
@@ -167,19 +167,19 @@ def compute_shard(
     job = load_job(open_patiently(lance_conn_id, database), reference)
     index = reference["shard"]
     if is_connect(session):
-        check_demands(job.work)
+        check_demands(job.spec)
     with (
         writing_heartbeats(job.folder, "apply", job.saved.fingerprint, index),
         job.folder.recording_failure(job.saved.fingerprint, index),
         failing_at_once(InvalidInput),
     ):
-        send_archives(session, planned_archives(job.work, job.folder.storage))
+        send_archives(session, planned_archives(job.spec, job.folder.storage))
         return job.apply_on(SparkRunner(session), job.saved.load_shard(job.folder.storage, index))
 
 
 def application_name(dag_id: str, job: PlannedJob, index: int) -> str:
     """Return the name under which Spark and its cluster list the application of a shard."""
-    return f"{dag_id}: {job.work.target}, shard {index}"
+    return f"{dag_id}: {job.spec.target}, shard {index}"
 
 
 def shard_arguments(job: PlannedJob, index: int, more: list[str]) -> list[str]:

@@ -141,11 +141,11 @@ class ApplyOperator(SparkSubmitOperator):
             cause_first(self.log),
             writing_heartbeats(job.folder, "apply", job.saved.fingerprint, shard.index, SUBMIT),
             job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context.get("ti"))),
-            openai_connection(optional_text(self.openai_conn_id), job.work.connections),
+            openai_connection(optional_text(self.openai_conn_id), job.spec.connections),
         ):
             # Until Spark is started, no other process writes the status.
             with job.folder.working_on(shard_name(STATUS, job.saved.fingerprint, shard.index)):
-                waiting.look(Udfs.planned(job.work))
+                waiting.look(Udfs.planned(job.spec))
                 job.begin(shard)
                 again = _applied(job, shard) is not None
                 how = self._compute_here(job, shard, configured, again)
@@ -154,7 +154,7 @@ class ApplyOperator(SparkSubmitOperator):
         if waiting.batches:
             # A triggerer has neither the code nor its credentials, so the resumed task polls the service.
             waiting.count_wake()
-            moment = TimeDeltaTrigger(timedelta(seconds=poll_interval(job.work)))
+            moment = TimeDeltaTrigger(timedelta(seconds=poll_interval(job.spec)))
             self.defer(trigger=moment, method_name="execute_again")
         done = _applied(job, shard)
         if done is None:
@@ -163,7 +163,7 @@ class ApplyOperator(SparkSubmitOperator):
                 "disk, all of Spark must run on this machine; use an object store otherwise. Then clear the plan task "
                 "with its downstream tasks."
             )
-        failed, computed, target = done["rows_failed"], done["rows_computed"], job.work.target
+        failed, computed, target = done["rows_failed"], done["rows_computed"], job.spec.target
         self.log.info(
             "Shard %s of %s: %s computed %s, %s failed.", shard.index, target, counted(computed, "row"), how, failed
         )
@@ -185,10 +185,10 @@ class ApplyOperator(SparkSubmitOperator):
             return "(its job is at a cap, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         below = configured.inline_below_rows if given is None else given
-        if shard.rows_to_run < below and not job.work.needs_spark:
+        if shard.rows_to_run < below and not job.spec.needs_spark:
             from airflow_geneva.engine.api import Udfs
 
-            udfs = Udfs.planned(job.work)
+            udfs = Udfs.planned(job.spec)
             # Spark gets the planned code. If this process has another code version, compute on Spark.
             if udfs.have_planned_version():
                 job.apply(shard, udfs)
@@ -197,7 +197,7 @@ class ApplyOperator(SparkSubmitOperator):
 
     def _compute_on_spark(self, job: PlannedJob, shard: Shard, context: Context, again: bool) -> str:
         """Compute the shard on Spark, unless an earlier attempt did, and return a description of it."""
-        work = job.work
+        spec = job.spec
         spark_conn_id = required_text("spark_conn_id", self.spark_conn_id)
         if self._connection(spark_conn_id).conn_type == SparkConnectHook.conn_type:
             self._apply_on_server(job, shard, spark_conn_id, context["ti"].try_number)
@@ -207,7 +207,7 @@ class ApplyOperator(SparkSubmitOperator):
         scope_reconnection(self, _of_this_wake(job, shard, job.saved.fingerprint))
         if again:  # it succeeded, and its staged files were removed
             self.durable = False
-        self._scratch = Scratch.make(work.job_id, shard.index)
+        self._scratch = Scratch.make(spec.job_id, shard.index)
         try:
             self._submit(job, shard, self._scratch, context)
         finally:
@@ -215,9 +215,9 @@ class ApplyOperator(SparkSubmitOperator):
         return "on Spark"
 
     def _apply_on_server(self, job: PlannedJob, shard: Shard, spark_conn_id: str, try_number: int) -> None:
-        check_demands(job.work)
+        check_demands(job.spec)
         url = SparkConnectHook(spark_conn_id).get_connection_url()
-        task = _of_this_wake(job, shard, f"{job.work.job_id}/{job.saved.fingerprint}/{shard.index}")
+        task = _of_this_wake(job, shard, f"{job.spec.job_id}/{job.saved.fingerprint}/{shard.index}")
         with open_try(url, task, try_number) as self._session:
             send_archives(self._session, _planned_archives(job))
             job.apply_on(SparkRunner(self._session), shard)
@@ -225,7 +225,7 @@ class ApplyOperator(SparkSubmitOperator):
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
         from airflow_geneva.engine.api import poll_interval
 
-        work = job.work
+        spec = job.spec
         self.application = str(APPLICATION)
         self.name = self.name or application_name(context["ti"].dag_id, job, shard.index)
         archives = [scratch.write(name, data) for name, data in _planned_archives(job).items()]
@@ -234,19 +234,19 @@ class ApplyOperator(SparkSubmitOperator):
         self._conn_id = required_text("spark_conn_id", self.spark_conn_id)
         connection = self._check_connection()
         named_by = f"Airflow connection {self._conn_id!r}"
-        master = SparkMaster.parse(connection["master"], named_by).limited(work.sizing.concurrency)
+        master = SparkMaster.parse(connection["master"], named_by).limited(spec.sizing.concurrency)
         options, more = dict(job.location.options), list[str]()
         if connection["deploy_mode"] == "cluster":
             _check_cluster(master, given)
             more = identity_arguments(self.lance_conn_id, job, "use deploy mode 'client'")
             options = {}
-        more += ["--leave-waiting"] if poll_interval(work) else []
+        more += ["--leave-waiting"] if poll_interval(spec) else []
         self.application_args = shard_arguments(job, shard.index, more)
         # The base class would add them to the worker's whole environment, or write them on the command line. Here they
         # are part of the driver's own environment.
         self.env_vars = None
         environment = self._environment(master, options, given, scratch, connection["spark_binary"])
-        self.conf = self._settings(work, master, driver_here=connection["deploy_mode"] != "cluster")
+        self.conf = self._settings(spec, master, driver_here=connection["deploy_mode"] != "cluster")
         if connection["deploy_mode"] != "cluster" and "spark.pyspark.python" in self.conf:
             # Otherwise Spark would also start the driver on the executors' Python.
             self.conf.setdefault("spark.pyspark.driver.python", environment["PYSPARK_DRIVER_PYTHON"])
@@ -260,7 +260,7 @@ class ApplyOperator(SparkSubmitOperator):
                 raise
             # The full error is in the log above, and the driver has recorded it.
             reason = lines[starts[-1]].removeprefix(_ERROR_LINE)
-            raise AirflowException(f"Computing shard {shard.index} of {job.work.target} failed: {reason}") from None
+            raise AirflowException(f"Computing shard {shard.index} of {job.spec.target} failed: {reason}") from None
 
     def _get_hook(self) -> SparkSubmitHook:
         # The base class calls this after it has added the OpenLineage settings to `conf`.
@@ -286,10 +286,10 @@ class ApplyOperator(SparkSubmitOperator):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
         return resolved_connection(super()._get_hook())
 
-    def _settings(self, work: JobSpec, master: SparkMaster, driver_here: bool) -> dict[str, str]:
+    def _settings(self, spec: JobSpec, master: SparkMaster, driver_here: bool) -> dict[str, str]:
         conf, own = self.conf or {}, own_settings(self)
         cores = own["spark.executor.cores"] or conf.get("spark.executor.cores")
-        asked = Resources.of(work, None if cores is None else int(cores))
+        asked = Resources.of(spec, None if cores is None else int(cores))
         if ignored := asked.ignored(master):
             self.log.info("The local Spark master %s ignores %s.", master.url, ", ".join(ignored))
         settings = {**session_settings(driver_here), **asked.settings(master)}
@@ -338,7 +338,7 @@ def _of_this_wake(job: PlannedJob, shard: Shard, name: str) -> str:
 
 def _planned_archives(job: PlannedJob) -> Mapping[str, bytes]:
     with failing_at_once(InvalidInput):
-        return planned_archives(job.work, job.folder.storage)
+        return planned_archives(job.spec, job.folder.storage)
 
 
 def _check_cluster(master: SparkMaster, given: Mapping[str, str]) -> None:

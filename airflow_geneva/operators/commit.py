@@ -68,7 +68,7 @@ class CommitOperator(LanceOperator):
         state = "visible" if result.visible else "verified"
         self.log.info(
             "Shard %s of %s: %s %s, %s computed, %s from checkpoints, %s failed, %s left.",
-            result.shard, job.work.target, counted(result.fragments, "fragment"), state,
+            result.shard, job.spec.target, counted(result.fragments, "fragment"), state,
             counted(result.rows_computed, "row"), result.rows_reused, result.rows_failed, result.rows_left,
         )  # fmt: skip
         shown = result.left_reasons[:_REASONS_TOLD]

@@ -115,8 +115,8 @@ class FinishOperator(LanceOperator):
         with alive, retries, failing_at_once(InvalidInput):
             result = job.finish(there, _seconds(job, summary, there))
         self._finished = (job, result)
-        of_view = job.work.of_view
-        self.log.info("%s: %s", job.work.target, result)
+        of_view = job.spec.of_view
+        self.log.info("%s: %s", job.spec.target, result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
             raise AirflowFailException(
@@ -186,13 +186,13 @@ class FinishOperator(LanceOperator):
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
 
-        work = job.work
+        spec = job.spec
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
         checkpoints = job.location.checkpoints
-        dataset, marks = checkpoints.side_by_side(job.location.open, partial(read_outbox, checkpoints, work.outbox))
+        dataset, marks = checkpoints.side_by_side(job.location.open, partial(read_outbox, checkpoints, spec.outbox))
         jobs = {mark.job_id: mark for mark in marks}
-        if not work.of_view:
-            jobs.setdefault(work.job_id, OutboxEntry(work.job_id, work.version))
+        if not spec.of_view:
+            jobs.setdefault(spec.job_id, OutboxEntry(spec.job_id, spec.version))
 
         def is_ours(version: int, commit: str | None) -> bool:
             # The asset also has events of a table that was created again, or of another database on the connection.
@@ -201,7 +201,7 @@ class FinishOperator(LanceOperator):
             stamp = _stamp(job, version)
             return commit is None or stamp is None or stamp.commit == commit
 
-        announced = announced_version(asset, work.column, is_ours, job_start_time(min(jobs, default=work.job_id)))
+        announced = announced_version(asset, spec.column, is_ours, job_start_time(min(jobs, default=spec.job_id)))
         oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
 
@@ -209,7 +209,7 @@ class FinishOperator(LanceOperator):
             folder = JobFolder.of(checkpoints, mark.job_id)
             ended = (folder.read(RECORD) or {}).get("ended") or {}
             if ended.get("state") in (DONE, PARTIAL):
-                remove_from_outbox(checkpoints, work.outbox, mark)
+                remove_from_outbox(checkpoints, spec.outbox, mark)
 
         done = (mark for mark in marks if mark.job_id not in commits.values())
         newest = partial(_stamp, job, max(commits)) if commits else lambda: None
@@ -220,20 +220,20 @@ class FinishOperator(LanceOperator):
         first = min(jobs[job_id].since for job_id in commits.values())
         event: dict[str, Any] = {
             "producer": PRODUCER,
-            "table": work.table_name,
-            "column": work.column,
+            "table": spec.table_name,
+            "column": spec.column,
             "from_version": first if announced is None else announced,
             "to_version": max(commits),
             "commit": None if stamp is None else stamp.commit,
-            "job_id": work.job_id,
+            "job_id": spec.job_id,
             "state": result.state,
             "rows_computed": result.rows_computed,
             "rows_reused": result.rows_reused,
             "rows_failed": result.rows_failed,
             "rows_left": result.rows_left,
         }
-        if work.of_view:
-            event |= {"source": work.source_name, "source_version": work.version}
+        if spec.of_view:
+            event |= {"source": spec.source_name, "source_version": spec.version}
         if self._alias is None:
             context["outlet_events"][asset].extra = event
         else:

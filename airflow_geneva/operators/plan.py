@@ -185,9 +185,9 @@ class PlanOperator(LanceOperator, SkipMixin):
         carried = carried_counts(job, planned_before)
         # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these
         # attempts.
-        rows = max(plan.work.rows, int(planned_before.get(LIMIT_ROWS, 0)))
+        rows = max(plan.spec.rows, int(planned_before.get(LIMIT_ROWS, 0)))
         plan = plan.with_work(rows=rows)
-        udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
+        udfs = Udfs.planned(plan.spec) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
         plan, choice, expected = choose(plan, table.location, udfs, "auto", below, False, SparkRunner())
         above = expected.above(self._limits()) if plan.shards else ""
@@ -195,10 +195,10 @@ class PlanOperator(LanceOperator, SkipMixin):
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
-        entry = partial(write_outbox, table.location.checkpoints, plan.work.outbox)
+        entry = partial(write_outbox, table.location.checkpoints, plan.spec.outbox)
         beside = [] if since is None else [partial(entry, OutboxEntry(job.job_id, since), new=job.alone)]
         planned = record_job(plan, table.location, choice, about, run, elsewhere=True, beside=beside)
-        saved, work = planned.saved, planned.work
+        saved, spec = planned.saved, planned.spec
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
@@ -222,7 +222,7 @@ class PlanOperator(LanceOperator, SkipMixin):
                 return self._no_shards(context)
             except TooSlow as slow:
                 choice = RunnerChoice("spark", str(slow))
-                self.log.info("The rest of %s is computed %s.", work.target, choice)
+                self.log.info("The rest of %s is computed %s.", spec.target, choice)
                 job.update_record(**choice.describe())
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
         return shard_summaries(plan, saved, job.storage) or self._no_shards(context)
@@ -250,7 +250,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         from airflow_geneva.engine.api import apply_and_commit
 
         pace, watch = job.pace(shards), Stopwatch()
-        with openai_connection(optional_text(self.openai_conn_id), job.work.connections):
+        with openai_connection(optional_text(self.openai_conn_id), job.spec.connections):
             for shard in shards:
                 apply_and_commit(job, shard, udfs, watch, pace)
             job.settle()
@@ -271,17 +271,17 @@ class PlanOperator(LanceOperator, SkipMixin):
         """
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
-        work = saved.work
+        spec = saved.spec
         return {
             "fingerprint": saved.fingerprint,
-            "job_id": work.job_id,
-            "table": work.table_name,
-            "column": work.column,
-            "udf": work.identity.udf,
-            "udf_version": work.udf_version,
-            "where": work.where,
-            "version": work.version,
-            "read_version": work.read_version,
+            "job_id": spec.job_id,
+            "table": spec.table_name,
+            "column": spec.column,
+            "udf": spec.identity.udf,
+            "udf_version": spec.udf_version,
+            "where": spec.where,
+            "version": spec.version,
+            "read_version": spec.read_version,
             "shards": len(plan.shards),
             "rows_total": plan.rows_total,
             "rows_pending": plan.rows_pending,
@@ -376,7 +376,7 @@ class PlanBackfillOperator(PlanOperator):
             **asked,
         )
         plan = plan_request(table.location, request, udf, own_inputs, newest)
-        return plan, plan.work.version if plan.shards else None
+        return plan, plan.spec.version if plan.shards else None
 
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
@@ -404,7 +404,7 @@ def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
     text = f"{plan}\n  Estimate: {expected.summary()}".replace("`", "'")
     lines = [f"- `{line.strip()}`" for line in text.splitlines()]
     return {
-        "subject": f"Compute {counted(expected.rows, 'row')} of {plan.work.target}?",
+        "subject": f"Compute {counted(expected.rows, 'row')} of {plan.spec.target}?",
         "body": "\n".join([f"It is asked because {above}.\n", *lines]),
     }
 

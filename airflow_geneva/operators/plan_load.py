@@ -103,7 +103,7 @@ class PlanLoadOperator(PlanOperator):
             **shared,
         )
         plan = plan_load(table.location, request).plan
-        return plan, plan.work.version if plan.shards else None
+        return plan, plan.spec.version if plan.shards else None
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:

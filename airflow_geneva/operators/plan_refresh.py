@@ -111,8 +111,8 @@ class PlanRefreshOperator(PlanOperator):
             raise
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
-        work = saved.work
-        return {**super()._summarize(plan, saved), "view": work.table_name, "source": work.source_name}
+        spec = saved.spec
+        return {**super()._summarize(plan, saved), "view": spec.table_name, "source": spec.source_name}
 
 
 def _uri_of(given: str) -> str:

@@ -57,14 +57,14 @@ def _compiled(path: Path) -> bytes:
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
 
 
-def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
+def planned_archives(spec: JobSpec, job: Storage) -> dict[str, bytes]:
     """Return zips of this package and of a plan's UDFs, by file name.
 
     Raises:
         InvalidInput: the UDFs' code was removed, or is not the planned code.
     """
     archives = package_archive()
-    for code in work.codes:
+    for code in spec.codes:
         if (found := code.read(job)) is None:
             raise InvalidInput(
                 f"The code {job.path(code.zip)} was removed, or is not the planned code (its SHA-256 differs). Clear "

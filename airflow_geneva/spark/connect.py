@@ -42,9 +42,9 @@ def explaining_ended_session() -> Iterator[None]:
         ) from error
 
 
-def check_demands(work: JobSpec) -> None:
+def check_demands(spec: JobSpec) -> None:
     """Refuse UDFs that request resources which a running server cannot provide."""
-    for udf in work.udfs.values():
+    for udf in spec.udfs.values():
         for name, value in (("num_gpus", udf.num_gpus), ("memory", udf.memory)):
             if value:
                 raise InvalidInput(

@@ -68,13 +68,13 @@ class SparkSearch:
     def stage(
         self,
         location: TableLocation,
-        work: LoadSpec,
+        spec: LoadSpec,
         delivery: SourceMapping,
         todo: Sequence[FragmentTask],
         plan: str,
         shard: int,
     ) -> Iterator[int]:
-        return load_on_spark(self.session, location, work, delivery, todo, plan, shard)
+        return load_on_spark(self.session, location, spec, delivery, todo, plan, shard)
 
     def find_duplicates(self, delivery: SourceMapping) -> Examples:
         from pyspark.sql import functions as f
@@ -155,28 +155,28 @@ class _StageTask:
     """What tasks need to stage the fragments of a shard, credentials too."""
 
     location: TableLocation
-    work: LoadSpec
+    spec: LoadSpec
     plan: str
     shard: int
 
     def target(self) -> LoadTarget:
-        return LoadTarget.at(self.location, self.work)
+        return LoadTarget.at(self.location, self.spec)
 
     def stage(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the fragments of a partition, whose rows come in the order of their addresses."""
-        target, works = self.target(), {work.id: work for work in self.works()}
+        target, works = self.target(), {task.id: task for task in self.works()}
         for fragment, count in load_fragments(target, works, rows):
             yield pa.RecordBatch.from_pylist([{"fragment": fragment, "rows": count}], schema=_STAGED)
 
     def works(self) -> Sequence[FragmentTask]:
-        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        job = JobFolder.of(self.location.checkpoints, self.spec.job_id).storage
         return list(load_plan(job, self.plan).load_shard(job, self.shard).fragments)
 
 
 def load_on_spark(
     session: SparkSession,
     location: TableLocation,
-    work: LoadSpec,
+    spec: LoadSpec,
     delivery: SourceMapping,
     todo: Sequence[FragmentTask],
     plan: str,
@@ -191,20 +191,20 @@ def load_on_spark(
     from pyspark.sql import functions as f
 
     wanted = {one.id: one for one in todo}
-    task = _StageTask(location, work, plan, shard)
+    task = _StageTask(location, spec, plan, shard)
     source = _source_frame(session, delivery)
-    keys = _table_frame(session, delivery, TableKeys(location, work.version, work.on, tuple(wanted), work.where))
-    if work.on_duplicate != OnDuplicate.ERROR:
-        number = f.col("number").asc() if work.on_duplicate == OnDuplicate.FIRST else f.col("number").desc()
+    keys = _table_frame(session, delivery, TableKeys(location, spec.version, spec.on, tuple(wanted), spec.where))
+    if spec.on_duplicate != OnDuplicate.ERROR:
+        number = f.col("number").asc() if spec.on_duplicate == OnDuplicate.FIRST else f.col("number").desc()
         place = f.row_number().over(Window.partitionBy(*_keys(delivery)).orderBy(number))
         source = source.withColumn("place", place).where("place = 1").drop("place")
-    values = [f"v{at}" for at in range(len(work.columns))]
+    values = [f"v{at}" for at in range(len(spec.columns))]
     renamed, same = _renamed(source, delivery)
     # Without the hint Spark broadcasts a source that is small while compressed, and holds it in each process.
     joined = keys.join(renamed.hint("merge"), same, "left").select(
         ADDRESS, ROW_ID, f.col("number").isNotNull().alias(FOUND), *values
     )  # fmt: skip
-    partitions = max(1, min(len(todo), work.sizing.concurrency * _PARTS_A_SLOT))
+    partitions = max(1, min(len(todo), spec.sizing.concurrency * _PARTS_A_SLOT))
     staged = (
         joined.repartition(partitions, f.shiftright(ADDRESS, 32))
         .sortWithinPartitions(ADDRESS)

@@ -33,8 +33,8 @@ _ASK_SECONDS = 0.1
 _USUAL_WAIT = 10.0
 
 
-def report_seconds(work: JobSpec) -> float:
-    return _WATCHED_SECONDS if work.sizing.watched else _TASK_REPORT_SECONDS
+def report_seconds(spec: JobSpec) -> float:
+    return _WATCHED_SECONDS if spec.sizing.watched else _TASK_REPORT_SECONDS
 
 
 @dataclass
@@ -136,7 +136,7 @@ class ProgressCollector:
     def look(self, now: bool = False) -> None:
         if time.monotonic() < self._next and not now:
             return
-        self._next = time.monotonic() + report_seconds(self.caps.work)
+        self._next = time.monotonic() + report_seconds(self.caps.spec)
         ready, seconds, counts, busy = 0, 0.0, Counts(), Busy()
         skipped: Counter[int] = Counter()
         spent: dict[int, float] = {}

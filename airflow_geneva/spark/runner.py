@@ -43,7 +43,7 @@ class SparkRunner:
     def compute(
         self,
         location: TableLocation,
-        work: JobSpec,
+        spec: JobSpec,
         shard: Shard,
         udfs: Udfs,
         plan: str,
@@ -54,8 +54,8 @@ class SparkRunner:
         from airflow_geneva.spark.tasks import apply_in_session, apply_on_spark
 
         if self.session is None:
-            return apply_in_session(location, work, shard, udfs, plan, caps, wait)
-        return apply_on_spark(self.session, location, work, shard, udfs, plan, caps, wait, every)
+            return apply_in_session(location, spec, shard, udfs, plan, caps, wait)
+        return apply_on_spark(self.session, location, spec, shard, udfs, plan, caps, wait, every)
 
     def load(self, concurrency: int) -> Loader:
         from airflow_geneva.spark.load import SparkSearch

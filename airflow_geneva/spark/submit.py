@@ -116,11 +116,11 @@ class Resources:
     executor_cores: int | None = None
 
     @staticmethod
-    def of(work: JobSpec, executor_cores: int | None = None) -> Resources:
+    def of(spec: JobSpec, executor_cores: int | None = None) -> Resources:
         """Return the resources of a job. The UDFs of a view share a process, which keeps all that they load."""
-        udfs = work.udfs.values()
+        udfs = spec.udfs.values()
         return Resources(
-            work.sizing.concurrency,
+            spec.sizing.concurrency,
             max((udf.num_cpus for udf in udfs if udf.num_cpus), default=None),
             max((udf.num_gpus for udf in udfs if udf.num_gpus), default=None),
             sum(udf.memory or 0 for udf in udfs) or None,

@@ -61,7 +61,7 @@ class TaskSpec:
     """
 
     location: TableLocation
-    work: JobSpec
+    spec: JobSpec
     udfs: Udfs
     job: JobFolder
     plan: str
@@ -79,14 +79,14 @@ class TaskSpec:
     def read_groups(self, stage: int) -> list[list[Unit]]:
         """Read the units of a stage from the plan; sent along, scattered rows of many fragments could be too large."""
         shard = load_plan(self.job.storage, self.plan).load_shard(self.job.storage, self.shard)
-        return group_units(shard, self.work, self.slots, stage)
+        return group_units(shard, self.spec, self.slots, stage)
 
 
 @explaining_ended_session()
 def apply_on_spark(
     session: SparkSession,
     location: TableLocation,
-    work: JobSpec,
+    spec: JobSpec,
     shard: Shard,
     udfs: Udfs,
     plan: str,
@@ -99,20 +99,20 @@ def apply_on_spark(
     Args:
         wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
     """
-    job = JobFolder.of(location.checkpoints, work.job_id)
-    slots, skipped = _slots(session, work), skipped_before(location, work)
+    job = JobFolder.of(location.checkpoints, spec.job_id)
+    slots, skipped = _slots(session, spec), skipped_before(location, spec)
     services = {name: value for name, value in os.environ.items() if is_service_variable(name)}
-    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, "", slots, skipped, services)
-    reporter = open_reporter(location, work, shard, plan, every)
+    task_spec = TaskSpec(location, spec, udfs, job, plan, shard.index, "", slots, skipped, services)
+    reporter = open_reporter(location, spec, shard, plan, every)
     if not is_connect(session) and (address := session.sparkContext.uiWebUrl):
         reporter.spark_ui = address
         reporter.keep()
         logger.info("Spark's UI: %s", address)
-    groups, rest = (group_units(shard, work, slots, stage) for stage in (0, 1))
+    groups, rest = (group_units(shard, spec, slots, stage) for stage in (0, 1))
     works = shard.to_apply
     rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
-    limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
+    limits: Policy = joint_policy(udfs.here()) if has_limits(spec) else "fail"
     earlier = list[UnitReport]()
     while True:
         # Each round has a folder of its own, so its tasks' usage is added to the usage of earlier rounds.
@@ -140,7 +140,7 @@ def apply_on_spark(
 @explaining_ended_session()
 def apply_in_session(
     location: TableLocation,
-    work: JobSpec,
+    spec: JobSpec,
     shard: Shard,
     udfs: Udfs,
     plan: str,
@@ -148,18 +148,18 @@ def apply_in_session(
     wait: Callable[[Mapping[str, int]], None],
 ) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
-    session = local.open_session(work.sizing.concurrency)
-    if work.codes:
-        send_archives(session, planned_archives(work, JobFolder.of(location.checkpoints, work.job_id).storage))
-        udfs = udfs.sent().with_archives(tuple(code.zip for code in work.codes))
+    session = local.open_session(spec.sizing.concurrency)
+    if spec.codes:
+        send_archives(session, planned_archives(spec, JobFolder.of(location.checkpoints, spec.job_id).storage))
+        udfs = udfs.sent().with_archives(tuple(code.zip for code in spec.codes))
     else:
         udfs = send_code(session, udfs)
-    return apply_on_spark(session, location, work, shard, udfs, plan, caps, wait)
+    return apply_on_spark(session, location, spec, shard, udfs, plan, caps, wait)
 
 
-def _slots(session: SparkSession, work: JobSpec) -> int:
+def _slots(session: SparkSession, spec: JobSpec) -> int:
     """Return how many Spark tasks shall run at once; a server does not say how many slots it has."""
-    asked = work.sizing.concurrency
+    asked = spec.sizing.concurrency
     return asked if is_connect(session) else min(asked, session.sparkContext.defaultParallelism)
 
 
@@ -206,7 +206,7 @@ def _run_stage(
     done_before = reporter.rows_done
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
-    count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
+    count = SkipCount(limits, task_spec.spec.rows, task_spec.skipped)
     asked = partial(_has_executor, session)
     watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, computing, asked)
     try:
@@ -222,7 +222,7 @@ def _run_stage(
             watcher.look(now=True)
             found = " ".join(watcher.failed_devices.values()) or str(error)
             raise DeviceFailed(f"In every try of a task its device failed. {found}") from error
-        raise _explained(error, task_spec.work, session)
+        raise _explained(error, task_spec.spec, session)
     watcher.look(now=True)
     if watcher.failure is not None:
         reporter.keep()
@@ -230,24 +230,24 @@ def _run_stage(
             watcher.failure.reports = reports
         raise watcher.failure
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
-    SkipCount(limits, task_spec.work.rows, skipped_before(task_spec.location, task_spec.work)).check()
+    SkipCount(limits, task_spec.spec.rows, skipped_before(task_spec.location, task_spec.spec)).check()
     retired = tuple(f"{said} Its rows were computed elsewhere." for said in watcher.failed_devices.values())
     return [*reports, UnitReport(True, notes=retired)] if retired else reports
 
 
-def _explained(error: BaseException, work: JobSpec, session: SparkSession) -> BaseException:
+def _explained(error: BaseException, spec: JobSpec, session: SparkSession) -> BaseException:
     """Explain what Spark's own message does not: a Python that lacks a package, is not there, or died."""
     python = "the workers' Python" if is_connect(session) else str(session.sparkContext.pythonExec)
     found: str | None = None
     if package := missing_package(str(error)):
-        found = f"Spark's workers cannot run the tasks of {work.target}. {how_to_install(package, python)}"
+        found = f"Spark's workers cannot run the tasks of {spec.target}. {how_to_install(package, python)}"
     elif no_python := _NO_PYTHON.search(str(error)):
         found = (
-            f"Spark's workers cannot run the tasks of {work.target}: their Python {no_python[1]!r} is not there. Set "
+            f"Spark's workers cannot run the tasks of {spec.target}: their Python {no_python[1]!r} is not there. Set "
             "PYSPARK_PYTHON, or spark.pyspark.python, to a Python that all workers have."
         )
     if found is None:
-        return _explain_worker_death(error, work)
+        return _explain_worker_death(error, spec)
     explained = InvalidInput(found)
     explained.__suppress_context__ = True
     return explained
@@ -257,7 +257,7 @@ _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
 _WORKER_DEATH_SIGNS = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash detected")
 
 
-def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
+def _explain_worker_death(error: BaseException, spec: JobSpec) -> BaseException:
     """Explain a worker that died in every try of a task, which Spark's own message does not."""
     if not any(sign in str(error) for sign in _WORKER_DEATH_SIGNS):
         return error
@@ -265,12 +265,12 @@ def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
         "The policy finds rows that kill the UDF's own process; what died is the worker or the executor around it, as "
         "when a container ends for its memory. Give a smaller batch_size, or Spark more memory, or let the UDF limit "
         "itself with resource.setrlimit, so that the row raises MemoryError."
-        if any(udf.on_error != "fail" for udf in work.udfs.values())
+        if any(udf.on_error != "fail" for udf in spec.udfs.values())
         else 'With @udf(on_error="skip") the UDF runs in a process of its own, and the rows that kill it are found and '
         "listed; with less memory to a call, give a smaller batch_size, or Spark more memory."
     )
     crashed = UdfCrashed(
-        f"A process that ran UDF {work.identity.udf!r} died in every try of a task: it may have crashed, or used more "
+        f"A process that ran UDF {spec.identity.udf!r} died in every try of a task: it may have crashed, or used more "
         f"memory than there is. What was checkpointed is kept. {advice}"
     )
     crashed.__cause__ = error
@@ -296,7 +296,7 @@ class _GroupRunner:
         return pickle.dumps(self._run(group))
 
     def _run(self, group: int) -> list[UnitReport]:
-        task_spec, every = self.task_spec, report_seconds(self.task_spec.work)
+        task_spec, every = self.task_spec, report_seconds(self.task_spec.spec)
         units = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))[group]
         rows = sum(unit.rows for unit in units)
         number = self.first + group
@@ -321,13 +321,13 @@ class _GroupRunner:
             _limit_visible_gpus()
             meter = Meter(lambda: allowance.most_cost - used.paid, lambda: allowance.wait())
             reporter.usage = lambda: meter.usage
-            capped = task_spec.work.sizing.max_cost is not None
+            capped = task_spec.spec.sizing.max_cost is not None
             allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
-            opened = self._once(_target_of_stage, lambda: open_target(task_spec.location, task_spec.work).check_names())
+            opened = self._once(_target_of_stage, lambda: open_target(task_spec.location, task_spec.spec).check_names())
             if again:
                 opened.store.look_again()
-            given = (task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter)
+            given = (task_spec.location, task_spec.spec, task_spec.udfs, task_spec.skipped, meter)
             with (
                 prepare(*given, opened.at_begin(len(units))) as task,
                 Reporting(reporter, task, lambda rows: allowance.wait()) as reporting,

@@ -53,10 +53,10 @@ def compute_here(arguments: list[str]) -> None:
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     folder = Storage.at(given["--job"])
     saved = load_plan(folder, given["--fingerprint"])
-    job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name), saved)
+    job = PlannedJob(TableLocation(saved.spec.table, saved.spec.table_name), saved)
     shard = int(given["--shard"])
     with writing_heartbeats(job.folder, "apply", saved.fingerprint, shard):
-        job.apply(saved.load_shard(folder, shard), Udfs.planned(saved.work))
+        job.apply(saved.load_shard(folder, shard), Udfs.planned(saved.spec))
 
 
 def submitter(run: bool = True, **settings: Any) -> Callable[[Any], Submitter]:

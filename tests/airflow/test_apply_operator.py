@@ -117,7 +117,7 @@ def test_who_may_edit_xcoms_may_not_choose_a_plan(desk: Desk, recorder: Recorder
     shutil.copytree(desk.database.uri, tmp_path / "own")
     own = connect(tmp_path / "own").open_table(desk.table.name)
     planned = record_plan(own.plan_backfill("n", ignore_checkpoints=True), own.location, store_code=True)
-    place = JobFolder.of(own.location.checkpoints, planned.work.job_id).storage.path(plan_name(planned.fingerprint))
+    place = JobFolder.of(own.location.checkpoints, planned.spec.job_id).storage.path(plan_name(planned.fingerprint))
     elsewhere = {**reference, "plan_uri": place, "fingerprint": planned.fingerprint, "shard": 0}
     outside = {**reference, "plan_uri": reference["plan_uri"].replace(desk.database.uri, f"{desk.database.uri}/../own")}
     for edited in (elsewhere, outside, {**reference, "plan_uri": "/plan.json"}):

@@ -189,7 +189,7 @@ def test_a_column_keeps_its_inputs_when_its_function_has_another_name(
     monkeypatch.setattr(udfs, "length", renamed)
     operator = PlanBackfillOperator(task_id="plan", table=desk.table.name, column="n")
     plan, _ = operator._plan(desk.table, desk.table.lance, {"dag_run": None}, {})  # type: ignore[typeddict-item]
-    assert plan.work.definition.input_columns == ("text",)
+    assert plan.spec.definition.input_columns == ("text",)
 
 
 @pytest.mark.shows("Run", "put two groups into a DAG")

@@ -58,7 +58,7 @@ def went_to_spark(run: Driver) -> bool:
 def concurrency(run: Driver) -> int:
     summary = run.xcom("backfill.plan", "summary")
     folder = summary["plan_uri"].rpartition("/")[0]
-    return load_plan(Storage(folder, {}), summary["fingerprint"]).work.sizing.concurrency
+    return load_plan(Storage(folder, {}), summary["fingerprint"]).spec.sizing.concurrency
 
 
 def test_without_it_every_shard_goes_to_spark_with_the_slots_that_python_users_get(desk: Desk) -> None:

@@ -70,11 +70,11 @@ class Yarn:
         job, fingerprint, shard = (argv[argv.index(name) + 1] for name in ("--job", "--fingerprint", "--shard"))
         storage, index = Storage(job), int(shard)
         saved = load_plan(storage, fingerprint)
-        location = TableLocation(saved.work.table, saved.work.table_name, storage.options)
+        location = TableLocation(saved.spec.table, saved.spec.table_name, storage.options)
         job = PlannedJob(location, saved)
         job.waits = "--leave-waiting" not in argv
         with suppress(StillWaiting):
-            job.apply(saved.load_shard(storage, index), Udfs.planned(saved.work))
+            job.apply(saved.load_shard(storage, index), Udfs.planned(saved.spec))
 
 
 @pytest.fixture

@@ -392,8 +392,8 @@ def test_the_code_of_every_module_travels_with_the_plan(desk: Desk, airflow_db: 
     run = go(view)
     folder = Path(run.xcom("refresh.plan", "summary")["plan_uri"]).parent
     assert len(list(folder.glob("code-*.zip"))) == 2
-    work = json.loads(Path(run.xcom("refresh.plan", "summary")["plan_uri"]).read_text())["work"]
-    assert len(work["codes"]) == 2
+    spec = json.loads(Path(run.xcom("refresh.plan", "summary")["plan_uri"]).read_text())["spec"]
+    assert len(spec["codes"]) == 2
     assert view.to_arrow()["shout"].to_pylist() == [text.upper() for text in texts("a")]
 
 

@@ -106,13 +106,13 @@ class Planned:
         table.add_columns({"y": surroundings})
         plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
         saved = record_plan(plan, table.location, store_code=True)
-        job = table.location.checkpoints.folder("jobs", plan.work.job_id)
+        job = table.location.checkpoints.folder("jobs", plan.spec.job_id)
         return Planned(table, load_plan(job, saved.fingerprint), job, folder)
 
 
 def submit(master: str, python: str, planned: Planned, memory: str = "512m") -> subprocess.Popen[str]:
     folder, code = planned.folder, planned.folder / "code.zip"
-    code.write_bytes(planned.job.read_bytes(planned.saved.work.codes[0].zip))
+    code.write_bytes(planned.job.read_bytes(planned.saved.spec.codes[0].zip))
     package = folder / "airflow_geneva.zip"
     package.write_bytes(package_zip())
     settings = {

@@ -45,7 +45,7 @@ def begin_backfill(table: Table, **arguments: Any) -> None:
     plan = table.plan_backfill("y", **arguments)
     record_plan(plan, table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, Udfs({plan.work.column: triple}))
+        apply_inline(table.location, plan.spec, shard, Udfs({plan.spec.column: triple}))
 
 
 def replace_inputs(table: Table, ids: list[int]) -> None:

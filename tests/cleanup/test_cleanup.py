@@ -189,10 +189,10 @@ def test_a_queued_job_keeps_what_other_versions_and_jobs_computed_for_its_column
     removed = clean(failed)
     assert removed.file_group(CHECKPOINTS).count > 0
     assert all("_col-z/" in name for name in removed.file_group(CHECKPOINTS).names)
-    assert not any(saved.work.job_id in name for name in removed.file_group(JOBS).names)
-    job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
+    assert not any(saved.spec.job_id in name for name in removed.file_group(JOBS).names)
+    job = JobFolder.of(failed.location.checkpoints, saved.spec.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, Udfs({saved.work.column: sturdy}))
+    apply_inline(failed.location, saved.spec, shard, Udfs({saved.spec.column: sturdy}))
     result = PlannedJob(failed.location, saved).finish([PlannedJob(failed.location, saved).commit(shard)])
     assert result.state == "DONE"
     assert result.rows_computed + result.rows_reused == 100
@@ -204,7 +204,7 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
     with pytest.raises(JobFailed):
         failed.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
     saved = start(failed, "y", udf=sturdy)
-    folder = JobFolder.of(failed.location.checkpoints, saved.work.job_id)
+    folder = JobFolder.of(failed.location.checkpoints, saved.spec.job_id)
     folder.write_result("FAILED", PlannedJob(failed.location, saved).finish([]).to_json(), "told to")
     then = time.time() - 8 * DAY
     for path in Path(failed.uri).rglob("*.lance"):
@@ -213,7 +213,7 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
     removed = clean(failed)
     assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
     shard = load_plan(folder.storage, saved.fingerprint).load_shard(folder.storage, 0)
-    apply_inline(failed.location, saved.work, shard, Udfs({saved.work.column: sturdy}))
+    apply_inline(failed.location, saved.spec, shard, Udfs({saved.spec.column: sturdy}))
     assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
     assert_right(failed, "y", tripled)
     folder.write_result("DONE", PlannedJob(failed.location, saved).finish([]).to_json())
@@ -316,9 +316,9 @@ def test_blobs_of_a_staged_file_go_with_it(make_table: MakeTable) -> None:
     table = make_table(20, per_fragment=10)
     table.add_columns({"b": paint})
     saved = start(table, "b", udf=paint)
-    shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
+    shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.spec.job_id).storage, 0)
     before = files_of(table, "data")
-    apply_inline(table.location, saved.work, shard, Udfs({saved.work.column: paint}))
+    apply_inline(table.location, saved.spec, shard, Udfs({saved.spec.column: paint}))
     staged = files_of(table, "data") - before
     assert len(staged) > 2
     PlannedJob(table.location, saved).finish([])
@@ -349,7 +349,7 @@ def test_half_written_files_go_when_nobody_can_be_writing_them(table: Table) -> 
     age(table)
     saved = start(table)
     os.utime(halves[0])
-    for document in Path(table.uri, "_checkpoints", "jobs", saved.work.job_id).iterdir():
+    for document in Path(table.uri, "_checkpoints", "jobs", saved.spec.job_id).iterdir():
         os.utime(document, (time.time() - 60 * DAY,) * 2)
     assert clean(table).file_group(TEMPORARY).count == 0, "an open job may be writing it"
     PlannedJob(table.location, saved).finish([])
@@ -423,7 +423,7 @@ def test_marks_of_jobs_that_are_gone_go_unless_their_commits_are_still_there(tab
 
 def test_a_mark_of_an_open_job_stays(table: Table) -> None:
     saved = start(table)
-    write_outbox(table.location.checkpoints, saved.work.outbox, OutboxEntry(saved.work.job_id, saved.work.version))
+    write_outbox(table.location.checkpoints, saved.spec.outbox, OutboxEntry(saved.spec.job_id, saved.spec.version))
     age(table)
     assert clean(table).count == 0
 
@@ -526,9 +526,9 @@ def test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found(failed
     removed = collect(failed.location, garbage)
     assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
     trace.clear()
-    job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
+    job = JobFolder.of(failed.location.checkpoints, saved.spec.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, Udfs({saved.work.column: sturdy}))
+    apply_inline(failed.location, saved.spec, shard, Udfs({saved.spec.column: sturdy}))
     assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
     assert_right(failed, "y", tripled)
 
@@ -559,7 +559,7 @@ def test_checkpoints_that_vanish_from_a_planned_job_leave_rows_for_the_next_run(
     saved = start(failed, "y", udf=sturdy)
     for checkpoint in Path(failed.uri, "_checkpoints").glob("udf-*/**/*.lance"):
         checkpoint.unlink()
-    shard = saved.load_shard(JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage, 0)
+    shard = saved.load_shard(JobFolder.of(failed.location.checkpoints, saved.spec.job_id).storage, 0)
     result = PlannedJob(failed.location, saved).commit(shard)
     assert result.rows_left == 100
     failed.backfill("y", udf=sturdy, runner="inline")
@@ -706,8 +706,8 @@ def test_the_users_own_cleanup_in_the_middle_of_a_job_loses_nothing(
     table: Table, trace: Trace, delete_unverified: bool
 ) -> None:
     saved = start(table)
-    shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
-    apply_inline(table.location, saved.work, shard, Udfs({saved.work.column: triple}))
+    shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.spec.job_id).storage, 0)
+    apply_inline(table.location, saved.spec, shard, Udfs({saved.spec.column: triple}))
     staged = files_of(table, "data")
     table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=delete_unverified)
     removed = staged - files_of(table, "data")

@@ -139,7 +139,7 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
     before = connect(Path(table.uri).parent).job(first.job_id)
     open_job = record_plan(table.plan_backfill("z"), table.location)
     marked = table.backfill("y", runner="inline", where="id = 5")
-    write_outbox(table.location.checkpoints, open_job.work.outbox, OutboxEntry(marked.job_id, marked.version))
+    write_outbox(table.location.checkpoints, open_job.spec.outbox, OutboxEntry(marked.job_id, marked.version))
     for x in range(6, 12):
         table.backfill("y", runner="inline", where=f"id = {x}")
     assert folder.storage.list_files() == ["job.json"]
@@ -147,7 +147,7 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
     assert after == replace(before, shards=(), step=None, last_seen=after.last_seen)
     with pytest.raises(InvalidInput, match="Clear the plan task with its downstream tasks"):
         load_plan(folder.storage, fingerprint)
-    for kept in (open_job.work.job_id, marked.job_id):
+    for kept in (open_job.spec.job_id, marked.job_id):
         names = JobFolder.of(table.location.checkpoints, kept).storage.list_files()
         assert any(name.startswith("plan-") for name in names)
 
@@ -155,7 +155,7 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
 def test_a_failed_job_stays_until_a_later_one_has_made_up_for_it(table: Table, often: None) -> None:
     failed = record_plan(table.plan_backfill("y"), table.location)
     PlannedJob(table.location, failed).finish([])
-    storage = JobFolder.of(table.location.checkpoints, failed.work.job_id).storage
+    storage = JobFolder.of(table.location.checkpoints, failed.spec.job_id).storage
     for _ in range(4):
         table.backfill("z", runner="inline", ignore_checkpoints=True, on_code_change="recompute", where="id < 3")
     reduce_old_jobs(table.location.checkpoints)

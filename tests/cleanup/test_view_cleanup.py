@@ -250,7 +250,7 @@ def test_a_lost_note_of_an_unchanged_view_is_looked_for_once(table: Table) -> No
 def test_a_refresh_at_work_keeps_its_snapshot_until_it_is_over(table: Table) -> None:
     view = Asked().make(table)
     refresh(view)
-    job = Refresh(view).plan().made.work.job_id
+    job = Refresh(view).plan().made.spec.job_id
     known = CommittedViewState(view.location, view.lance).snapshot
     assert known is not None
     save_snapshot(view.location.checkpoints, job, known)

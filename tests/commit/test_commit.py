@@ -62,13 +62,13 @@ class Stations:
 
     def apply(self) -> None:
         for shard in self.plan.shards:
-            apply_inline(self.table.location, self.plan.work, shard, Udfs({self.plan.work.column: self.function}))
+            apply_inline(self.table.location, self.plan.spec, shard, Udfs({self.plan.spec.column: self.function}))
 
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
-        udfs = Udfs({self.plan.work.column: self.function})
-        with prepare(self.table.location, self.plan.work, udfs, {}, Meter()) as task:
-            task.run([Unit(work, work.due, False) for work in self.plan.fragments])
+        udfs = Udfs({self.plan.spec.column: self.function})
+        with prepare(self.table.location, self.plan.spec, udfs, {}, Meter()) as prepared:
+            prepared.run([Unit(task, task.due, False) for task in self.plan.fragments])
 
     def commit(self) -> BackfillResult:
         results = [PlannedJob(self.table.location, self.saved).commit(shard) for shard in self.plan.shards]
@@ -771,12 +771,12 @@ def test_a_second_apply_of_the_same_job_runs_nothing(table: Table, trace: Trace)
 
 def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace: Trace) -> None:
     job = Stations.begin(table, shard_size=2)
-    storage = table.location.checkpoints.folder("jobs", job.plan.work.job_id)
+    storage = table.location.checkpoints.folder("jobs", job.plan.spec.job_id)
     saved = load_plan(storage, job.saved.fingerprint)
     results = []
     for index in (1, 0):
         shard = saved.load_shard(storage, index)
-        apply_inline(table.location, saved.work, shard, Udfs({saved.work.column: triple}))
+        apply_inline(table.location, saved.spec, shard, Udfs({saved.spec.column: triple}))
         results.append(PlannedJob(table.location, saved).commit(shard))
     result = PlannedJob(table.location, saved).finish(results)
     assert_honest(result, table, rows_run=100)
@@ -786,7 +786,7 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
 def test_a_shard_that_is_missing_fails_the_job_and_keeps_what_is_there(table: Table, trace: Trace) -> None:
     job = Stations.begin(table, shard_size=2)
     first = job.plan.shards[0]
-    apply_inline(table.location, job.plan.work, first, Udfs({job.plan.work.column: triple}))
+    apply_inline(table.location, job.plan.spec, first, Udfs({job.plan.spec.column: triple}))
     result = PlannedJob(table.location, job.saved).finish([PlannedJob(table.location, job.saved).commit(first)])
     assert (result.state, result.rows_computed, result.rows_left) == ("FAILED", 50, 50)
     assert_right(table, "y", tripled, where="id < 50")
@@ -893,13 +893,13 @@ def test_checkpoints_replaced_by_another_job_while_they_are_read_are_not_mixed_u
     of_one = checkpoint.read_bytes()
     checkpoint.unlink()
     two.apply_without_staging()
-    bench = ColumnTarget.at(table.location, two.plan.work)
-    (work,) = two.plan.fragments
-    held = bench.held(work, bench.index(work), work.due)
+    bench = ColumnTarget.at(table.location, two.plan.spec)
+    (task,) = two.plan.fragments
+    held = bench.held(task, bench.index(task), task.due)
     checkpoint.write_bytes(of_one)
     with pytest.raises(BrokenFile):
-        bench.stage(work, held)
-    assert stage_computed(bench, work, work.due, held) is not None
+        bench.stage(task, held)
+    assert stage_computed(bench, task, task.due, held) is not None
     assert two.commit().state == "DONE"
     assert_right(table, "y", tripled)
 

@@ -75,7 +75,7 @@ def test_a_private_attribute_that_is_gone_stops_the_plan_and_has_nothing_compute
     plan = table.plan_backfill("y")
     record_plan(plan, table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, Udfs({plan.work.column: triple}))
+        apply_inline(table.location, plan.spec, shard, Udfs({plan.spec.column: triple}))
     hide(monkeypatch, name)
     asked = {"_ds": lambda: committed_at(table.lance, 1)}.get(name, lambda: table.plan_backfill("y"))
     with pytest.raises(AttributeError, match=name):

@@ -83,7 +83,7 @@ def test_a_planned_load_reads_the_snapshot_of_the_plan_in_another_process_too(ta
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     source.append(features(range(30, 40)))
     source.delete("id < 10")
-    found = LoadSource.from_json(plan.work.source)
+    found = LoadSource.from_json(plan.spec.source)
     assert (found.version, found.paths[0].endswith(".metadata.json")) == (source.snapshots()[2].snapshot_id, True)
     schema = found.schema(())
     read = [row for part in range(found.parts()) for batch in found.read(part, schema, ()) for row in batch.to_pylist()]
@@ -112,7 +112,7 @@ def test_a_table_is_named_by_its_files_or_in_a_catalog(
 def test_no_property_of_a_catalog_reaches_a_plan(table: Table, source: Iceberg) -> None:
     source.io.properties["s3.secret-access-key"] = "a-secret"
     plan = plan_load(table.location, LoadRequest(source, "id")).plan
-    assert "a-secret" not in f"{plan.work.to_json()} {plan.work}"
+    assert "a-secret" not in f"{plan.spec.to_json()} {plan.spec}"
     found = open_source(source, None, ())
     assert ("s3.secret-access-key", "a-secret") in (found.properties or ())
     assert "a-secret" not in repr(found) + found.to_json()

@@ -544,7 +544,7 @@ def test_a_lance_table_that_was_made_again_is_another_source(table: Table) -> No
         job.apply(late.shards[0], Udfs({}))
     db.drop_table("given")
     given = db.create_table("given", source([1], caption=["newest"]))
-    assert (plan.work.version, given.version) == (table.version, 1)
+    assert (plan.spec.version, given.version) == (table.version, 1)
     table.load_columns(given, on="id", runner="inline")
     assert rows(table, "caption")[1]["caption"] == "newest"
 

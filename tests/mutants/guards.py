@@ -285,13 +285,13 @@ GUARDS = [
     ),
     Guard(
         "Rows that were deleted between plan and commit would count as computed.",
-        "return (self.staged.computed & self.work.due) - self.hidden",
-        "return self.staged.computed & self.work.due",
+        "return (self.staged.computed & self.task.due) - self.hidden",
+        "return self.staged.computed & self.task.due",
         (COMMIT + "test_what_does_not_touch_the_planned_rows_costs_nothing",),
     ),
     Guard(
         "Rows that an update of another column moved during the run would have no value, and count as computed.",
-        "hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in there if c.hidden & c.work.due]",
+        "hidden = [c.lost(c.hidden & c.task.due, _UPDATED) for c in there if c.hidden & c.task.due]",
         "hidden: list[LostRows] = []",
         (COMMIT + "test_rows_that_others_only_move_become_visible_and_run_once",),
     ),
@@ -303,7 +303,7 @@ GUARDS = [
     ),
     Guard(
         "Values that others wrote into rows that a compaction moved would be overwritten.",
-        "same = origin.fragment in unwritten and origin.fragment.output == one.work.files.output",
+        "same = origin.fragment in unwritten and origin.fragment.output == one.task.files.output",
         "same = True",
         (COMMIT + "test_values_that_others_wrote_into_compacted_rows_stay",),
     ),
@@ -321,7 +321,7 @@ GUARDS = [
     ),
     Guard(
         "A filter whose column was replaced during the commit would not be evaluated again.",
-        "signature = candidate.work.files.where_signature(output)",
+        "signature = candidate.task.files.where_signature(output)",
         "signature = now.where_signature(output)",
         (COMMIT + "test_filter_columns_replaced_in_place_are_looked_at_again",),
     ),
@@ -624,7 +624,7 @@ GUARDS = [
         ("storage/test_storage.py::test_what_a_job_keeps_of_its_failure_names_no_credentials",),
     ),
     Guard(
-        "The files of a job whose machine has another clock would be removed while it works.",
+        "The files of a job whose machine has another clock would be removed while it tasks.",
         "if found.open or (found.ended is None and is_touched(name)):",
         "if found.open:",
         (

@@ -21,7 +21,7 @@ def table(make_table: MakeTable) -> Table:
 @pytest.mark.parametrize("shard_size", [None, 3])
 def test_some_of_the_due_fragments_are_taken(table: Table, trace: Trace, shard_size: int | None) -> None:
     plan = table.plan_backfill("y", num_frags=4, skip_frags=2, shard_size=shard_size)
-    assert [work.id for work in plan.fragments] == [2, 3, 4, 5]
+    assert [task.id for task in plan.fragments] == [2, 3, 4, 5]
     assert [shard.index for shard in plan.shards] == list(range(len(plan.shards)))
     assert "num_frags=4, skip_frags=2" in str(plan)
     result = table.backfill("y", runner="inline", num_frags=4, skip_frags=2, shard_size=shard_size)

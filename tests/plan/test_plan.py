@@ -42,7 +42,7 @@ def broken_at(x: int) -> UDF:
 def test_a_new_column_is_to_do(table: Table) -> None:
     plan = table.plan_backfill("y")
     assert reason_counts(plan) == {"never computed": (4, 100)}
-    assert [(work.id, work.status, work.rows) for work in plan.fragments] == [(at, "to do", 25) for at in range(4)]
+    assert [(task.id, task.status, task.rows) for task in plan.fragments] == [(at, "to do", 25) for at in range(4)]
     assert (plan.rows_pending, plan.rows_to_run, len(plan.shards)) == (100, 100, 1)
 
 
@@ -84,7 +84,7 @@ def test_fragments_with_checkpoints_are_partly_done_or_staged(table: Table, dele
         table.backfill("b", udf=function, runner="inline", checkpoint_size=5)
     table.lance.delete(deleted)
     plan = table.plan_backfill("b", udf=function)
-    assert [work.status for work in plan.fragments] == ["staged", "staged", "partly done", "to do"]
+    assert [task.status for task in plan.fragments] == ["staged", "staged", "partly done", "to do"]
     third = plan.fragments[2]
     assert third.missing.pairs() == [[10, 25]]
     assert plan.rows_to_run == 15 + 25
@@ -102,7 +102,7 @@ def test_a_filter_has_its_reasons(table: Table) -> None:
     }
     assert (plan.rows_pending, plan.rows_to_run) == (30, 30)
     assert "where id < 30" in str(plan)
-    assert [work.missing_selected.pairs() for work in plan.fragments] == [[[0, 25]], [[0, 5]]]
+    assert [task.missing_selected.pairs() for task in plan.fragments] == [[[0, 25]], [[0, 5]]]
     assert "fragment 1: to do, never computed; rows missing: 0 to 4" in str(plan)
 
 
@@ -161,5 +161,5 @@ def test_a_plan_names_what_it_computes_with_what(table: Table) -> None:
     plan = table.plan_backfill("y", shard_size=3)
     assert str(plan).startswith(f"Backfill of docs.y with triple (version {triple.code_version}), table version 2")
     assert [shard.index for shard in plan.shards] == [0, 1]
-    assert plan.work.definition.import_path == "tests.support.counting:triple"
-    assert plan.work.inputs == ("x",)
+    assert plan.spec.definition.import_path == "tests.support.counting:triple"
+    assert plan.spec.inputs == ("x",)

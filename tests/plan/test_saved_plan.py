@@ -69,7 +69,7 @@ def job(tmp_path: Path) -> Storage:
 def test_a_plan_is_read_back_as_it_was_written(job: Storage) -> None:
     plan = plan_of(5, shard_size=2)
     saved = load_plan(job, save_plan(plan, job).fingerprint)
-    assert saved.work == plan.work
+    assert saved.spec == plan.spec
     assert saved.notes == plan.notes
     assert (saved.rows_total, saved.rows_skipped) == (plan.rows_total, plan.rows_skipped)
     assert tuple(saved.load_shard(job, index) for index in range(3)) == plan.shards
@@ -163,6 +163,6 @@ def test_no_credential_is_in_a_plan(tmp_path: Path) -> None:
     table.add_columns({"n": triple})
     plan = table.plan_backfill("n")
     saved = save_plan(plan, table.location.checkpoints)
-    shown = [repr(plan), str(plan), repr(saved), repr(table), json.dumps(plan.work.to_json())]
+    shown = [repr(plan), str(plan), repr(saved), repr(table), json.dumps(plan.spec.to_json())]
     assert not any(secret in text for text in shown for secret in secrets.values())
     assert_closed(tmp_path, list(secrets.values()))

@@ -14,7 +14,7 @@ from airflow_geneva.errors import InvalidInput
 ROWS = Ranges.of(0, 10)
 
 
-def work(fragment: int) -> FragmentTask:
+def task(fragment: int) -> FragmentTask:
     return FragmentTask(FragmentFiles(fragment, 10, "", 0, (), (), (), 0), "never computed", ROWS, ROWS, 10)
 
 
@@ -37,7 +37,7 @@ def assert_partition(shards: tuple[Shard, ...], fragments: int) -> None:
     ],
 )
 def test_unasked_there_are_few_shards_and_about_a_hundred_commits(fragments: int, shards: int, commits: int) -> None:
-    made = cut_shards(FragmentTasks(work(at) for at in range(fragments)), None)
+    made = cut_shards(FragmentTasks(task(at) for at in range(fragments)), None)
     assert len(made) == shards
     assert_partition(made, fragments)
     assert fewest_commits(made) <= commits
@@ -45,23 +45,23 @@ def test_unasked_there_are_few_shards_and_about_a_hundred_commits(fragments: int
 
 @pytest.mark.parametrize(("fragments", "size", "shards"), [(10, 3, 4), (10, 100, 1), (1_024, 1, 1_024), (0, 1, 0)])
 def test_a_size_that_was_asked_for_is_kept(fragments: int, size: int, shards: int) -> None:
-    made = cut_shards(FragmentTasks(work(at) for at in range(fragments)), size)
+    made = cut_shards(FragmentTasks(task(at) for at in range(fragments)), size)
     assert len(made) == shards
     assert_partition(made, fragments)
 
 
 def test_fragments_come_in_order_whatever_the_order_of_the_plan() -> None:
-    assert_partition(cut_shards(FragmentTasks(work(at) for at in reversed(range(9))), 2), 9)
+    assert_partition(cut_shards(FragmentTasks(task(at) for at in reversed(range(9))), 2), 9)
 
 
 def test_more_shards_than_airflow_maps_are_refused_with_the_size_that_fits() -> None:
     with pytest.raises(InvalidInput, match="Use shard_size=2 or more"):
-        cut_shards(FragmentTasks(work(at) for at in range(1_025)), 1)
-    assert len(cut_shards(FragmentTasks(work(at) for at in range(1_025)), 2)) == 513
+        cut_shards(FragmentTasks(task(at) for at in range(1_025)), 1)
+    assert len(cut_shards(FragmentTasks(task(at) for at in range(1_025)), 2)) == 513
 
 
 def test_of_many_small_shards_each_is_a_commit() -> None:
-    assert fewest_commits(cut_shards(FragmentTasks(work(at) for at in range(50_000)), 100)) == 500
+    assert fewest_commits(cut_shards(FragmentTasks(task(at) for at in range(50_000)), 100)) == 500
 
 
 def fewest_commits(shards: Sequence[Shard]) -> int:

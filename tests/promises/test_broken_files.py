@@ -62,12 +62,12 @@ class Column:
 
     def apply(self) -> None:
         for shard in self.made.shards:
-            apply_inline(self.location, self.made.work, shard, Udfs({self.made.work.column: label}))
+            apply_inline(self.location, self.made.spec, shard, Udfs({self.made.spec.column: label}))
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}, Meter()) as task:
-            task.run([Unit(work, work.due, False) for work in self.fragments()])
+        with prepare(self.location, self.made.spec, Udfs({self.made.spec.column: label}), {}, Meter()) as prepared:
+            prepared.run([Unit(task, task.due, False) for task in self.fragments()])
 
     def fragments(self) -> Iterator[FragmentTask]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -110,12 +110,12 @@ class Refreshed:
     def apply(self) -> None:
         definition = self.view.view_definition
         for shard in self.made.shards:
-            apply_inline(self.location, self.made.work, shard, Udfs(refreshing.load_udfs(definition)))
+            apply_inline(self.location, self.made.spec, shard, Udfs(refreshing.load_udfs(definition)))
 
     def checkpoint(self) -> None:
-        work = self.made.work
+        spec = self.made.spec
         definition = self.view.view_definition
-        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as task:
+        with prepare(self.location, spec, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as task:
             task.run([Unit(fragment, fragment.due, False) for fragment in self.fragments()])
 
     def fragments(self) -> Iterator[FragmentTask]:
@@ -170,7 +170,7 @@ def break_range(target: Target) -> None:
 
 def staged_files(target: Target) -> list[Path]:
     data = Path(target.location.uri, "data")
-    bench = (ColumnTarget if isinstance(target, Column) else ViewTarget).at(target.location, target.made.work)
+    bench = (ColumnTarget if isinstance(target, Column) else ViewTarget).at(target.location, target.made.spec)
     staged = [bench.index(fragment).staged_at(fragment.place) for fragment in target.fragments()]
     return [data / found.file for found in staged if found is not None]
 

@@ -78,7 +78,7 @@ def test_a_job_on_a_machine_with_another_clock_is_at_work_as_long_as_the_store_h
     age(table)
     assert clean(table, "7d").file_group(CHECKPOINTS).count > 0
     assert not nameless.exists()
-    assert not Path(table.uri, "_checkpoints", "jobs", saved.work.job_id).exists()
+    assert not Path(table.uri, "_checkpoints", "jobs", saved.spec.job_id).exists()
 
 
 def test_a_clock_that_jumps_in_the_middle_of_a_job_changes_nothing_but_times(

@@ -46,7 +46,7 @@ def apply_saved(database: str, job_id: str, fingerprint: str) -> None:
     storage = JobFolder.of(location.checkpoints, job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(location, saved.work, saved.load_shard(storage, index), Udfs({saved.work.column: gated}))
+        apply_inline(location, saved.spec, saved.load_shard(storage, index), Udfs({saved.spec.column: gated}))
 
 
 def commit_saved(database: str, job_id: str, fingerprint: str, out: str) -> None:
@@ -93,7 +93,7 @@ class Job:
     @property
     def arguments(self) -> dict[str, str]:
         database = str(Path(self.table.uri).parent)
-        return {"database": database, "job_id": self.saved.work.job_id, "fingerprint": self.saved.fingerprint}
+        return {"database": database, "job_id": self.saved.spec.job_id, "fingerprint": self.saved.fingerprint}
 
     def start(self, stage: str, environment: dict[str, str] | None = None, **arguments: str) -> int:
         return forge().start(f"{HERE}:{stage}", {**self.arguments, **arguments}, {**TRACED, **(environment or {})})

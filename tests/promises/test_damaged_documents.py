@@ -51,13 +51,13 @@ class Tasks:
             saved = record_plan(self.target.plan_refresh(**SIZES), self.location)
         else:
             saved = record_plan(self.target.plan_backfill("p", **SIZES), self.location, store_code=True)
-        self.job_id, self.fingerprint = saved.work.job_id, saved.fingerprint
+        self.job_id, self.fingerprint = saved.spec.job_id, saved.fingerprint
 
     def apply(self) -> None:
         saved = load_plan(self.folder.storage, self.fingerprint)
         for index in range(len(saved.shards)):
             shard = saved.load_shard(self.folder.storage, index)
-            PlannedJob(self.location, saved).apply(shard, Udfs.planned(saved.work))
+            PlannedJob(self.location, saved).apply(shard, Udfs.planned(saved.spec))
             assert PlannedJob(self.location, saved).is_staged(shard)
 
     def commit(self) -> None:

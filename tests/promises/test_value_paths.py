@@ -95,10 +95,10 @@ def assembled(table: Table, same: UDF, place: Path) -> None:
 def staged_and_compacted(table: Table, same: UDF, place: Path) -> None:
     plan, _ = table._plan(BackfillRequest("y"), same)
     fingerprint = record_plan(plan, table.location).fingerprint
-    storage = JobFolder.of(table.location.checkpoints, plan.work.job_id).storage
+    storage = JobFolder.of(table.location.checkpoints, plan.spec.job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(table.location, saved.work, saved.load_shard(storage, index), Udfs({saved.work.column: same}))
+        apply_inline(table.location, saved.spec, saved.load_shard(storage, index), Udfs({saved.spec.column: same}))
     table.lance.optimize.compact_files()
     result = table.backfill("y", udf=same, runner="inline")
     assert result.rows_computed < ROWS

@@ -50,7 +50,7 @@ def grown(make_table: MakeTable, function: UDF = triple, rows: int = 50) -> Tabl
 @pytest.mark.parametrize("function", [triple, triple_row])
 def test_a_job_records_how_fast_its_udf_was(make_table: MakeTable, function: UDF) -> None:
     table = grown(make_table, function)
-    described = table.plan_backfill("y", udf=function).work.describe()
+    described = table.plan_backfill("y", udf=function).spec.describe()
     (past,) = read_history(table.location.checkpoints, described).measured
     found = past.speed
     assert found.rows == 20

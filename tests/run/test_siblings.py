@@ -202,7 +202,7 @@ def test_what_a_killed_run_staged_is_not_read_with_a_column_less(table: Table) -
     plan = table.plan_backfill("width")
     record_plan(plan, table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, Udfs({"width": size_of}))
+        apply_inline(table.location, plan.spec, shard, Udfs({"width": size_of}))
     table.drop_columns(["width"])
     table.lance.update({"x": "x"}, where="x = 3")  # so that rows of its file would be taken one by one
     result = table.backfill("height", runner="inline")
@@ -215,7 +215,7 @@ def test_what_an_open_job_has_computed_is_no_garbage(table: Table) -> None:
     plan = table.plan_backfill("width")
     record_plan(plan, table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, Udfs({"width": size_of}))
+        apply_inline(table.location, plan.spec, shard, Udfs({"width": size_of}))
     garbage = find_garbage(table.location, "1s", now=time.time() + 600)
     assert [file.name for kind in (CHECKPOINTS, STAGED) for file in garbage.file_group(kind).files] == []
 

@@ -19,27 +19,27 @@ from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run.units import Unit, split_fragments, split_into_tasks, tasks_per_slot
 
 
-def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentTask:
+def task(fragment: int, due: Ranges, missing: Ranges) -> FragmentTask:
     files = FragmentFiles(fragment, 1_000, "", 0, (), (), (), 0)
     return FragmentTask(files, "never computed", due, missing, len(due))
 
 
 OFFSETS = st.sets(st.integers(0, 200), min_size=1, max_size=120).map(lambda found: Ranges.from_offsets(sorted(found)))
 WORKS = st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=12).map(
-    lambda pairs: [work(at, due, due & missing) for at, (due, missing) in enumerate(pairs)]
+    lambda pairs: [task(at, due, due & missing) for at, (due, missing) in enumerate(pairs)]
 )
 
 
 @given(WORKS, st.none() | st.integers(1, 150), st.integers(1, 8), st.none() | st.integers(1, 5))
 def test_every_missing_row_is_in_exactly_one_unit(
-    works: list[FragmentTask], task_size: int | None, slots: int, diversity: int | None
+    tasks: list[FragmentTask], task_size: int | None, slots: int, diversity: int | None
 ) -> None:
-    tasks = split_into_tasks(works, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
+    tasks = split_into_tasks(tasks, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
     by_fragment: dict[int, list[Unit]] = {}
     for unit in (unit for task in tasks for unit in task):
-        by_fragment.setdefault(unit.work.id, []).append(unit)
-    assert set(by_fragment) == {item.id for item in works}
-    for item in works:
+        by_fragment.setdefault(unit.task.id, []).append(unit)
+    assert set(by_fragment) == {item.id for item in tasks}
+    for item in tasks:
         units = by_fragment[item.id]
         if units[0].whole:
             assert [unit.run for unit in units] == [item.due]
@@ -52,15 +52,15 @@ def test_every_missing_row_is_in_exactly_one_unit(
 
 
 @given(WORKS, st.integers(1, 150))
-def test_no_task_is_much_larger_than_asked_for(works: list[FragmentTask], task_size: int) -> None:
-    for task in split_into_tasks(works, Sizing(task_size=task_size), 2):
-        rows = sum(len(unit.run if not unit.whole else unit.work.missing) for unit in task)
+def test_no_task_is_much_larger_than_asked_for(tasks: list[FragmentTask], task_size: int) -> None:
+    for task in split_into_tasks(tasks, Sizing(task_size=task_size), 2):
+        rows = sum(len(unit.run if not unit.whole else unit.task.missing) for unit in task)
         assert rows <= 2 * task_size
 
 
 def test_a_fragment_that_fits_is_not_split() -> None:
     rows = Ranges.of(0, 1_000)
-    tasks = split_into_tasks([work(at, rows, rows) for at in range(16)], Sizing(), 2)
+    tasks = split_into_tasks([task(at, rows, rows) for at in range(16)], Sizing(), 2)
     assert all(unit.whole for task in tasks for unit in task)
     assert len(tasks) == 4
 
@@ -68,14 +68,14 @@ def test_a_fragment_that_fits_is_not_split() -> None:
 @pytest.mark.parametrize(("fragments", "slots"), [(6, 2), (20, 2), (10, 2), (18, 4), (6, 4), (9, 3)])
 def test_no_slot_gets_more_fragments_than_its_share(fragments: int, slots: int) -> None:
     rows = Ranges.of(0, 40)
-    tasks = split_into_tasks([work(at, rows, rows) for at in range(fragments)], Sizing(), slots)
+    tasks = split_into_tasks([task(at, rows, rows) for at in range(fragments)], Sizing(), slots)
     most = max(-(-fragments // slots), 1)
     assert idle_share(tasks, np.ones((fragments, 40)), slots) <= 1 - fragments / slots / most + 1e-9
 
 
 def test_one_large_fragment_is_spread_over_the_slots() -> None:
     rows = Ranges.of(0, 1_000)
-    tasks = split_into_tasks([work(0, rows, rows)], Sizing(), 4)
+    tasks = split_into_tasks([task(0, rows, rows)], Sizing(), 4)
     assert len(tasks) == 8
     assert len(split_fragments(tasks)) == 1
 
@@ -83,13 +83,13 @@ def test_one_large_fragment_is_spread_over_the_slots() -> None:
 def test_diversity_deals_neighbouring_tasks_from_different_stretches_of_the_table() -> None:
     rows = Ranges.of(0, 10)
     tasks = split_into_tasks(
-        [work(at, rows, rows) for at in range(9)], Sizing(task_size=10, task_shuffle_diversity=3), 2
+        [task(at, rows, rows) for at in range(9)], Sizing(task_size=10, task_shuffle_diversity=3), 2
     )
-    assert [task[0].work.id for task in tasks] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+    assert [task[0].task.id for task in tasks] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
 
 
 def test_fragments_of_which_only_the_commit_is_left_still_get_a_unit() -> None:
-    tasks = split_into_tasks([work(0, Ranges.of(0, 10), Ranges.empty())], Sizing(), 2)
+    tasks = split_into_tasks([task(0, Ranges.of(0, 10), Ranges.empty())], Sizing(), 2)
     assert [[unit.whole for unit in task] for task in tasks] == [[True]]
 
 
@@ -97,7 +97,7 @@ def idle_share(tasks: Sequence[Sequence[Unit]], costs: np.ndarray, slots: int) -
     """The share of the slots' seconds that they are idle when each takes the next task as soon as it is free."""
     free = [0.0] * slots
     for task in tasks:
-        cost = sum(costs[unit.work.id][unit.run.offsets()].sum() for unit in task)
+        cost = sum(costs[unit.task.id][unit.run.offsets()].sum() for unit in task)
         heapq.heappush(free, heapq.heappop(free) + cost)
     return 1 - costs.sum() / slots / max(free)
 
@@ -114,10 +114,10 @@ def test_slots_are_not_idle_at_the_end_of_a_long_job_whatever_its_rows_cost(frag
         "random rows": np.random.default_rng(0).lognormal(0, 1, rows),
     }[skew].reshape(fragments, -1)
     of_fragment = Ranges.of(0, rows // fragments)
-    works = [work(at, of_fragment, of_fragment) for at in range(fragments)]
+    tasks = [task(at, of_fragment, of_fragment) for at in range(fragments)]
     long: Any = SimpleNamespace(slot_seconds=4 * 100.0, rows=rows, udfs={})
     per_slot = tasks_per_slot(long, SimpleNamespace(rows_to_run=rows), 4)  # type: ignore[arg-type]
-    assert idle_share(split_into_tasks(works, Sizing(), 4, per_slot), costs, 4) <= 0.1
+    assert idle_share(split_into_tasks(tasks, Sizing(), 4, per_slot), costs, 4) <= 0.1
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ if what == "plan":
 
     plan = table.plan_backfill("s", concurrency=2, checkpoint_interval=0.2)
     saved = record_plan(plan, table.location, store_code=True)
-    print(json.dumps(shard_summaries(plan, saved, JobFolder.of(table.location.checkpoints, saved.work.job_id).storage)))
+    print(json.dumps(shard_summaries(plan, saved, JobFolder.of(table.location.checkpoints, saved.spec.job_id).storage)))
 if what == "apply":
     from airflow_geneva.operators import ApplyOperator, CommitOperator
 

@@ -309,7 +309,7 @@ def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spar
         with pytest.raises(StillWaiting):
             job.apply_on(SparkRunner(spark), shard)
         assert sum(job.waiting(shard).batches.values()) == 700
-        assert "700 rows with the service" in str(airflow_geneva.connect(tmp_path / "db").job(plan.work.job_id))
+        assert "700 rows with the service" in str(airflow_geneva.connect(tmp_path / "db").job(plan.spec.job_id))
     assert job.apply_on(SparkRunner(spark), shard)["rows_run"] == 700
     assert job.waiting(shard).batches == {}
     assert job.finish([job.commit(shard)]).usage.cost == batches() - paid
@@ -393,9 +393,9 @@ def test_tasks_that_are_left_alone_keep_their_rows_and_end(
     location = table.location
     plan = table.plan_backfill("y", checkpoint_size=10)
     saved = record_plan(plan, location)
-    job = JobFolder.of(location.checkpoints, saved.work.job_id)
+    job = JobFolder.of(location.checkpoints, saved.spec.job_id)
     task_spec = spark_session.TaskSpec(
-        location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", slots=1, skipped={},
+        location, saved.spec, Udfs.planned(saved.spec), job, saved.fingerprint, 0, "try", slots=1, skipped={},
         services={"OPENAI_API_KEY": "planted"},
     )  # fmt: skip
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -422,15 +422,15 @@ def test_what_is_sent_to_the_tasks_does_not_grow_with_the_rows_that_are_due(tmp_
         table.add_columns({"y": double})
         plan = table.plan_backfill("y", where="x % 3 = 1")
         saved = record_plan(plan, table.location)
-        job = JobFolder.of(table.location.checkpoints, saved.work.job_id)
+        job = JobFolder.of(table.location.checkpoints, saved.spec.job_id)
         task_spec = spark_session.TaskSpec(
-            table.location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", 2, {}
+            table.location, saved.spec, Udfs.planned(saved.spec), job, saved.fingerprint, 0, "try", 2, {}
         )
         sizes.append(len(cloudpickle.dumps(spark_session._GroupRunner(task_spec, 0, 0))))
         groups = task_spec.read_groups(0)
         units = [unit for group in groups for unit in group]
-        assert sorted((unit.work.id, row) for unit in units for row in unit.run.offsets()) == sorted(
-            (work.id, row) for work in plan.shards[0].fragments for row in work.due.offsets()
+        assert sorted((unit.task.id, row) for unit in units for row in unit.run.offsets()) == sorted(
+            (task.id, row) for task in plan.shards[0].fragments for row in task.due.offsets()
         )
     assert abs(sizes[1] - sizes[0]) < 100
 
@@ -452,6 +452,6 @@ def test_workers_that_lack_a_package_or_a_python_are_told_apart_from_this_proces
     table, _ = make_table(tmp_path, 10, 10)
     table.add_columns({"y": double})
     session = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="/usr/bin/python3.9"))
-    explained = spark_session._explained(RuntimeError(error), table.plan_backfill("y").work, session)  # type: ignore[arg-type]
+    explained = spark_session._explained(RuntimeError(error), table.plan_backfill("y").spec, session)  # type: ignore[arg-type]
     assert isinstance(explained, InvalidInput)
     assert says in str(explained)

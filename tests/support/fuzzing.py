@@ -114,7 +114,7 @@ class Corpus:
         plan = next(self.base.glob("jobs/*/plan-*.json"))
         job, header = self.checkpoints.folder("jobs", plan.parent.name), json.loads(plan.read_bytes())
         fingerprint = json.loads((plan.parent / "job.json").read_bytes())["plan"]
-        wanted = [prefix for prefix, _ in load_plan(job, fingerprint).work.reuse_rules.prefixes]
+        wanted = [prefix for prefix, _ in load_plan(job, fingerprint).spec.reuse_rules.prefixes]
         self.file("plan", plan, lambda: planned_places(job, [plan.name], wanted))
         self.file("plan with a digest", plan, lambda: load_plan(job, fingerprint))
         shard = plan.parent / header["shards"][0]["file"]

@@ -387,7 +387,7 @@ def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
     saved = load_plan(storage, told["fingerprint"])
     for index in range(len(saved.shards)):
         if f"apply-{index}" not in told:
-            apply_inline(location, saved.work, saved.load_shard(storage, index), Udfs({saved.work.column: job.udf}))
+            apply_inline(location, saved.spec, saved.load_shard(storage, index), Udfs({saved.spec.column: job.udf}))
             told = states.add(f"apply-{index}", True)
         if f"commit-{index}" not in told:
             result = PlannedJob(location, saved).commit(saved.load_shard(storage, index))

@@ -115,7 +115,7 @@ class Refresh:
         definition = self.view.view_definition
         for shard in self.made.shards:
             functions = run.load_udfs(definition)
-            apply_inline(self.view.location, self.made.work, shard, Udfs(functions))
+            apply_inline(self.view.location, self.made.spec, shard, Udfs(functions))
         return self
 
     def finish(self) -> Any:

@@ -179,4 +179,4 @@ def test_a_task_of_airflow_refuses_them(make_table: MakeTable, cell: Callable[[s
     table, main = make_table(3), cell(DEFINE.format(by=1))
     table.add_columns({"n": main.grow})
     with pytest.raises(InvalidInput, match="no import path"):
-        Udfs.planned(table.plan_backfill("n").work)
+        Udfs.planned(table.plan_backfill("n").spec)

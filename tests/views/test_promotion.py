@@ -225,7 +225,7 @@ def started(view: View, table: Table) -> tuple[PlannedJob, Plan, Udfs]:
 def test_it_waits_for_a_refresh_that_runs(table: Table) -> None:
     view = view_of(table)
     job, _, _ = started(view, table)
-    with pytest.raises(CommitConflict, match=f"job {job.work.job_id} computes near"):
+    with pytest.raises(CommitConflict, match=f"job {job.spec.job_id} computes near"):
         promote(view)
 
 

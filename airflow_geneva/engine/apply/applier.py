@@ -136,14 +136,14 @@ class Applier:
 
     def __init__(
         self,
-        work: JobSpec,
+        spec: JobSpec,
         udf: UDF | None,
         mapper: BatchMapper,
         skipped: SkipCount,
         fitting: RowsPerBudget,
         windows: bool = False,
     ) -> None:
-        self.work = work
+        self.spec = spec
         self.mapper = mapper
         self.skipped = skipped
         self.on_rows: Callable[[int], None] = lambda rows: None
@@ -151,12 +151,12 @@ class Applier:
         self.attempts = max((rule.attempts for rule in rules_of(skipped.policy) if isinstance(rule, Retry)), default=1)
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.windows = windows
-        self.batch_size = None if windows else work.sizing.batch_size or (udf.batch_size if udf else None)
-        self.interval = work.sizing.checkpoint_interval
+        self.batch_size = None if windows else spec.sizing.batch_size or (udf.batch_size if udf else None)
+        self.interval = spec.sizing.checkpoint_interval
         self.fitting = fitting
         self.computed = 0
         self.open = deque[_FragmentCalls]()
-        self.sizer = self._make_sizer(work.sizing, udf)
+        self.sizer = self._make_sizer(spec.sizing, udf)
         self.began, self.finished, self.called = inf, 0.0, 0.0
 
     def _make_sizer(self, sizing: Sizing, udf: UDF | None) -> CheckpointSizer:
@@ -278,7 +278,7 @@ class Applier:
         begun, at_a_time = list(self._begun), self.mapper.calls_at_a_time
         rows = sum(len(step.offsets) for step in begun)
         calls = rows if self.mapper.calls_rows else len(begun)
-        full = rows >= self._fitting_rows or sum(step.size for step in begun) >= self.work.sizing.batch_bytes
+        full = rows >= self._fitting_rows or sum(step.size for step in begun) >= self.spec.sizing.batch_bytes
         while begun and not full and calls < _AHEAD * at_a_time:
             ended = LOOP.ended
             if first_has_ended(step.calls for step in begun):
@@ -307,7 +307,7 @@ class Applier:
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
         elif self.row_by_row:  # a job stops at its cap only between two steps
-            threads = self.work.sizing.intra_applier_concurrency
+            threads = self.spec.sizing.intra_applier_concurrency
             size = min(size, affordable_rows(self.computed, threads, self.attempts))
         size = min(size, self._fitting_rows)
         if self.sizer.most is not None:
@@ -351,7 +351,7 @@ class Applier:
         step = self._step(calls.fragment, span, offsets, ids, mapped.values, begun.filter_evaluated, mapped.failures)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
-            before = Ranges.union(again for _, again in self.work.tried(calls.fragment)).mask(offsets)
+            before = Ranges.union(again for _, again in self.spec.tried(calls.fragment)).mask(offsets)
             first = [failure for failure in mapped.failures if not before[failure.index]]
             try:
                 self.skipped.add(Counter(failure.rule for failure in first))
@@ -374,7 +374,7 @@ class Applier:
     ) -> StepResult:
         """Make the result of the first ``count`` rows of a step, which have values; later rows may be in `failures`."""
         failed, columns = Ranges.from_offsets(failed_offsets(failures, offsets)), failed_columns(failures, offsets)
-        records = error_records(self.work, fragment, failures, offsets, ids)
+        records = error_records(self.spec, fragment, failures, offsets, ids)
         offsets, ids = offsets[:count], ids[:count]
         return StepResult(*span, encode_runs(offsets, ids), ids, values, filter_evaluated, failed, columns, records)
 
@@ -409,11 +409,11 @@ class Applier:
             return True
         waited = time.monotonic() - calls.unkept.since
         due = waited >= self.interval / 2 or self._cost_enough(waited, calls.paid_before)
-        return (due and rows >= self.sizer.least) or calls.size >= self.work.sizing.checkpoint_bytes // 2
+        return (due and rows >= self.sizer.least) or calls.size >= self.spec.sizing.checkpoint_bytes // 2
 
     def _cost_enough(self, seconds: float, before: Usage) -> bool:
         """Whether the calls since the last checkpoint have reached the cost that a kill may lose."""
-        used, most = used_so_far(), self.work.sizing.checkpoint_cost
+        used, most = used_so_far(), self.spec.sizing.checkpoint_cost
         paid, count = used.paid - before.paid, used.calls - before.calls
         if most is not None:
             return paid > 0 and paid >= most
@@ -429,7 +429,7 @@ class Applier:
         """Name the failing row in the error, and keep the step's rows before it."""
         calls, fragment = begun.of, begun.of.fragment
         span, offsets, ids = begun.span, begun.offsets, begun.ids
-        whole = f"fragment {fragment.id}{' of its source' if self.work.of_view else ''}"
+        whole = f"fragment {fragment.id}{' of its source' if self.spec.of_view else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"
         else:
@@ -447,11 +447,11 @@ class Applier:
             self.skipped.add_failed(1)
             with suppress(StopComputing):
                 self.on_rows(1)
-        target = f"{self.work.target}.{error.column}" if error.column else self.work.target
-        version = None if self.work.of_view else self.work.udf_version
+        target = f"{self.spec.target}.{error.column}" if error.column else self.spec.target
+        version = None if self.spec.of_view else self.spec.udf_version
         cause, _, details = str(error).partition("\n")
         parts = [f"Computing {target} failed at {where}: {cause}", advise(error, version)]
         if not missing_package(str(error)):
             parts.append(details)
-        text = self.work.with_source_paths("\n".join(part for part in parts if part))
+        text = self.spec.with_source_paths("\n".join(part for part in parts if part))
         return UdfError(text, error.row_index, call=error.call)

@@ -48,7 +48,7 @@ class CheckpointWriter:
 
     store: CheckpointStore
     job: Storage
-    work: JobSpec
+    spec: JobSpec
     fragment: FragmentTask
     on_kept: Callable[[Unkept], None]
     names: RowNames
@@ -93,7 +93,7 @@ class CheckpointWriter:
     def _add(self, step: StepResult) -> None:
         self.rows += len(step.values)
         self.bytes += step.values.nbytes
-        if self.bytes > self.work.sizing.checkpoint_bytes // 2 or (self.most is not None and self.rows > self.most):
+        if self.bytes > self.spec.sizing.checkpoint_bytes // 2 or (self.most is not None and self.rows > self.most):
             self._flush()
             self.rows, self.bytes = len(step.values), step.values.nbytes
         self.steps.append(replace(step, row_ids=_NO_IDS))
@@ -108,12 +108,12 @@ class CheckpointWriter:
             offsets, ids = decode_runs(runs)
             failed = Ranges.union(step.failed for step in self.steps)
             columns = join_columns(step.failed_columns for step in self.steps)
-            failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment), columns)
-            rows = RangeContent(offsets, ids, filter_evaluated, failures, self.work.agreement)
-            write_range(self.store, self.work.key(self.fragment), self.steps[0].start, self.steps[-1].end, values, rows)
+            failures = Failures.next(self.spec.job_id, failed, self.spec.tried(self.fragment), columns)
+            rows = RangeContent(offsets, ids, filter_evaluated, failures, self.spec.agreement)
+            write_range(self.store, self.spec.key(self.fragment), self.steps[0].start, self.steps[-1].end, values, rows)
         self.steps, self.rows, self.bytes = [], 0, 0
 
     def _write_records(self) -> None:
         named = zip(self.records, self.names.of([record.row_id for record in self.records]), strict=True)
-        write_records(self.work, self.fragment, self.job, [replace(record, key=key) for record, key in named])
+        write_records(self.spec, self.fragment, self.job, [replace(record, key=key) for record, key in named])
         self.records = []

@@ -59,24 +59,24 @@ class SkipCount:
 
 
 def error_records(
-    work: JobSpec, fragment: FragmentTask, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds
+    spec: JobSpec, fragment: FragmentTask, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds
 ) -> tuple[ErrorRecord, ...]:
     """Describe the failures of a batch of a fragment, whose rows have these offsets and ids."""
     if not failures:
         return ()
     failed = failed_offsets(failures, offsets)
     runs = np.ones(len(failed), np.int64)
-    for before, rows in work.tried(fragment):
+    for before, rows in spec.tried(fragment):
         runs[rows.mask(failed)] = before + 1
     now = time.time()
-    source = work.source_name
+    source = spec.source_name
     records = []
     for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
         for one in (failure, *failure.also):
-            column, udf, udf_version = _maker(work, one.column)
+            column, udf, udf_version = _maker(spec, one.column)
             records.append(
                 ErrorRecord(
-                    job_id=work.job_id,
+                    job_id=spec.job_id,
                     column=column,
                     udf=udf,
                     udf_version=udf_version,
@@ -84,7 +84,7 @@ def error_records(
                     row_id=int(ids[failure.index]),
                     exception=one.exception,
                     message=one.message,
-                    traceback=work.with_source_paths(one.traceback),
+                    traceback=spec.with_source_paths(one.traceback),
                     attempt=attempt,
                     calls=one.calls,
                     rule=one.rule,
@@ -109,19 +109,19 @@ def failed_columns(failures: Sequence[RowFailure], offsets: Offsets) -> RowsByCo
     return tuple((name, Ranges.from_offsets(rows)) for name, rows in sorted(found.items()))
 
 
-def _maker(work: JobSpec, column: str) -> tuple[str, str, str]:
+def _maker(spec: JobSpec, column: str) -> tuple[str, str, str]:
     """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
-    udf = work.udfs.get(column)
+    udf = spec.udfs.get(column)
     if udf is not None:
         return column, udf.name, udf.version
-    return work.column or work.identity.column, work.identity.udf, work.identity.version
+    return spec.column or spec.identity.column, spec.identity.udf, spec.identity.version
 
 
-def write_records(work: JobSpec, fragment: FragmentTask, job: Storage, records: Sequence[ErrorRecord]) -> None:
+def write_records(spec: JobSpec, fragment: FragmentTask, job: Storage, records: Sequence[ErrorRecord]) -> None:
     """Write error records of a fragment to the job's folder."""
     if records:
         first, last = records[0].offset, records[-1].offset
-        write_errors(job, f"v{work.version}-frag-{fragment.id}-rows-{first}-{last}", records)
+        write_errors(job, f"v{spec.version}-frag-{fragment.id}-rows-{first}-{last}", records)
 
 
 def fatal_failure(error: UdfError, row: int) -> RowFailure:
@@ -133,19 +133,19 @@ def fatal_failure(error: UdfError, row: int) -> RowFailure:
     return RowFailure(row, FATAL, exception=name, message=str(error), traceback="", calls=1, column=error.column)
 
 
-def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
+def skipped_before(location: TableLocation, spec: JobSpec) -> dict[int, int]:
     """Count the rows that a job has skipped so far, by rule, without rows that had failed in earlier jobs."""
-    if not has_limits(work):
+    if not has_limits(spec):
         return {}
-    records = read_errors(location.checkpoints, work.job_id)
+    records = read_errors(location.checkpoints, spec.job_id)
     # A row of a view counts for the first column that failed on it; of the same time, that record comes first.
     new = {record.row_id: record.rule for record in reversed(records) if record.rule != FATAL and record.attempt == 1}
     return dict(Counter(new.values()))
 
 
-def has_limits(work: JobSpec) -> bool:
+def has_limits(spec: JobSpec) -> bool:
     """Whether a UDF's error policy limits the number of rows that a job may skip."""
-    policies = (udf.on_error for udf in work.udfs.values())
+    policies = (udf.on_error for udf in spec.udfs.values())
     return any(
         rule.get("max_count") or rule.get("max_fraction")
         for policy in policies

@@ -122,8 +122,8 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
     try:
         for name in plans:
             header = job.read_json(name)
-            work = job_spec_from_json(header["work"])
-            prefixes = {prefix for prefix, _ in work.reuse_rules.prefixes}
+            spec = job_spec_from_json(header["spec"])
+            prefixes = {prefix for prefix, _ in spec.reuse_rules.prefixes}
             if prefixes.isdisjoint(wanted):
                 continue
             for entry in header["shards"]:

@@ -74,7 +74,7 @@ class Candidate:
         hidden: computed rows that a commit of the file does not make visible, because they are no longer there.
     """
 
-    work: FragmentTask
+    task: FragmentTask
     staged: StagedFragment
     source: lance.LanceDataset = field(repr=False, compare=False)
     hidden: Ranges = field(default_factory=Ranges.empty, compare=False)
@@ -82,20 +82,20 @@ class Candidate:
     @property
     def rows(self) -> Ranges:
         """The computed rows that were due and become visible."""
-        return (self.staged.computed & self.work.due) - self.hidden
+        return (self.staged.computed & self.task.due) - self.hidden
 
     def without_hidden(self) -> Candidate:
         """Return the candidate without its hidden rows, which other candidates make visible."""
-        due = self.work.due - self.hidden
-        return replace(self, work=replace(self.work, due=due, rows=len(due & self.staged.computed)))
+        due = self.task.due - self.hidden
+        return replace(self, task=replace(self.task, due=due, rows=len(due & self.staged.computed)))
 
     def lost(self, rows: Ranges, why: str) -> LostRows:
-        return LostRows(self.source, self.work, self.staged, rows, why)
+        return LostRows(self.source, self.task, self.staged, rows, why)
 
     def outcome(self, version: str) -> dict[Provenance, Ranges]:
         """Return the provenance of the fragment's rows after the commit of its file, computed by a UDF version."""
         staged = self.staged
-        found = {provenance: rows - staged.computed for provenance, rows in self.work.kept}
+        found = {provenance: rows - staged.computed for provenance, rows in self.task.kept}
         add_rows(found, [(Provenance(version, maker), rows) for maker, rows in staged.taken])
         add_rows(found, [(Provenance(version, failures=runs), rows) for runs, rows in staged.failures.rows])
         apart = Ranges.union([staged.failures.all, *(rows for _, rows in staged.taken)])
@@ -104,10 +104,10 @@ class Candidate:
 
     def only_failed_again(self, version: str) -> bool:
         """Whether the UDF failed on every row again that it ran on, so that the values are NULL already."""
-        failed = Ranges.union(rows for _, rows in prior_failures_of(self.work.known, version))
+        failed = Ranges.union(rows for _, rows in prior_failures_of(self.task.known, version))
         computed = self.staged.computed
         return (
-            bool(self.work.files.output and computed)
+            bool(self.task.files.output and computed)
             and computed == self.staged.failures.all
             and failed.contains(computed)
         )
@@ -115,14 +115,14 @@ class Candidate:
     @property
     def failed(self) -> Ranges:
         """The due rows on which the UDF failed."""
-        return (self.staged.failures.all & self.work.due) - self.hidden
+        return (self.staged.failures.all & self.task.due) - self.hidden
 
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
         return ((field_id, -1, self.staged.file),)
 
 
 class Restage(Protocol):
-    def __call__(self, dataset: lance.LanceDataset, work: FragmentTask) -> Candidate:
+    def __call__(self, dataset: lance.LanceDataset, task: FragmentTask) -> Candidate:
         """Stage a fragment of a version: its due rows in checkpoints, and the existing values of its other rows."""
 
 
@@ -148,7 +148,7 @@ class Verification:
     def lost(self) -> list[LostRows]:
         """The computed rows that a commit of the fitting candidates does not make visible in their planned fragment."""
         there = (*self.fitting, *self.done)
-        hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in there if c.hidden & c.work.due]
+        hidden = [c.lost(c.hidden & c.task.due, _UPDATED) for c in there if c.hidden & c.task.due]
         return [*hidden, *(candidate.lost(candidate.rows, why) for candidate, why in self.left)]
 
     @property
@@ -167,13 +167,13 @@ def verify(
     """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
     output = fields_present(dataset, columns.output)
     same_inputs = all(columns_in(dataset, columns.inputs_text, columns.output)[1])
-    manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
+    manifest = read_fragments(dataset, columns, {candidate.task.id for candidate in candidates})
 
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
         # Rows hidden at an earlier version are searched again if their fragment has been removed since.
-        candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.work.id)
+        candidate, now = replace(candidate, hidden=Ranges.empty()), manifest.get(candidate.task.id)
         reason = _reason(dataset, now, candidate, output, data) if same_inputs else _OTHER_INPUTS
-        if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
+        if now is None or reason not in ("", _DONE) or now.deletion == candidate.task.files.deletion:
             return candidate, reason
         return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
 
@@ -190,7 +190,7 @@ def _reason(
     output_fields: tuple[int, ...],
     data: StagedFiles,
 ) -> str:
-    planned, staged = candidate.work.files, candidate.staged
+    planned, staged = candidate.task.files, candidate.staged
     if not output_fields:
         return _DROPPED
     if now is None:
@@ -203,7 +203,7 @@ def _reason(
         return "another writer wrote the column"
     live = live_offsets(dataset, now)
     if not staged_fits(
-        dataset, staged, now, live, candidate.work.due & live, output_fields, staged.filter_evaluated, data
+        dataset, staged, now, live, candidate.task.due & live, output_fields, staged.filter_evaluated, data
     ):
         return "its staged file no longer fits (rows were restored, the column was replaced, or the file is missing)"
     return ""
@@ -223,7 +223,7 @@ class ShardCommitter:
 
     location: TableLocation
     saved: SavedPlan
-    work: ColumnSpec
+    spec: ColumnSpec
     planned: lance.LanceDataset
     data: StagedFiles
     restage: Restage
@@ -244,12 +244,12 @@ class ShardCommitter:
     @cached_property
     def columns(self) -> Columns:
         """The relevant columns by field id, as planned."""
-        return self.work.columns_at(self.planned)
+        return self.spec.columns_at(self.planned)
 
     @cached_property
     def fact_columns(self) -> Columns:
         """The columns that facts are about."""
-        return self.work.fact_columns_at(self.planned)
+        return self.spec.fact_columns_at(self.planned)
 
     def commit(
         self,
@@ -273,7 +273,7 @@ class ShardCommitter:
         self._lacking = [candidate for candidate in candidates if len(candidate.staged.missing)]
         for rounds in range(_MOST_ROUNDS + 1):
             left = self._without_repeated_failures(candidates)
-            asked = len(candidates) if at_once else self.work.sizing.commit_granularity
+            asked = len(candidates) if at_once else self.spec.sizing.commit_granularity
             least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
             while left:
                 group, left = left[:size], left[size:]
@@ -295,7 +295,7 @@ class ShardCommitter:
     def _result(self, shard: Shard) -> ShardResult:
         """Return the result of a shard's rows after the last commit."""
         for lost in self._lost:
-            self._leave(lost.work.id, len(lost.rows), lost.why)
+            self._leave(lost.task.id, len(lost.rows), lost.why)
         rows_missing = self._count_missing()
         if self._warned > _MOST_WARNED:
             logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
@@ -323,27 +323,27 @@ class ShardCommitter:
         if not self._lacking:
             return 0
         newest = self.newest or self.location.open()
-        there = read_fragments(newest, self.columns, {candidate.work.id for candidate in self._lacking})
+        there = read_fragments(newest, self.columns, {candidate.task.id for candidate in self._lacking})
         rows, moved = 0, list[LostRows]()
         for candidate in self._lacking:
             staged = replace(candidate.staged, runs=candidate.staged.missing)
-            gone, now = staged.computed, there.get(candidate.work.id)
-            in_place = now is not None and has_inputs(now, candidate.work.files)
+            gone, now = staged.computed, there.get(candidate.task.id)
+            in_place = now is not None and has_inputs(now, candidate.task.files)
             if now is not None and in_place:
                 gone = gone - live_offsets(newest, now)
             rows += len(staged.computed) - len(gone)
             if gone and newest.has_stable_row_ids:
-                moved.append(LostRows(candidate.source, candidate.work, staged, gone, _UPDATED))
+                moved.append(LostRows(candidate.source, candidate.task, staged, gone, _UPDATED))
             elif not in_place:
-                self._leave(candidate.work.id, len(gone), NO_ROW_IDS)
+                self._leave(candidate.task.id, len(gone), NO_ROW_IDS)
         for one in moved:
             same, changed = count_unchanged(newest, self.columns, one)
             rows += same
-            self._leave(one.work.id, changed, CHANGED)
+            self._leave(one.task.id, changed, CHANGED)
         return rows
 
     def _computed_by_this_job(self, staged: StagedFragment) -> int:
-        return sum(rows for job, rows in staged.by_job if job == self.work.job_id)
+        return sum(rows for job, rows in staged.by_job if job == self.spec.job_id)
 
     def _rebuild(self) -> list[Candidate]:
         """Stage fragments again whose committed data file was removed, with the values in checkpoints."""
@@ -351,9 +351,9 @@ class ShardCommitter:
         candidates: list[Candidate] = []
         for candidate in removed:
             logger.warning("Another process removed data file %s, which is written again.", candidate.staged.file)
-            again = self.restage(candidate.source, candidate.work)
-            staged = replace(again.staged, output_files=candidate.output(self.work.field_id))
-            self._leave(candidate.work.id, len(candidate.rows) - again.work.rows, _NOT_HELD)
+            again = self.restage(candidate.source, candidate.task)
+            staged = replace(again.staged, output_files=candidate.output(self.spec.field_id))
+            self._leave(candidate.task.id, len(candidate.rows) - again.task.rows, _NOT_HELD)
             candidates.append(replace(again, staged=staged))
         return candidates
 
@@ -361,7 +361,7 @@ class ShardCommitter:
         """Find the fragments of a version that hold the lost rows now, and stage these fragments."""
         lost, self._lost = self._lost, []
         state = load_state(self.location.checkpoints, self.columns.output[0])
-        found = find_moved_rows(dataset, self.columns, self.work, state, lost)
+        found = find_moved_rows(dataset, self.columns, self.spec, state, lost)
         for files, there, of in found.computed:
             self._add_committed(files, there, of)
         self._failed += found.failed
@@ -369,11 +369,11 @@ class ShardCommitter:
         for fragment, rows, why in found.left:
             self._leave(fragment, rows, why)
         candidates: list[Candidate] = []
-        for work in found.works.values():
-            candidate = self.restage(dataset, work)
-            if candidate.work.rows:
+        for task in found.tasks.values():
+            candidate = self.restage(dataset, task)
+            if candidate.task.rows:
                 candidates.append(candidate)
-            self._leave(work.id, work.rows - candidate.work.rows, _NOT_HELD)
+            self._leave(task.id, task.rows - candidate.task.rows, _NOT_HELD)
         return candidates
 
     def _add_committed(self, files: FragmentFiles, rows: Ranges, of: LostRows) -> None:
@@ -381,11 +381,11 @@ class ShardCommitter:
 
         Another shard may have written the fragment since, including their values.
         """
-        key = FragmentKey(self.work.prefix, files.srcfiles, files.id)
+        key = FragmentKey(self.spec.prefix, files.srcfiles, files.id)
         staged = read_staged(CheckpointStore(self.location.checkpoints), str(key))
-        if staged is not None and files.output == ((self.work.field_id, -1, staged.file),):
-            work = FragmentTask(files, MOVED, rows, Ranges.empty(), len(rows))
-            self._done.append(Candidate(work, staged, self.planned))
+        if staged is not None and files.output == ((self.spec.field_id, -1, staged.file),):
+            task = FragmentTask(files, MOVED, rows, Ranges.empty(), len(rows))
+            self._done.append(Candidate(task, staged, self.planned))
             rows = rows - staged.computed
         ours = min(self._computed_by_this_job(of.staged), len(rows))
         self._earlier += ours
@@ -394,15 +394,15 @@ class ShardCommitter:
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Record fragments whose values stay, so that they need no commit: known failures failed again, or a load found
         the values that are there."""
-        version = self.work.udf_version
+        version = self.spec.udf_version
         repeated = [c for c in candidates if c.staged.leaves_unchanged or c.only_failed_again(version)]
         facts = [
-            self._fact(files, files.signature, p.kind, rows, self.work.version)
-            for c, files in zip(repeated, self._fact_files(self.planned, [c.work.files for c in repeated]), strict=True)
+            self._fact(files, files.signature, p.kind, rows, self.spec.version)
+            for c, files in zip(repeated, self._fact_files(self.planned, [c.task.files for c in repeated]), strict=True)
             for p, rows in c.outcome(version).items()
             # Facts about a fragment replace facts about its ancestors.
             if rows
-            and (c.work.reason == MOVED or c.staged.leaves_unchanged or (p.failures and rows & c.staged.failures.all))
+            and (c.task.reason == MOVED or c.staged.leaves_unchanged or (p.failures and rows & c.staged.failures.all))
         ]
         self._learn(facts)
         self._done.extend(repeated)
@@ -410,14 +410,14 @@ class ShardCommitter:
 
     def _fact_files(self, dataset: lance.LanceDataset, files: Sequence[FragmentFiles]) -> Sequence[FragmentFiles]:
         """Return fragments with the data files of the columns that facts are about."""
-        if self.fact_columns is self.columns or not self.work.keeps_facts:
+        if self.fact_columns is self.columns or not self.spec.keeps_facts:
             return files
         found = read_fragments(dataset, self.fact_columns, {one.id for one in files})
         return [found[one.id] for one in files]
 
     def _learn(self, facts: Sequence[Fact]) -> None:
-        if self.work.keeps_facts:
-            append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
+        if self.spec.keeps_facts:
+            append_ledger(self.location.checkpoints, self.spec.field_id, self.spec.job_id, facts)
 
     def _verify(self, group: Sequence[Candidate]) -> Verification:
         opened, self.opened = self.opened, None
@@ -425,7 +425,7 @@ class ShardCommitter:
         self.data.look_if_old(dataset, [candidate.staged.file for candidate in group])
         verdict = verify(dataset, self.columns, group, self.data)
         if verdict.left:
-            self.work.written.assert_same_table(self.location.options)
+            self.spec.written.assert_same_table(self.location.options)
         return verdict
 
     def _follow_before(self, verdict: Verification) -> Verification:
@@ -439,7 +439,7 @@ class ShardCommitter:
         return verdict
 
     def _commit_group(self, group: Sequence[Candidate], check: Check | None, at_once: bool = False) -> None:
-        for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
+        for _ in commit_tries(f"table {self.spec.table_name!r}", f"commit column {self.spec.column!r}"):
             verdict = self._verify(group)
             verdict = self._follow_before(verdict) if at_once else verdict
             if check is not None and check(verdict):
@@ -451,7 +451,7 @@ class ShardCommitter:
             if not verdict.fitting or self._replace(verdict):
                 self._keep(replace(verdict, fitting=()))
                 return
-            if not at_once and self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
+            if not at_once and self.spec.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
                 # A commit with fewer fragments conflicts less often.
                 half = -(-len(group) // 2)
                 self._commit_group(group[:half], check)
@@ -467,16 +467,16 @@ class ShardCommitter:
 
         def transaction() -> lance.Transaction:
             named = zip(verdict.fitting, self.data.data_files(self.planned, names), strict=True)
-            files = {candidate.work.id: file for candidate, file in named}
+            files = {candidate.task.id: file for candidate, file in named}
             rows = sum(len(candidate.rows) - len(candidate.failed) for candidate in verdict.fitting)
             return lance.Transaction(
                 read_version=dataset.version,
                 operation=replace_columns(dataset, files),
-                transaction_properties={JOB_PROPERTY: self.work.job_id, ROWS_PROPERTY: str(rows)},
+                transaction_properties={JOB_PROPERTY: self.spec.job_id, ROWS_PROPERTY: str(rows)},
             )
 
         try:
-            committed = self.work.written.commit_transaction(
+            committed = self.spec.written.commit_transaction(
                 self.location.options,
                 transaction,
                 before="commit.before",
@@ -491,7 +491,7 @@ class ShardCommitter:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(
-                f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
+                f"Cannot commit column {self.spec.column!r} to {dataset.uri}: {error}. Check space and permissions, "
                 "then run again: nothing is lost."
             ) from error
         self.newest = committed
@@ -504,7 +504,7 @@ class ShardCommitter:
         found = verify(committed, self.columns, verdict.fitting, self.data)
         others = (*found.fitting, *(candidate for candidate, _ in found.left))
         # No fact is about these inputs, and the values are no other writer's.
-        now = ((found.manifest.get(one.work.id), one.output(self.work.field_id)) for one in others)
+        now = ((found.manifest.get(one.task.id), one.output(self.spec.field_id)) for one in others)
         ours = self._fact_files(committed, [files for files, output in now if files and files.output == output])
         self._learn([Fact(f.signature, STALE, None, committed.version, None, self._inputs_text) for f in ours])
         found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
@@ -536,24 +536,24 @@ class ShardCommitter:
 
     def _facts(self, verdict: Verification) -> list[Fact]:
         facts: list[Fact] = []
-        if not self.work.keeps_facts:
+        if not self.spec.keeps_facts:
             return facts
         version = int(verdict.dataset.version)
-        files = self._fact_files(verdict.dataset, [verdict.manifest[one.work.id] for one in verdict.fitting])
+        files = self._fact_files(verdict.dataset, [verdict.manifest[one.task.id] for one in verdict.fitting])
         for candidate, now in zip(verdict.fitting, files, strict=True):
-            output = candidate.output(self.work.field_id)
+            output = candidate.output(self.spec.field_id)
             signature = now.signature_with(output)
-            for provenance, rows in candidate.outcome(self.work.udf_version).items():
+            for provenance, rows in candidate.outcome(self.spec.udf_version).items():
                 if rows:
                     under = _live_under(candidate, provenance, rows)
                     facts.append(self._fact(now, signature, provenance.kind, rows, version, under))
-            if stale := candidate.work.stale - candidate.staged.computed:
+            if stale := candidate.task.stale - candidate.staged.computed:
                 facts.append(self._fact(now, signature, STALE, stale, version))
-            if self.work.where is not None:
-                kind = filter_evaluated(self.work.filter_hash, self.work.udf_version)
+            if self.spec.where is not None:
+                kind = filter_evaluated(self.spec.filter_hash, self.spec.udf_version)
                 seen = candidate.staged.filter_evaluated - candidate.staged.failures.all
                 # Use the planned files: another writer may have replaced the filter's columns since.
-                signature = candidate.work.files.where_signature(output)
+                signature = candidate.task.files.where_signature(output)
                 facts.append(Fact(signature, kind, None if len(seen) == now.physical_rows else seen, version))
         return facts
 

@@ -57,7 +57,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 def swap_rows(
     location: TableLocation,
-    work: RefreshSpec,
+    spec: RefreshSpec,
     plan: str,
     swap: SwapPlan,
     files: Sequence[tuple[str, int]],
@@ -81,12 +81,12 @@ def swap_rows(
         TableRemade: the view was dropped and created again; a commit to the new table is undone.
     """
     key, content, saved = "", None, False
-    for _ in commit_tries(f"view {work.table_name!r}", "swap its rows"):
+    for _ in commit_tries(f"view {spec.table_name!r}", "swap its rows"):
         dataset, opened = opened or location.open(), None
         whole = bool(files) and not read_indexes(dataset)  # with all of its rows, a view would lose its indexes
         if files and not whole:
-            dataset = _with_a_fragment(dataset, location, work.written)
-        work.written.check(dataset)
+            dataset = _with_a_fragment(dataset, location, spec.written)
+        spec.written.check(dataset)
         newest = newest_swap(location, dataset)
         if newest.identity != swap.based_on:
             done = version_of_plan(dataset, plan)
@@ -95,7 +95,7 @@ def swap_rows(
             drop_intents(location, [key] if key else ())
             others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
             return Swapped(why=others or "another refresh replaced the view's rows meanwhile")
-        if promoted := promoted_meanwhile(dataset, work):
+        if promoted := promoted_meanwhile(dataset, spec):
             return Swapped(why=promoted)
         removed, updated, anchor = _rows_to_remove(dataset, swap.gone, newest.placeholders)
         updated = _renumber_rows(dataset, swap.renumbered, updated)
@@ -104,18 +104,18 @@ def swap_rows(
         if empty and not swap.advances:
             return Swapped()
         if content is None:
-            key, content = new_snapshot_key(work.job_id), snapshot()
+            key, content = new_snapshot_key(spec.job_id), snapshot()
         if empty:
             save_snapshot(location.checkpoints, key, content)
-            write_advance_note(location, AdvanceNote(swap.based_on, work.version, key))
+            write_advance_note(location, AdvanceNote(swap.based_on, spec.version, key))
             return Swapped()
 
         whole = whole and len(removed) == len(dataset.get_fragments())
-        transaction = partial(_swap_of_rows, dataset, work, plan, key, removed, updated + anchor, files, data, whole)
+        transaction = partial(_swap_of_rows, dataset, spec, plan, key, removed, updated + anchor, files, data, whole)
         begun, loose = set[str](), list[int]()
         first = partial(_announce, location, key, None if saved else content, begun, loose)
         try:
-            swapped = work.written.commit_transaction(
+            swapped = spec.written.commit_transaction(
                 location.options, transaction, before="swap.before", after="swap.after", first=first, at_once=whole
             )
         except OSError as error:
@@ -127,20 +127,20 @@ def swap_rows(
         result = Swapped(int(swapped.version), dropped=frozenset(begun), snapshots=loose[-1] + 1)
         if swapped.version > dataset.version + 1:
             return result
-        return replace(result, view=swapped, newest=Swap(work.job_id, work.version, key, plan, placeholders=False))
+        return replace(result, view=swapped, newest=Swap(spec.job_id, spec.version, key, plan, placeholders=False))
     raise AssertionError("commit_tries raises after its last try")
 
 
-def promoted_meanwhile(dataset: lance.LanceDataset, work: RefreshSpec) -> str:
+def promoted_meanwhile(dataset: lance.LanceDataset, spec: RefreshSpec) -> str:
     """Return why staged files, which name their columns, do not fit a version of the view; "" if they do."""
-    planned = [(column.name, column.key) for column in work.definition.columns]
+    planned = [(column.name, column.key) for column in spec.definition.columns]
     now = [(column.name, column.key) for column in view_columns(dataset.schema)]
     return "" if now == planned else "the columns of the view changed meanwhile"
 
 
 def _swap_of_rows(
     dataset: lance.LanceDataset,
-    work: RefreshSpec,
+    spec: RefreshSpec,
     plan: str,
     snapshot: str,
     removed: list[int],
@@ -159,9 +159,9 @@ def _swap_of_rows(
         read_version=dataset.version,
         operation=replaced or _replace_rows(dataset, removed, updated, added),
         transaction_properties={
-            JOB_PROPERTY: work.job_id,
+            JOB_PROPERTY: spec.job_id,
             ROWS_PROPERTY: str(sum(rows for _, rows in files)),
-            SOURCE_VERSION: str(work.version),
+            SOURCE_VERSION: str(spec.version),
             SNAPSHOT: snapshot,
             PLAN: plan,
             LOOKED_AT: str(dataset.version),

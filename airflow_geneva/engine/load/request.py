@@ -278,7 +278,7 @@ def _plan(
     facts = () if definition is None else definition.input_columns or ()
     field_id = output_id(dataset, columns, definition is not None)
     options = repr((delivery.source.fingerprint, on, columns, request.on_missing, request.on_duplicate))
-    work = LoadSpec(
+    spec = LoadSpec(
         job_id=request.job_id or new_job_id(),
         table=location.uri,
         table_name=location.name,
@@ -302,18 +302,18 @@ def _plan(
         on_duplicate=request.on_duplicate,
         unchecked=unchecked,
     )
-    manifest = read_manifest(dataset, work.columns_at(dataset))
-    works = FragmentTasks(
+    manifest = read_manifest(dataset, spec.columns_at(dataset))
+    tasks = FragmentTasks(
         FragmentTask(files, LOADED, live, live, len(live))
         for files in manifest.values()
         if files.live_rows and (live := live_offsets(dataset, files))
     )
     rows = int(manifest.live_rows.sum())
     plan = Plan(
-        work=replace(work, rows=rows),
-        shards=cut_shards(works, sizing.shard_size),
+        spec=replace(spec, rows=rows),
+        shards=cut_shards(tasks, sizing.shard_size),
         rows_total=rows,
-        reason_counts=(ReasonCount(LOADED, len(works), rows),),
+        reason_counts=(ReasonCount(LOADED, len(tasks), rows),),
         notes=tuple(notes),
         opened=(dataset,),
     )

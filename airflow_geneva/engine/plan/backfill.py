@@ -71,21 +71,21 @@ NOT_ASKED = "not asked for"
 class _Due:
     """The work for a fragment before the planner looks for checkpoints; `unknown` are due rows without provenance."""
 
-    work: FragmentTask
+    task: FragmentTask
     live: Ranges
     given_up: int = 0
     unknown: Ranges = field(default_factory=Ranges.empty)
     adopted: int = 0
 
 
-def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
-    check_continue_from(checkpoints, work)
-    check_where(dataset, work.where)
-    columns = work.columns_at(dataset)
-    work = replace(work, nested=columns.nested)
+def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, spec: BackfillSpec, wanted: DueRules) -> Plan:
+    check_continue_from(checkpoints, spec)
+    check_where(dataset, spec.where)
+    columns = spec.columns_at(dataset)
+    spec = replace(spec, nested=columns.nested)
     with garbage_collector_off():
         state = state_with_bases(dataset, checkpoints, columns)
-        planner = _Planner(dataset, work, columns, state, wanted)
+        planner = _Planner(dataset, spec, columns, state, wanted)
         if not state.ledgers:
             planner.record(state)
         return planner.plan(CheckpointStore(checkpoints))
@@ -93,27 +93,27 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
 
 class _Planner:
     def __init__(
-        self, dataset: lance.LanceDataset, work: BackfillSpec, columns: Columns, state: ColumnState, wanted: DueRules
+        self, dataset: lance.LanceDataset, spec: BackfillSpec, columns: Columns, state: ColumnState, wanted: DueRules
     ) -> None:
         self.dataset = dataset
-        self.work = work
+        self.spec = spec
         self.state = state.about(columns.inputs_text)
         self.every_fact = state.facts
         self._again: dict[str, str] = {}
         self.wanted = wanted
         self.fragments: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
-        self.computed = ComputedRows.of_column(dataset, columns, (*work.inputs, *work.columns), state)
-        self.read_version = dataset.version if work.read_version is None else work.read_version
+        self.computed = ComputedRows.of_column(dataset, columns, (*spec.inputs, *spec.columns), state)
+        self.read_version = dataset.version if spec.read_version is None else spec.read_version
         self.given_up = 0
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
         self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
         # Values computed from an input that a promotion replaced; the plan of the promotion has reported them as due.
         self.of_replaced = {
-            Provenance(f"{work.udf_version}/{inputs}")
+            Provenance(f"{spec.udf_version}/{inputs}")
             for inputs in state.other_inputs(columns.inputs_text)
-            if _are_replaced(dataset, work.inputs, columns, inputs)
+            if _are_replaced(dataset, spec.inputs, columns, inputs)
         }
 
     def record(self, state: ColumnState) -> None:
@@ -126,34 +126,34 @@ class _Planner:
         whole, rest = self._sort_out(manifest)
         dues = [due for files in manifest.at(rest) if (due := self._due(files)) is not None]
         selected = self._selected(dues)
-        if self.work.where is not None and not selected:
-            all_looked_at = sum(due.work.rows for due in dues) == int(manifest.live_rows.sum())
+        if self.spec.where is not None and not selected:
+            all_looked_at = sum(due.task.rows for due in dues) == int(manifest.live_rows.sum())
             of_what = "of the table" if all_looked_at else "that is due"
-            self.computed.notes.append(f"where {self.work.where} selects no row {of_what}.")
-        given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
+            self.computed.notes.append(f"where {self.spec.where} selects no row {of_what}.")
+        given, own = self.spec.definition, stored_definition(self.dataset.schema, self.spec.column)
         again = {one: said for one in {**self.rows_by_other_version, **self.mixed} if (said := self._added_again(one))}
         if not self.wanted.errors_only:
-            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change, own, again)
+            check_code_change(self.spec, +self.rows_by_other_version, self.wanted.on_code_change, own, again)
         if self.wanted.asks_about_values:
             whole, selected = self._settle_unknown(whole, selected, own)
         if selected or not self.wanted.errors_only:
             for files, provenance, rows in self.accepted:
                 self.computed.learn(files, provenance, rows, all_live=False)
-        works = FragmentTasks((), manifest, whole, NEW)
-        index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
-        earlier, others = history_once(store.storage, self.work.describe()), list[str]()
+        tasks = FragmentTasks((), manifest, whole, NEW)
+        index = CheckpointIndex(store, self.spec.reuse_rules) if selected or tasks else None
+        earlier, others = history_once(store.storage, self.spec.describe()), list[str]()
         if index is not None:
-            looks = partial(other_versions, store, self.work), index.places, earlier
-            (others, *_), self.work = look_beside(store.storage, self.work, *looks)
-        works = self._with_checkpoints(selected, works, index, earlier)
+            looks = partial(other_versions, store, self.spec), index.places, earlier
+            (others, *_), self.spec = look_beside(store.storage, self.spec, *looks)
+        tasks = self._with_checkpoints(selected, tasks, index, earlier)
         if self.given_up:
             self.computed.notes.append(
                 f"given up after {MOST_RUNS} runs: {counted(self.given_up, 'row')}. "
-                f"table.get_errors(column_name={self.work.column!r}) says why; errors_only=True tries again."
+                f"table.get_errors(column_name={self.spec.column!r}) says why; errors_only=True tries again."
             )
         if self.wanted.errors_only and own and (given.import_path, given.name) != (own.import_path, own.name):
             self.computed.notes.append(
-                f"later runs use {own.call}, until table.alter_columns({{{self.work.column!r}: {given.name}}})."
+                f"later runs use {own.call}, until table.alter_columns({{{self.spec.column!r}: {given.name}}})."
             )
         if not self.dataset.has_stable_row_ids:
             self.computed.notes.append(
@@ -161,16 +161,16 @@ class _Planner:
                 "Copy the table with db.copy_table(..., rewrite=True), which enables them."
             )
         return Plan(
-            work=replace(self.work, rows=works.rows, makers=tuple(sorted(self.mixed))),
-            shards=cut_shards(works, self.work.sizing.shard_size),
+            spec=replace(self.spec, rows=tasks.rows, makers=tuple(sorted(self.mixed))),
+            shards=cut_shards(tasks, self.spec.sizing.shard_size),
             rows_total=int(manifest.live_rows.sum()),
             reason_counts=tuple(ReasonCount(reason, n, self.rows[reason]) for reason, n in self.fragments.items()),
             rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
             inputs_again=again,
             learned=tuple(self.computed.learned),
             notes=tuple(self.computed.notes),
-            savings=tuple(continue_from_savings(self.dataset, store, self.work, works, others)),
-            mismatches=find_mismatches(index, works),
+            savings=tuple(continue_from_savings(self.dataset, store, self.spec, tasks, others)),
+            mismatches=find_mismatches(index, tasks),
             ledgers=len(self.state.ledgers),
             opened=(self.dataset,),
             index=index,
@@ -179,7 +179,7 @@ class _Planner:
 
     def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
         """Return the positions of fragments whose rows are all due, as no value is known, and of those to inspect."""
-        rest, version = manifest.live_rows > 0, self.work.udf_version
+        rest, version = manifest.live_rows > 0, self.spec.udf_version
         if empty := int((~rest).sum()):
             self._add(EMPTY, empty, 0)
         if self.state.facts and not self.wanted.errors_only:
@@ -198,7 +198,7 @@ class _Planner:
                 self._add(FRESH, int(fresh.sum()), int(manifest.live_rows[fresh].sum()))
             rest = rest & ~fresh
         whole = np.zeros(len(manifest), np.bool_)
-        asked_for_all = self.work.where is None and self.work.read_version is None
+        asked_for_all = self.spec.where is None and self.spec.read_version is None
         if asked_for_all and not self.wanted.named_rows:
             whole = rest & ~manifest.has_deletion
             if self.state.facts or self.computed.previous:
@@ -207,19 +207,19 @@ class _Planner:
 
     def _due(self, files: FragmentFiles) -> _Due | None:
         """Compare one fragment with the facts; None if nothing is due."""
-        version, rows = self.work.udf_version, files.live_rows
+        version, rows = self.spec.udf_version, files.live_rows
         live = live_offsets(self.dataset, files)
         filter_evaluated = Ranges.empty()
-        if self.work.where is not None:
+        if self.spec.where is not None:
             # An earlier job evaluated this filter for these rows.
             filter_evaluated = self.state.filter_evaluated(
-                files.where_signature(), self.work.filter_hash, version, files.physical_rows
+                files.where_signature(), self.spec.filter_hash, version, files.physical_rows
             )
         known = self.computed.resolve(files, live, settled=filter_evaluated)
         unknown = live - Ranges.union(known.values())
         stale = self.computed.learn_stale(files, unknown - filter_evaluated)
         known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
-        found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
+        found = classify_rows(known, live, version, self.spec.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
         others = {p: there for p, there in known.items() if p.made_by not in ("", ADOPTED, version)}
         taken = by_code_version(others, live - due)
@@ -232,7 +232,7 @@ class _Planner:
         for maker, accepted in found.accepted.items():
             self.rows_by_other_version[maker] += len(accepted - taken.get(maker, Ranges.empty()))
             self.mixed[maker] += 0
-            if self.work.where is None and self.work.read_version is None:
+            if self.spec.where is None and self.spec.read_version is None:
                 self.accepted.append((files, Provenance(version, maker), accepted))
                 # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
                 add_rows(known, [(Provenance(version, maker), accepted)])
@@ -243,8 +243,8 @@ class _Planner:
             self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
         reason, kept = self._why(files, found, existed, known), tuple(known.items())
-        work = FragmentTask(files, reason, existed, existed, len(existed), kept=kept, stale=stale)
-        return _Due(work, live, given_up, existed & unknown if files.output else Ranges.empty())
+        task = FragmentTask(files, reason, existed, existed, len(existed), kept=kept, stale=stale)
+        return _Due(task, live, given_up, existed & unknown if files.output else Ranges.empty())
 
     def _why(
         self, files: FragmentFiles, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]
@@ -261,19 +261,19 @@ class _Planner:
     def _added_again(self, maker: str) -> str:
         """Say that inputs were removed and added again, if values of this code were computed from other columns."""
         version, _, inputs = maker.partition("/")
-        if not inputs or version != self.work.udf_version:
+        if not inputs or version != self.spec.udf_version:
             return ""
         if inputs not in self._again:
-            names = _added_again(self.dataset, self.work.inputs, self.computed.columns, self.every_fact, inputs)
+            names = _added_again(self.dataset, self.spec.inputs, self.computed.columns, self.every_fact, inputs)
             self._again[inputs] = "; ".join(
-                f"column {name!r}, which {self.work.column!r} reads, was removed and added again" for name in names
+                f"column {name!r}, which {self.spec.column!r} reads, was removed and added again" for name in names
             )
         return self._again[inputs]
 
     def _why_not(self) -> str:
         if self.wanted.errors_only or self.wanted.recompute_mixed:
             return f"{FRESH} or {NOT_ASKED}"
-        return FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}"
+        return FRESH if self.spec.where is None else f"{FRESH} or {NOT_SELECTED}"
 
     def _count(self, reason: str, rows: int) -> None:
         self._add(reason, 1, rows)
@@ -309,39 +309,39 @@ class _Planner:
     def _selected(self, dues: list[_Due]) -> list[_Due]:
         """Evaluate the filter on the candidates, and drop fragments in which it selects no row."""
         selected = None
-        if self.work.where is not None:
-            selected = selected_offsets(self.dataset, [due.work.id for due in dues], self.work.where)
+        if self.spec.where is not None:
+            selected = selected_offsets(self.dataset, [due.task.id for due in dues], self.spec.where)
         kept: list[_Due] = []
         for due in dues:
-            work = due.work
-            chosen = work.due if selected is None else work.due & selected.get(work.id, Ranges.empty())
+            task = due.task
+            chosen = task.due if selected is None else task.due & selected.get(task.id, Ranges.empty())
             if not self.wanted.recompute_mixed:
-                for maker, rows in by_code_version(work.known, chosen).items():
+                for maker, rows in by_code_version(task.known, chosen).items():
                     self.rows_by_other_version[maker] += len(rows)
             if chosen:
-                whole = len(chosen) == work.rows
-                kept.append(due if whole else replace(due, work=replace(work, rows=len(chosen), selected=chosen)))
+                whole = len(chosen) == task.rows
+                kept.append(due if whole else replace(due, task=replace(task, rows=len(chosen), selected=chosen)))
                 continue
-            self._leave(NOT_SELECTED, work.files.live_rows, due.given_up)
-            if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
-                kind = filter_evaluated(self.work.filter_hash, self.work.udf_version)
-                self.computed.learned.append(Fact(work.files.where_signature(), kind, work.due, self.dataset.version))
+            self._leave(NOT_SELECTED, task.files.live_rows, due.given_up)
+            if self.spec.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
+                kind = filter_evaluated(self.spec.filter_hash, self.spec.udf_version)
+                self.computed.learned.append(Fact(task.files.where_signature(), kind, task.due, self.dataset.version))
         return kept
 
     def _settle_unknown(
         self, whole: Numbers, selected: list[_Due], own: UdfDefinition | None
     ) -> tuple[Numbers, list[_Due]]:
         """Ask about due rows that hold a value although no job computed it, or leave them alone and record them."""
-        manifest, version = self.computed.manifest, self.work.udf_version
+        manifest, version = self.computed.manifest, self.spec.udf_version
         there = whole[manifest.has_output[whole]]
         sizes = zip(manifest.ids[there].tolist(), manifest.physical_rows[there].tolist(), strict=True)
         unknown = {fragment: Ranges.of(0, rows) for fragment, rows in sizes}
         for due in selected:
-            if of_no_job := self.computed.of_no_job(due.work.files, due.unknown & due.work.chosen):
-                unknown[due.work.id] = of_no_job
-        filled = filled_rows(self.dataset, self.work.columns, unknown)
+            if of_no_job := self.computed.of_no_job(due.task.files, due.unknown & due.task.chosen):
+                unknown[due.task.id] = of_no_job
+        filled = filled_rows(self.dataset, self.spec.columns, unknown)
         if self.wanted.on_unknown_values == OnUnknownValues.ERROR:
-            check_unknown_values(self.work, filled, own)
+            check_unknown_values(self.spec, filled, own)
             return whole, selected
         # "adopt" takes a column without facts as it is, also what is NULL. Beside computed values, NULL is due.
         adopt = self.wanted.on_unknown_values == OnUnknownValues.ADOPT and not self.state.holds_values
@@ -349,10 +349,10 @@ class _Planner:
         if not taken:
             return whole, selected
         some = np.isin(manifest.ids[whole], list(taken))
-        works = FragmentTasks((), manifest, whole[some], NEW)
+        tasks = FragmentTasks((), manifest, whole[some], NEW)
         left = list[_Due]()
-        for due in (*selected, *(_Due(work, work.due) for work in works)):
-            rows = taken.get(due.work.id)
+        for due in (*selected, *(_Due(task, task.due) for task in tasks)):
+            rows = taken.get(due.task.id)
             if rows is None:
                 left.append(due)
             elif (rest := self._without_adopted(due, rows)) is not None:
@@ -364,36 +364,36 @@ class _Planner:
 
     def _without_adopted(self, due: _Due, rows: Ranges) -> _Due | None:
         """Record rows of a fragment as adopted; return the work for the others, None if there is none."""
-        adopted, work = Provenance(self.work.udf_version, ADOPTED), due.work
-        self.computed.learn(work.files, adopted, rows, all_live=rows.contains(due.live))
+        adopted, task = Provenance(self.spec.udf_version, ADOPTED), due.task
+        self.computed.learn(task.files, adopted, rows, all_live=rows.contains(due.live))
         self._add(ADOPTED, 1, len(rows))
-        selected = None if work.selected is None else work.selected - rows
-        rest = work.due - rows
+        selected = None if task.selected is None else task.selected - rows
+        rest = task.due - rows
         if not (rest if selected is None else selected):
-            if others := work.files.live_rows - len(rows):
+            if others := task.files.live_rows - len(rows):
                 self._leave(self._why_not(), others, due.given_up)
             return None
-        kept = (*work.kept, (adopted, rows))
-        work = replace(work, due=rest, missing=rest, selected=selected, kept=kept)
-        return replace(due, work=replace(work, rows=len(work.chosen)), adopted=len(rows))
+        kept = (*task.kept, (adopted, rows))
+        task = replace(task, due=rest, missing=rest, selected=selected, kept=kept)
+        return replace(due, task=replace(task, rows=len(task.chosen)), adopted=len(rows))
 
     def _with_checkpoints(
         self, dues: list[_Due], whole: FragmentTasks, index: CheckpointIndex | None, earlier: ReadJobs
     ) -> FragmentTasks:  # fmt: skip
         if index is None:
             return whole
-        reusable = ReusableColumn(self.dataset, self.work)
+        reusable = ReusableColumn(self.dataset, self.spec)
         if whole:
             self._add(whole.reason, len(whole), whole.rows)
         for due in dues:
-            work = due.work
-            self._count(work.reason, work.rows)
+            task = due.task
+            self._count(task.reason, task.rows)
             self._add_given_up(due.given_up)
-            if rest := work.files.live_rows - work.rows - due.given_up - due.adopted:
-                self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
-        works, live = whole.replaced(due.work for due in dues), {due.work.id: due.live for due in dues}
+            if rest := task.files.live_rows - task.rows - due.given_up - due.adopted:
+                self._count(f"{NOT_SELECTED} or {FRESH}" if self.spec.where else self._why_not(), rest)
+        tasks, live = whole.replaced(due.task for due in dues), {due.task.id: due.live for due in dues}
         unfinished = earlier().unfinished
-        return find_checkpointed(self.computed, reusable, works, live, index, self.work.udf_version, unfinished)
+        return find_checkpointed(self.computed, reusable, tasks, live, index, self.spec.udf_version, unfinished)
 
 
 def _added_again(

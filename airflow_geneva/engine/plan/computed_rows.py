@@ -58,7 +58,7 @@ _COMMITS_AT_ONCE = 16
 def find_checkpointed(
     history: ComputedRows,
     reusable: Reusable,
-    works: FragmentTasks,
+    tasks: FragmentTasks,
     live: Mapping[int, Ranges],
     index: CheckpointIndex,
     version: str,
@@ -73,20 +73,20 @@ def find_checkpointed(
     """
 
     def look_up(
-        works: FragmentTasks, fragments: Iterable[int], found: Mapping[int, tuple[Ancestor, ...]]
+        tasks: FragmentTasks, fragments: Iterable[int], found: Mapping[int, tuple[Ancestor, ...]]
     ) -> FragmentTasks:
         asked = (
-            (replace(work, ancestors=(*work.ancestors, *found.get(work.id, ()))), live.get(work.id, work.due))
-            for work in works.with_ids(fragments)
+            (replace(task, ancestors=(*task.ancestors, *found.get(task.id, ()))), live.get(task.id, task.due))
+            for task in tasks.with_ids(fragments)
         )
-        return works.replaced(reusable.look_up_all(asked, index))
+        return tasks.replaced(reusable.look_up_all(asked, index))
 
-    found = history.compacted_from(works, index, version)
-    works = look_up(works, {*(fragment for _, fragment in index.places()), *found}, found)
+    found = history.compacted_from(tasks, index, version)
+    tasks = look_up(tasks, {*(fragment for _, fragment in index.places()), *found}, found)
     for before in islice((before for before in unfinished if before < history.dataset.version), _MOST_UNFINISHED):
-        if found := history.unchanged_since(before, works, index):
-            works = look_up(works, found, found)
-    return works
+        if found := history.unchanged_since(before, tasks, index):
+            tasks = look_up(tasks, found, found)
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class ComputedRows:
         self.learned.append(Fact(files.signature, provenance.kind, whole, self.dataset.version, under, inputs))
 
     def compacted_from(
-        self, works: FragmentTasks, index: CheckpointIndex, version: str
+        self, tasks: FragmentTasks, index: CheckpointIndex, version: str
     ) -> dict[int, tuple[Ancestor, ...]]:
         """Find the checkpointed fragments from which fragments were compacted; skip completely computed ones."""
 
@@ -303,7 +303,7 @@ class ComputedRows:
         stray = places - {(files.srcfiles, files.id) for files in there}
         if not stray or not self._stable:
             return found
-        fragments = [work.files for work in works]
+        fragments = [task.files for task in tasks]
         lineage = self._tracer.trace(fragments, computed)
         for files in fragments:
             if any((a.srcfiles, a.id) in stray for a in lineage.ancestors(files, computed)):
@@ -316,17 +316,17 @@ class ComputedRows:
         return found
 
     def unchanged_since(
-        self, version: int, works: FragmentTasks, index: CheckpointIndex
+        self, version: int, tasks: FragmentTasks, index: CheckpointIndex
     ) -> dict[int, tuple[Ancestor, ...]]:
         """Find the checkpointed fragments of a version in which missing rows lay with the inputs that they have now."""
         found: dict[int, dict[tuple[str, int], Ranges]] = {}
         with self._noting_gap(version):
-            for fragment, place, rows in self._unchanged_since(version, works, index.places()) if self._stable else ():
+            for fragment, place, rows in self._unchanged_since(version, tasks, index.places()) if self._stable else ():
                 add_rows(found.setdefault(fragment, {}), [(place, rows)])
         return {fragment: tuple(Ancestor(*one) for one in parts.items()) for fragment, parts in found.items()}
 
     def _unchanged_since(
-        self, version: int, works: FragmentTasks, places: Collection[tuple[str, int]]
+        self, version: int, tasks: FragmentTasks, places: Collection[tuple[str, int]]
     ) -> Iterator[tuple[int, tuple[str, int], Ranges]]:
         then, now = (self._reference(at, self.columns.read) for at in (version, int(self.dataset.version)))
         if then is None or now is None:
@@ -339,20 +339,20 @@ class ComputedRows:
         }
         new = ~pc.is_in(self.manifest.signatures, before.signatures).to_numpy(zero_copy_only=False)
         wanted: list[FragmentTask] = []
-        for work in works.with_ids(self.manifest.ids[new].tolist() if moved else ()):
-            earlier = before.get(work.id)
-            if work.missing_selected and (earlier is None or earlier.srcfiles != work.files.srcfiles):
-                wanted.append(work)
+        for task in tasks.with_ids(self.manifest.ids[new].tolist() if moved else ()):
+            earlier = before.get(task.id)
+            if task.missing_selected and (earlier is None or earlier.srcfiles != task.files.srcfiles):
+                wanted.append(task)
         held = (row_ids(then.dataset, fragment)[1] for fragment in (moved if wanted else ()))
         ids = Ranges.union(map(Ranges.from_offsets, held))
-        for work in wanted:
-            offsets, here = self.rows(work.files)
-            chosen = here[work.missing_selected.mask(offsets) & ids.mask(here)]
+        for task in wanted:
+            offsets, here = self.rows(task.files)
+            chosen = here[task.missing_selected.mask(offsets) & ids.mask(here)]
             for rows in compare_rows(then, self.dataset, chosen, now.names):
                 fragments = rows.then >> 32
                 for fragment in np.unique(fragments[rows.same]).tolist():
                     same = rows.now[rows.same & (fragments == fragment)] & OFFSET_BITS
-                    yield work.id, moved[fragment], Ranges.from_offsets(same)
+                    yield task.id, moved[fragment], Ranges.from_offsets(same)
 
     def _has_lost_rows(self, before: FragmentFiles) -> bool:
         """Whether rows of a fragment of an earlier version may be elsewhere now, or have other inputs."""

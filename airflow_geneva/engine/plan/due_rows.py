@@ -92,7 +92,7 @@ def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...
 
 
 def check_code_change(
-    work: BackfillSpec,
+    spec: BackfillSpec,
     rows_by_other_version: Mapping[str, int],
     on_code_change: str,
     own: UdfDefinition | None,
@@ -104,7 +104,7 @@ def check_code_change(
         own: the column's definition.
         again: of versions with the code of now, what happened to their inputs.
     """
-    at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
+    at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in spec.continue_from}
     if at_stake and on_code_change == OnCodeChange.ERROR:
         rows = sum(at_stake.values())
         choices = (
@@ -114,19 +114,19 @@ def check_code_change(
         if at_stake.keys() <= again.keys():
             said = "; ".join(sorted({again[maker] for maker in at_stake}))
             raise CodeChanged(
-                f"{said[0].upper()}{said[1:]}: {counted(rows, 'row')} of table {work.table_name!r} {BEFORE}. {choices}"
+                f"{said[0].upper()}{said[1:]}: {counted(rows, 'row')} of table {spec.table_name!r} {BEFORE}. {choices}"
             )
         versions = ", ".join(f"{counted(n, 'row')} of version {version_label(v)}" for v, n in sorted(at_stake.items()))
-        is_own = own is not None and own.version == work.udf_version
+        is_own = own is not None and own.version == spec.udf_version
         other = (
-            f"Version {work.udf_version} is the column's own code; the other was passed as udf=, or was its code for a "
-            f"time. To go on with the other, make it the column's: table.alter_columns({{{work.column!r}: udf}}). "
+            f"Version {spec.udf_version} is the column's own code; the other was passed as udf=, or was its code for a "
+            f"time. To go on with the other, make it the column's: table.alter_columns({{{spec.column!r}: udf}}). "
         )
         raise CodeChanged(
-            f"The code of UDF {work.udf_name!r} changed behind column {work.column!r} of "
-            f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
+            f"The code of UDF {spec.udf_name!r} changed behind column {spec.column!r} of "
+            f"table {spec.table_name!r}: it is version {spec.udf_version} now, and the column holds "
             f"{versions}. {other if is_own else ''}"
-            f"{choices} table.compare({work.column!r}, udf) shows values of both on a sample of rows."
+            f"{choices} table.compare({spec.column!r}, udf) shows values of both on a sample of rows."
         )
 
 

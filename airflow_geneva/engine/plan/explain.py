@@ -15,9 +15,9 @@ _LISTED = 8
 
 def explain(plan: Plan) -> str:
     """Describe which rows would run, which would not, and why; a few lines for a table of any size."""
-    work = plan.work
+    spec = plan.spec
     lines = [
-        work.heading,
+        spec.heading,
         f"  {counted(plan.rows_total, 'row')}: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
     ]
     for tally in plan.reason_counts:
@@ -28,11 +28,11 @@ def explain(plan: Plan) -> str:
     elif not plan.shards:
         lines.append("  Nothing to do: no Spark, no new version.")
     else:
-        held = plan.rows_pending - plan.rows_to_run - work.rows_beyond
+        held = plan.rows_pending - plan.rows_to_run - spec.rows_beyond
         kept = f" ({counted(held, 'row')} from checkpoints)" if held else ""
         count = sum(len(shard.fragments) for shard in plan.shards)
         lines.append(f"  {counted(count, 'fragment')} in {counted(len(plan.shards), 'shard')}{kept}")
-        shown = (work for shard in plan.shards for work in shard.fragments[:_LISTED])
+        shown = (task for shard in plan.shards for task in shard.fragments[:_LISTED])
         for fragment in islice(shown, _LISTED):
             gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing_selected)[:4])
             more = " ..." if len(fragment.missing_selected.starts) > 4 else ""
@@ -41,13 +41,13 @@ def explain(plan: Plan) -> str:
         if count > _LISTED:
             lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
     lines += _calls(plan) if plan.shards else []
-    lines += _deduplicated(work) if plan.shards else []
-    if work.rows_beyond:
-        caps = [work.sizing.frags] if work.sizing.frags else []
-        if work.most_rows is not None:
-            caps.append(f"max_rows={work.most_rows}" if work.most_rows == work.sizing.max_rows else "max_cost")
+    lines += _deduplicated(spec) if plan.shards else []
+    if spec.rows_beyond:
+        caps = [spec.sizing.frags] if spec.sizing.frags else []
+        if spec.most_rows is not None:
+            caps.append(f"max_rows={spec.most_rows}" if spec.most_rows == spec.sizing.max_rows else "max_cost")
         cap = ", ".join(caps)
-        lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
+        lines.append(f"  {cap}: {counted(spec.rows_beyond, 'row')} left for the next run")
     lines += _of_other_versions(plan)
     if plan.shards and plan.estimator is not None:
         expected = plan.estimate()
@@ -55,7 +55,7 @@ def explain(plan: Plan) -> str:
         lines.append(f'  runner="auto" computes it {where}: {expected.why}')
         if expected.slot_seconds is not None or expected.cost is not None:
             lines.append(f"  Estimate: {expected}")
-        elif work.reports_cost:
+        elif spec.reports_cost:
             lines.append("  Cost: as calls will report it; plan.estimate(sample=20) calls the service for 20 rows.")
         if expected.runner == "spark" and expected.start_seconds != 0 and expected.rows < FEW_ROWS:
             lines.append(f"  Note: {starting_spark(expected.rows)}")
@@ -65,7 +65,7 @@ def explain(plan: Plan) -> str:
 
 def _calls(plan: Plan) -> list[str]:
     """Say which columns run on how many rows, if rows of a view keep some of their values."""
-    if not plan.work.calls_differ:
+    if not plan.spec.calls_differ:
         return []
     runs = ", ".join(f"{name} on {counted(rows, 'row')}" for name, rows in plan.calls_to_run.items())
     return [f"  runs {runs or 'no function'}; the view's other values of these rows are carried"]
@@ -82,9 +82,9 @@ def _of_other_versions(plan: Plan) -> list[str]:
     ]
 
 
-def _deduplicated(work: JobSpec) -> list[str]:
-    cache = "" if work.ignore_checkpoints else ", also those that earlier jobs computed: _checkpoints/values"
-    udfs = ((column, udf.name) for column, udf in work.udfs.items() if udf.dedup)
+def _deduplicated(spec: JobSpec) -> list[str]:
+    cache = "" if spec.ignore_checkpoints else ", also those that earlier jobs computed: _checkpoints/values"
+    udfs = ((column, udf.name) for column, udf in spec.udfs.items() if udf.dedup)
     return [f"  {column}: equal inputs of {name} are called once (dedup){cache}" for column, name in udfs]
 
 

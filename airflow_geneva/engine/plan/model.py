@@ -255,12 +255,12 @@ class _JobSpec(ABC):
             f"it again{again}, or allow more."
         )
 
-    def tried(self, work: FragmentTask) -> PriorFailures:
+    def tried(self, task: FragmentTask) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""
-        return prior_failures_of(work.known, self.udf_version)
+        return prior_failures_of(task.known, self.udf_version)
 
-    def key(self, work: FragmentTask) -> FragmentKey:
-        return FragmentKey(self.prefix, *work.place)
+    def key(self, task: FragmentTask) -> FragmentKey:
+        return FragmentKey(self.prefix, *task.place)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self)}
@@ -527,7 +527,7 @@ class Plan(Described):
     """The rows that a backfill or a refresh would compute, and why.
 
     Args:
-        work: the specification that all tasks share.
+        spec: the specification that all tasks share.
         shards: the fragments with due rows, grouped into shards.
         rows_total: live rows of the table at the planned version.
         reason_counts: number of fragments and rows for every reason, including those with nothing to do.
@@ -545,7 +545,7 @@ class Plan(Described):
         estimator: makes the estimate; if a number of rows is given, from a sample of that size.
     """
 
-    work: JobSpec
+    spec: JobSpec
     shards: tuple[Shard, ...]
     rows_total: int
     reason_counts: tuple[ReasonCount, ...]
@@ -565,12 +565,12 @@ class Plan(Described):
     @property
     def fragments(self) -> Sequence[FragmentTask]:
         """The fragments with due rows."""
-        return [work for shard in self.shards for work in shard.fragments]
+        return [task for shard in self.shards for task in shard.fragments]
 
     @property
     def rows_pending(self) -> int:
         """Number of rows that are selected and due, including rows in checkpoints."""
-        return sum(shard.rows for shard in self.shards) + self.work.rows_beyond
+        return sum(shard.rows for shard in self.shards) + self.spec.rows_beyond
 
     @property
     def rows_skipped(self) -> int:
@@ -585,12 +585,12 @@ class Plan(Described):
     @property
     def calls_to_run(self) -> dict[str, int]:
         """The most rows on which the UDF of each column will run."""
-        columns, counts = list(self.work.udfs), Counter[str]()
-        if not self.work.calls_differ:
+        columns, counts = list(self.spec.udfs), Counter[str]()
+        if not self.spec.calls_differ:
             return dict.fromkeys(columns, self.rows_to_run)
         for shard in self.shards:
-            for work in shard.to_apply:
-                counts.update(work.rows_by_column(columns, work.missing_selected))
+            for task in shard.to_apply:
+                counts.update(task.rows_by_column(columns, task.missing_selected))
         return {name: counts[name] for name in columns}
 
     @property
@@ -602,8 +602,8 @@ class Plan(Described):
     def rows_held(self) -> tuple[int, int]:
         """Number of fragments with reusable checkpoints, and the number of rows in these checkpoints."""
         # Checkpoints hold no rows of the fragments that the planner did not inspect one by one.
-        single = (work for shard in self.shards for work in shard.fragments.single)
-        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in single]
+        single = (task for shard in self.shards for task in shard.fragments.single)
+        held = [task.rows if task.staged else task.rows - task.rows_to_run for task in single]
         return sum(rows > 0 for rows in held), sum(held)
 
     @property
@@ -630,7 +630,7 @@ class Plan(Described):
         return self.with_work(fitting=expected.fitting, slot_seconds=seconds)
 
     def with_work(self, **changes: Any) -> Plan:
-        return replace(self, work=replace(self.work, **changes))
+        return replace(self, spec=replace(self.spec, **changes))
 
     def __str__(self) -> str:
         from airflow_geneva.engine.plan.explain import explain

@@ -52,7 +52,7 @@ class LostRows:
     """
 
     source: lance.LanceDataset
-    work: FragmentTask
+    task: FragmentTask
     staged: StagedFragment
     rows: Ranges
     why: str
@@ -72,7 +72,7 @@ class FoundRows:
     """The results of the search for lost rows.
 
     Args:
-        works: the fragments of the newest version that hold unchanged lost rows; only these rows are due.
+        tasks: the fragments of the newest version that hold unchanged lost rows; only these rows are due.
         computed: fragments in which the column already holds values of this UDF version for lost rows, with the offsets
             of these rows, and the `LostRows` from which they come.
         failed: number of rows that failed in this run, which an earlier attempt has already committed.
@@ -80,27 +80,27 @@ class FoundRows:
         left: planned fragments with rows that cannot be committed, the number of these rows, and the reason.
     """
 
-    works: dict[int, FragmentTask] = field(default_factory=dict)
+    tasks: dict[int, FragmentTask] = field(default_factory=dict)
     computed: list[tuple[FragmentFiles, Ranges, LostRows]] = field(default_factory=list)
     failed: int = 0
     deleted: int = 0
     left: list[tuple[int, int, str]] = field(default_factory=list)
 
-    def add(self, work: FragmentTask) -> None:
+    def add(self, task: FragmentTask) -> None:
         """Add work for a fragment, and merge it with its work for lost rows of another version."""
-        known = self.works.get(work.id)
+        known = self.tasks.get(task.id)
         if known is not None:
-            due = known.due | work.due
-            kept = {provenance: rows - known.due for provenance, rows in work.kept}
+            due = known.due | task.due
+            kept = {provenance: rows - known.due for provenance, rows in task.kept}
             add_rows(kept, ((provenance, rows & known.due) for provenance, rows in known.kept))
-            ancestors = (*known.ancestors, *work.ancestors)
-            kept_now, stale = tuple(kept.items()), work.stale - known.due
-            work = replace(work, due=due, rows=len(due), ancestors=ancestors, kept=kept_now, stale=stale)
-        self.works[work.id] = work
+            ancestors = (*known.ancestors, *task.ancestors)
+            kept_now, stale = tuple(kept.items()), task.stale - known.due
+            task = replace(task, due=due, rows=len(due), ancestors=ancestors, kept=kept_now, stale=stale)
+        self.tasks[task.id] = task
 
 
 def find_moved_rows(
-    newest: lance.LanceDataset, columns: Columns, work: ColumnSpec, state: ColumnState, lost: Sequence[LostRows]
+    newest: lance.LanceDataset, columns: Columns, spec: ColumnSpec, state: ColumnState, lost: Sequence[LostRows]
 ) -> FoundRows:
     """Find lost rows by id in the newest version, and plan the fragments that hold unchanged ones.
 
@@ -109,13 +109,13 @@ def find_moved_rows(
     found = FoundRows()
     inputs, outputs = columns_in(newest, columns.inputs_text, columns.output)[1], output_names(newest, columns.output)
     names = (*inputs, *outputs)
-    if names != (*work.inputs, *work.columns):
-        there = all(inputs) and len(outputs) == len(work.columns)
-        found.left.extend((one.work.id, len(one.rows), RENAMED if there else one.why) for one in lost)
+    if names != (*spec.inputs, *spec.columns):
+        there = all(inputs) and len(outputs) == len(spec.columns)
+        found.left.extend((one.task.id, len(one.rows), RENAMED if there else one.why) for one in lost)
         return found
     computed = ComputedRows.of_column(newest, columns, names, state)
     for version in sorted({one.source.version for one in lost}):
-        _Search(computed, [one for one in lost if one.source.version == version], work, found).run()
+        _Search(computed, [one for one in lost if one.source.version == version], spec, found).run()
     return found
 
 
@@ -150,16 +150,16 @@ class _Search:
     """Searches lost rows of one version: in their old fragment, then through compactions, then by id and value."""
 
     def __init__(
-        self, computed: ComputedRows, lost: Sequence[LostRows], work: ColumnSpec, found: FoundRows
+        self, computed: ComputedRows, lost: Sequence[LostRows], spec: ColumnSpec, found: FoundRows
     ) -> None:  # fmt: skip
         self.source = lost[0].source
         self.newest = computed.dataset
         self.computed = computed
         self.columns = computed.columns
-        self.work = work
+        self.spec = spec
         self.found = found
-        self.lost = {one.work.id: one for one in lost}
-        self.open = {one.work.id: one.row_ids for one in lost}
+        self.lost = {one.task.id: one for one in lost}
+        self.open = {one.task.id: one.row_ids for one in lost}
         self._left: Counter[tuple[int, str]] = Counter()
 
     def run(self) -> None:
@@ -171,37 +171,37 @@ class _Search:
         for fragment, parts in sorted(by_fragment.items()):
             self._plan(self.computed.manifest[fragment], parts)
         for one in self.lost.values():
-            if rows := len(self.open[one.work.id]):
-                self._left[one.work.id, f"{one.why}, and {NO_ROW_IDS}"] += rows
+            if rows := len(self.open[one.task.id]):
+                self._left[one.task.id, f"{one.why}, and {NO_ROW_IDS}"] += rows
         self.found.left.extend((fragment, rows, why) for (fragment, why), rows in self._left.items())
 
     def _take(self, of: LostRows, ids: RowIds) -> RowIds:
         """Return the given ids that were not found before, and mark them as found."""
-        wanted = self.open[of.work.id]
+        wanted = self.open[of.task.id]
         taken = among(wanted, ids)
-        self.open[of.work.id] = wanted[~taken]
+        self.open[of.task.id] = wanted[~taken]
         return wanted[taken]
 
     def _in_place(self) -> Iterator[_Moved]:
         """Find rows whose fragment still has the planned input files."""
         for one in self.lost.values():
-            files = self.computed.manifest.get(one.work.id)
-            if files is None or not has_inputs(files, one.work.files):
+            files = self.computed.manifest.get(one.task.id)
+            if files is None or not has_inputs(files, one.task.files):
                 continue
             offsets, ids = decode_runs(one.staged.runs)
             there = one.rows & live_offsets(self.newest, files)
-            ids, same = self._take(one, ids[there.mask(offsets)]), files.output == one.work.files.output
+            ids, same = self._take(one, ids[there.mask(offsets)]), files.output == one.task.files.output
             yield from self._by_output(one, ids, files.id, same)
             if not self.newest.has_stable_row_ids:
                 # Without stable row ids, an updated row gets a new id, so it counts as a deleted row and a new one.
-                self.found.deleted += len(self._take(one, self.open[one.work.id]))
+                self.found.deleted += len(self._take(one, self.open[one.task.id]))
 
     def _by_output(self, one: LostRows, ids: RowIds, fragment: int, same: bool) -> Iterator[_Moved]:
         """Yield rows with whether they have their planned value; read it if other writers wrote the column since."""
         if same or not self.newest.has_stable_row_ids:
             yield _Moved(fragment, one, ids, same)
         else:
-            yield from self._compared(one, ids, self.computed.names[len(self.work.inputs) :])
+            yield from self._compared(one, ids, self.computed.names[len(self.spec.inputs) :])
 
     def _after_compaction(self) -> Iterator[_Moved]:
         """Follow rows through compactions; read the column's values only if other writers wrote it since."""
@@ -224,13 +224,13 @@ class _Search:
             with suppress(EngineError):  # a version in between was cleaned up: `_by_value` searches the other rows
                 for origin in history.origins(lineage, files, not_lost):
                     one = self.lost.get(origin.fragment.id)
-                    if one is not None and has_inputs(origin.fragment, one.work.files):
-                        same = origin.fragment in unwritten and origin.fragment.output == one.work.files.output
+                    if one is not None and has_inputs(origin.fragment, one.task.files):
+                        same = origin.fragment in unwritten and origin.fragment.output == one.task.files.output
                         yield from self._by_output(one, self._take(one, origin.row_ids), files.id, same)
 
     def _by_value(self) -> Iterator[_Moved]:
         for one in self.lost.values():
-            yield from self._compared(one, self._take(one, self.open[one.work.id]), self.computed.names)
+            yield from self._compared(one, self._take(one, self.open[one.task.id]), self.computed.names)
 
     def _compared(self, one: LostRows, ids: RowIds, names: tuple[str, ...]) -> Iterator[_Moved]:
         """Find rows by id, and compare these columns with the version from which they were computed."""
@@ -272,7 +272,7 @@ class _Search:
         same = Ranges.union(there for there, part in zip(rows, parts, strict=True) if part.same)
         live = live_offsets(self.newest, files)
         known = self.computed.resolve(files, live, settled=same)
-        version, taken = self.work.udf_version, (self.work.udf_version, *self.work.taken_versions)
+        version, taken = self.spec.udf_version, (self.spec.udf_version, *self.spec.taken_versions)
         done = rows_that(known, lambda p: p.is_value_of(version) and p.maker in taken)
         tried, failed = dict[int, Ranges](), Ranges.empty()
         ancestors = list[Ancestor]()
@@ -282,25 +282,25 @@ class _Search:
                 self.found.computed.append((files, there & done, part.of))
             if not part.same and rest:
                 comparable = ReferenceVersion.at(self.source, self.columns) is not None
-                self._left[part.of.work.id, CHANGED if comparable else NOT_COMPARABLE] += len(rest)
+                self._left[part.of.task.id, CHANGED if comparable else NOT_COMPARABLE] += len(rest)
             elif rest:
                 failed = failed | _failed_already(
                     known, version, _here(part.of.staged.failures.rows, part, offsets, ids)
                 )
-                before = prior_failures_of(part.of.work.known, version)
+                before = prior_failures_of(part.of.task.known, version)
                 add_rows(tried, _here(before, part, offsets, ids))
-                if part.of.work.place != (files.srcfiles, files.id):
-                    ancestors.append(Ancestor(part.of.work.place, rest))
+                if part.of.task.place != (files.srcfiles, files.id):
+                    ancestors.append(Ancestor(part.of.task.place, rest))
         self.found.failed += len(failed)
         if due := same - done - failed:
             # Facts may already count this run's failures, or may be missing for rows that an update moved.
             kept = {p: there - due if p.failures and p.version == version else there for p, there in known.items()}
             add_rows(kept, ((Provenance(version, failures=runs), there & due) for runs, there in tried.items()))
             stale = self.computed.learn_stale(files, live - due - Ranges.union(known.values()))
-            work = FragmentTask(
+            task = FragmentTask(
                 files, MOVED, due, due, len(due), ancestors=tuple(ancestors), kept=tuple(kept.items()), stale=stale
             )
-            self.found.add(work)
+            self.found.add(task)
 
 
 def _here(failures: PriorFailures, part: _Moved, offsets: Offsets, ids: RowIds) -> PriorFailures:

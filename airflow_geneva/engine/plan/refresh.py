@@ -214,27 +214,27 @@ def plan_refresh(
                 other_code.check(view.name, due.now)
             found = recomputed if recomputed and recompute else compare(due)
             changes, chosen, gone, renumbered = found.changes, found.chosen, found.gone, found.renumbered
-            work = _work(view, definition, source, dataset, udfs, code, request, view_state)
-            works = [_fragment_work(work, item, view_state) for item in chosen]
+            spec = _work(view, definition, source, dataset, udfs, code, request, view_state)
+            tasks = [_fragment_task(spec, item, view_state) for item in chosen]
             lacking = sorted(due.now.keys() - before.keys()) if request.errors_only else []
-            work = _with_calls(work, works, chosen, view_state.newest.identity, lacking)
-            index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
-            earlier = history_once(view.checkpoints, work.describe())
+            spec = _with_calls(spec, tasks, chosen, view_state.newest.identity, lacking)
+            index = CheckpointIndex(CheckpointStore(view.checkpoints), spec.reuse_rules) if chosen else None
+            earlier = history_once(view.checkpoints, spec.describe())
             if index is not None:
-                _, work = look_beside(view.checkpoints, work, index.places, earlier)
-                reusable = ReusableView(dataset, work, view_state.dataset)
+                _, spec = look_beside(view.checkpoints, spec, index.places, earlier)
+                reusable = ReusableView(dataset, spec, view_state.dataset)
                 unfinished = earlier().unfinished
-                held = find_checkpointed(changes.history, reusable, FragmentTasks(works), {}, index, SHOWN, unfinished)
-                works = list(held)
-            planned = FragmentTasks(works)
+                held = find_checkpointed(changes.history, reusable, FragmentTasks(tasks), {}, index, SHOWN, unfinished)
+                tasks = list(held)
+            planned = FragmentTasks(tasks)
         changes.notes.extend(_notes(changes, renumbered, view_state))
         if request.errors_only and dataset.version < newest.version:
             changes.notes.append(
                 f"the view stays at version {dataset.version} of its source; the next refresh brings it to the newest."
             )
         total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
-        rows = sum(item.rows for item in works)
-        reason_counts = [*_count_reasons(works)]
+        rows = sum(item.rows for item in tasks)
+        reason_counts = [*_count_reasons(tasks)]
         if (left := looked - rows - len(renumbered)) > 0:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), left))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
@@ -243,7 +243,7 @@ def plan_refresh(
         dropped = base.dropped if base else ()
         reads = _reads(dataset, names)
         snapshot = Snapshot(int(dataset.version), code, tuple(changes.fragments), found.matching, reads, dropped)
-        if request.errors_only and base is not None and not works:
+        if request.errors_only and base is not None and not tasks:
             snapshot = base  # no row ran with other code, so there is nothing to decide
         swap = SwapPlan(
             based_on=view_state.newest.identity,
@@ -257,10 +257,10 @@ def plan_refresh(
             shuffle_seed=definition.shuffle_seed,
             renumbered=renumbered,
         )
-        idle = not (works or gone or swap.advances) and view_state.settled
+        idle = not (tasks or gone or swap.advances) and view_state.settled
         return Plan(
-            work=replace(work, rows=rows),
-            shards=cut_shards(planned, work.sizing.shard_size),
+            spec=replace(spec, rows=rows),
+            shards=cut_shards(planned, spec.sizing.shard_size),
             rows_total=total,
             reason_counts=tuple(reason_counts),
             rows_by_other_version=other_code.by_version,
@@ -388,9 +388,9 @@ def _notes(
     yield from view_state.taken_back
 
 
-def _count_reasons(works: Sequence[FragmentTask]) -> Iterator[ReasonCount]:
+def _count_reasons(tasks: Sequence[FragmentTask]) -> Iterator[ReasonCount]:
     for reason in (CHANGED, RECODED, FAILED):
-        if found := [item.rows for item in works if item.reason == reason]:
+        if found := [item.rows for item in tasks if item.reason == reason]:
             yield ReasonCount(reason, len(found), sum(found))
 
 
@@ -713,11 +713,11 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> Outp
     return replace(column, udf=replace(udfs[column.name], import_path=column.udf.import_path))
 
 
-def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: CommittedViewState) -> FragmentTask:
-    kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
+def _fragment_task(spec: RefreshSpec, item: ChangedFragment, view_state: CommittedViewState) -> FragmentTask:
+    kept = tuple((Provenance(spec.udf_version, failures=runs), rows) for runs, rows in item.tried)
     runs: dict[tuple[str, ...], Ranges] = {}
     for group in item.groups:
-        udfs = tuple(name for name in group.columns if work.definition.column(name).udf)
+        udfs = tuple(name for name in group.columns if spec.definition.column(name).udf)
         add_rows(runs, [(udfs, found)] if (found := group.carried & item.rows) else [])
     carried = CarriedRows(tuple(sorted(runs.items()))) if runs else None
     reason = CHANGED if item.rows - item.again else RECODED if item.rows - item.failed else FAILED
@@ -730,8 +730,8 @@ def _fragment_work(work: RefreshSpec, item: ChangedFragment, view_state: Committ
 
 
 def _with_calls(
-    work: RefreshSpec,
-    works: Sequence[FragmentTask],
+    spec: RefreshSpec,
+    tasks: Sequence[FragmentTask],
     chosen: Sequence[ChangedFragment],
     shown: str,
     lacking: Sequence[str],
@@ -740,15 +740,15 @@ def _with_calls(
 
     The carried values of `lacking` columns have no code: they were never computed.
     """
-    if not any(fragment.carried for fragment in works):
-        return work
+    if not any(fragment.carried for fragment in tasks):
+        return spec
     calls = Counter[str]()
-    for fragment in works:
-        calls.update(fragment.rows_by_column(work.udfs, fragment.due))
+    for fragment in tasks:
+        calls.update(fragment.rows_by_column(spec.udfs, fragment.due))
     groups = (group for item in chosen for group in item.groups if group.carried & item.rows)
     origins = {replace(group.after, tried=()) for group in groups}
     origins.discard(Origin())
     # Which rows have which origin changes with the rows of the view, so their swap is a part of it.
     said = [*(origin.to_json() for origin in sorted(origins)), *lacking]
     other = md5(json.dumps([shown, *said]))[:16] if said else ""
-    return replace(work, calls={name: rows for name, rows in calls.items() if rows}, carries=other)
+    return replace(spec, calls={name: rows for name, rows in calls.items() if rows}, carries=other)

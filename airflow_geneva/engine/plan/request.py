@@ -173,7 +173,7 @@ def plan_request(
                 f"Column {own[0]!r} of table {location.name!r} would be computed from itself. "
                 f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
             )
-        work = BackfillSpec(
+        spec = BackfillSpec(
             job_id=request.job_id or new_job_id(),
             table=location.uri,
             table_name=location.name,
@@ -198,7 +198,7 @@ def plan_request(
         wanted = DueRules(
             request.on_code_change, request.on_unknown_values, request.errors_only, request.recompute_mixed
         )
-        return cap_rows(plan_backfill(dataset, location.checkpoints, work, wanted))
+        return cap_rows(plan_backfill(dataset, location.checkpoints, spec, wanted))
 
 
 def checkpoints_ignored() -> bool:
@@ -286,69 +286,69 @@ def cap_rows(plan: Plan) -> Plan:
         InvalidInput: ``max_cost`` is given without a price, or it is less than the cost of one row.
     """
     plan = cap_fragments(plan)
-    work = plan.work
-    priced = work.sizing.price_per_slot_hour or work.cost_per_row or work.reports_cost
-    if work.sizing.max_cost is not None and not priced:
+    spec = plan.spec
+    priced = spec.sizing.price_per_slot_hour or spec.cost_per_row or spec.reports_cost
+    if spec.sizing.max_cost is not None and not priced:
         raise InvalidInput(
             "max_cost needs a price: price_per_slot_hour, in Airflow [geneva] price_per_slot_hour, @udf(cost=...), or "
             "the price per million tokens of a ready-made function."
         )
-    most = work.most_rows
+    most = spec.most_rows
     if most is None or plan.rows_to_run <= most:
         return plan
     if not most:
         raise InvalidInput(
-            f"max_cost={work.sizing.max_cost:g} does not pay for one row of {work.target}, which costs "
-            f"{work.cost_per_row:g} by @udf(cost=...). Give at least that."
+            f"max_cost={spec.sizing.max_cost:g} does not pay for one row of {spec.target}, which costs "
+            f"{spec.cost_per_row:g} by @udf(cost=...). Give at least that."
         )
     kept = list[Shard]()
     for shard in plan.shards:
         rows = shard.rows_to_run
-        works = shard.fragments if rows <= most else FragmentTasks(_works_within(shard.fragments, most, work.of_view))
+        tasks = shard.fragments if rows <= most else FragmentTasks(_tasks_within(shard.fragments, most, spec.of_view))
         most = max(most - rows, 0)
-        if len(works):
-            kept.append(Shard(len(kept), works))
+        if len(tasks):
+            kept.append(Shard(len(kept), tasks))
     left = sum(shard.rows for shard in plan.shards) - sum(shard.rows for shard in kept)
-    return replace(plan, shards=tuple(kept)).with_work(rows=work.rows - left, rows_beyond=work.rows_beyond + left)
+    return replace(plan, shards=tuple(kept)).with_work(rows=spec.rows - left, rows_beyond=spec.rows_beyond + left)
 
 
 def cap_fragments(plan: Plan) -> Plan:
     """Limit a plan to ``num_frags`` of its fragments, after the first ``skip_frags``."""
-    sizing = plan.work.sizing
+    sizing = plan.spec.sizing
     skip, most = sizing.skip_frags or 0, sizing.num_frags
     if not skip and most is None:
         return plan
     kept = list[Shard]()
     for shard in plan.shards:
         count = len(shard.fragments)
-        works = shard.fragments[skip : count if most is None else skip + most]
-        skip, most = max(skip - count, 0), None if most is None else most - len(works)
-        if len(works):
-            kept.append(Shard(len(kept), works))
+        tasks = shard.fragments[skip : count if most is None else skip + most]
+        skip, most = max(skip - count, 0), None if most is None else most - len(tasks)
+        if len(tasks):
+            kept.append(Shard(len(kept), tasks))
     left = sum(shard.rows for shard in plan.shards) - sum(shard.rows for shard in kept)
-    return replace(plan, shards=tuple(kept)).with_work(rows=plan.work.rows - left, rows_beyond=left)
+    return replace(plan, shards=tuple(kept)).with_work(rows=plan.spec.rows - left, rows_beyond=left)
 
 
-def _works_within(works: FragmentTasks, most: int, of_view: bool) -> Iterator[FragmentTask]:
+def _tasks_within(tasks: FragmentTasks, most: int, of_view: bool) -> Iterator[FragmentTask]:
     """Yield the fragments that fit, the part of the next one that fits, and all later staged fragments."""
     last = -1
-    for work in works:
-        last = work.id
-        if work.staged or work.rows_to_run <= most:
-            most -= 0 if work.staged else work.rows_to_run
-            yield work
+    for task in tasks:
+        last = task.id
+        if task.staged or task.rows_to_run <= most:
+            most -= 0 if task.staged else task.rows_to_run
+            yield task
             continue
-        if part := _first_rows(work, most):
+        if part := _first_rows(task, most):
             yield replace(part, partial=of_view)
         break
-    yield from (work for work in works.single if work.id > last and work.staged)
+    yield from (task for task in tasks.single if task.id > last and task.staged)
 
 
-def _first_rows(work: FragmentTask, most: int) -> FragmentTask | None:
+def _first_rows(task: FragmentTask, most: int) -> FragmentTask | None:
     """Return the work with its first `most` missing rows only; None if no row is left."""
-    rows = Ranges.from_offsets(work.missing_selected.offsets()[:most]) if most else Ranges.empty()
+    rows = Ranges.from_offsets(task.missing_selected.offsets()[:most]) if most else Ranges.empty()
     # The filter is also evaluated on the rows between them that it does not select.
-    missing = work.missing.within(0, int(rows.ends[-1])) if rows else rows
-    due = (work.due - work.missing) | missing
-    count = len(due if work.selected is None else due & work.selected)
-    return replace(work, due=due, missing=missing, rows=count) if due else None
+    missing = task.missing.within(0, int(rows.ends[-1])) if rows else rows
+    due = (task.due - task.missing) | missing
+    count = len(due if task.selected is None else due & task.selected)
+    return replace(task, due=due, missing=missing, rows=count) if due else None

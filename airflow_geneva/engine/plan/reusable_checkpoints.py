@@ -67,7 +67,7 @@ class Reusable(ABC):
     """The reusable checkpoints of a column or a view, whose rows are computed from `source`."""
 
     source: lance.LanceDataset
-    work: JobSpec
+    spec: JobSpec
     data: StagedFiles = field(default_factory=StagedFiles, kw_only=True, compare=False)
 
     @property
@@ -85,7 +85,7 @@ class Reusable(ABC):
 
     def held(self, fragment: FragmentTask, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
         """Return the fragment's computed rows in the store."""
-        ids, tried = partial(row_ids, self.source, fragment.id), self.work.tried(fragment)
+        ids, tried = partial(row_ids, self.source, fragment.id), self.spec.tried(fragment)
         return index.held(fragment.place, fragment.ancestors, wanted, ids, self.has_single_rows, tried)
 
     def look_up(self, fragment: FragmentTask, index: CheckpointIndex, live: Ranges) -> FragmentTask:
@@ -106,12 +106,12 @@ class Reusable(ABC):
 
 @dataclass(frozen=True)
 class ReusableColumn(Reusable):
-    work: ColumnSpec
+    spec: ColumnSpec
 
     @cached_property
     def output(self) -> Output:
         """The columns at the version that is read."""
-        return self.work.output_at(self.source)
+        return self.spec.output_at(self.source)
 
     @cached_property
     def output_ids(self) -> tuple[int, ...]:
@@ -121,72 +121,72 @@ class ReusableColumn(Reusable):
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
-        settled = index.reuse_rules.done_rows(staged, self.work.tried(fragment))
+        settled = index.reuse_rules.done_rows(staged, self.spec.tried(fragment))
         due = fragment.due & live
         fits = staged_fits(self.source, staged, fragment.files, live, due, self.output_ids, settled, self.data)
         return staged if fits else None
 
     def has_single_rows(self, staged: StagedFragment) -> bool:
         # A data file alone holds only references to blobs. A file with a column that was dropped since is not read.
-        blobs = is_blob(self.source.schema.field(self.work.column))
+        blobs = is_blob(self.source.schema.field(self.spec.column))
         others = bool(self.output.fields) and staged.output_field_ids != self.output_ids
         return not (blobs or others or staged.leaves_unchanged) and is_staged_complete(self.source, staged, self.data)
 
 
 @dataclass(frozen=True)
 class ReusableView(Reusable):
-    work: RefreshSpec
+    spec: RefreshSpec
     view: lance.LanceDataset
 
     @property
     def names(self) -> RowNames:
-        return RowNames(self.source, self.work.definition.key_in_source(self.view.schema, self.source.schema))
+        return RowNames(self.source, self.spec.definition.key_in_source(self.view.schema, self.source.schema))
 
     def staged(self, fragment: FragmentTask, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
             return None
-        done = index.reuse_rules.done_rows(staged, self.work.tried(fragment)).contains(fragment.due)
+        done = index.reuse_rules.done_rows(staged, self.spec.tried(fragment)).contains(fragment.due)
         return staged if done and self._is_complete(staged) else None
 
     def has_single_rows(self, staged: StagedFragment) -> bool:
         # A data file alone holds only references to blobs.
-        blobs = not self.work.plain_blobs and any(is_blob(field) for field in self.view.schema)
+        blobs = not self.spec.plain_blobs and any(is_blob(field) for field in self.view.schema)
         return not blobs and self._is_complete(staged)
 
     def _is_complete(self, staged: StagedFragment) -> bool:
         return staged.dense and is_staged_complete(self.view, staged, self.data)
 
 
-def look_beside(checkpoints: Storage, work: _Spec, *looks: Callable[[], Any]) -> tuple[list[Any], _Spec]:
+def look_beside(checkpoints: Storage, spec: _Spec, *looks: Callable[[], Any]) -> tuple[list[Any], _Spec]:
     """Run lookups for a job that has work to do, and read the stamps of the planned versions at the same time.
 
     Return the results of the lookups, and the work with the stamps.
     """
-    stamps = (partial(table.stamped, checkpoints.options) for table in work.tables)
+    stamps = (partial(table.stamped, checkpoints.options) for table in spec.tables)
     found = checkpoints.side_by_side(*looks, *stamps)
-    return found[: len(looks)], replace(work, tables=tuple(found[len(looks) :]))
+    return found[: len(looks)], replace(spec, tables=tuple(found[len(looks) :]))
 
 
-def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
+def check_continue_from(checkpoints: Storage, spec: BackfillSpec) -> None:
     """Refuse versions without a recorded job, and those whose values must not be mixed with the current version's."""
-    if not work.continue_from:
+    if not spec.continue_from:
         return
-    jobs = list(_jobs_of(checkpoints, work.column))
-    for version in work.continue_from:
+    jobs = list(_jobs_of(checkpoints, spec.column))
+    for version in spec.continue_from:
         then = [job for job in jobs if job.get("udf_version") == version]
-        if version == work.udf_version or not then:
-            why = "that is the current version" if version == work.udf_version else "no job of that version is recorded"
-            found = ", ".join(sorted({str(job.get("udf_version")) for job in jobs} - {work.udf_version})) or "none"
+        if version == spec.udf_version or not then:
+            why = "that is the current version" if version == spec.udf_version else "no job of that version is recorded"
+            found = ", ".join(sorted({str(job.get("udf_version")) for job in jobs} - {spec.udf_version})) or "none"
             raise InvalidInput(
-                f"continue_from={version!r}: {why}. Other versions that worked on column {work.column!r} of table "
-                f"{work.table_name!r}: {found}."
+                f"continue_from={version!r}: {why}. Other versions that worked on column {spec.column!r} of table "
+                f"{spec.table_name!r}: {found}."
             )
-        differences = [_differences(job, work) for job in then]
+        differences = [_differences(job, spec) for job in then]
         if all(differences):
             raise InvalidInput(
                 f"continue_from={version!r}: values of that version cannot be mixed with those of version "
-                f"{work.udf_version}: {'; '.join(differences[0])}. Leave continue_from out to compute the rows again."
+                f"{spec.udf_version}: {'; '.join(differences[0])}. Leave continue_from out to compute the rows again."
             )
 
 
@@ -199,14 +199,14 @@ def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
             yield job
 
 
-def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
+def _differences(job: dict[str, Any], spec: BackfillSpec) -> list[str]:
     then: list[tuple[str, Any, Any]] = [
-        ("name", job.get("udf"), work.udf_name),
-        ("inputs", job.get("inputs"), list(work.inputs)),
-        ("where", job.get("where"), work.where),
+        ("name", job.get("udf"), spec.udf_name),
+        ("inputs", job.get("inputs"), list(spec.inputs)),
+        ("where", job.get("where"), spec.where),
     ]
     found = [f"its {what} was {before!r} and is {now!r}" for what, before, now in then if before != now]
-    if job.get("agreement") != work.agreement:
+    if job.get("agreement") != spec.agreement:
         found.append("its output type or its declared deps were different")
     return found
 
@@ -214,7 +214,7 @@ def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
 def continue_from_savings(
     dataset: lance.LanceDataset,
     store: CheckpointStore,
-    work: BackfillSpec,
+    spec: BackfillSpec,
     fragments: Sequence[FragmentTask],
     versions: Sequence[str],
 ) -> Iterator[str]:
@@ -225,28 +225,28 @@ def continue_from_savings(
         f.place: (f, f.missing - rows_that(f.known, lambda p: not p.failures)) for f in fragments if not f.staged
     }
     for version in versions:
-        reuse_rules = replace(work, continue_from=(version,)).reuse_rules
+        reuse_rules = replace(spec, continue_from=(version,)).reuse_rules
         index = CheckpointIndex(store, replace(reuse_rules, prefixes=reuse_rules.prefixes[1:]))
         rows = 0
         for place in index.places() & set(open_rows):
             fragment, wanted = open_rows[place]
             alone = replace(fragment, ancestors=(), kept=())
-            rows += len(ReusableColumn(dataset, work).held(alone, index, wanted).computed)
+            rows += len(ReusableColumn(dataset, spec).held(alone, index, wanted).computed)
         if rows:
-            named = _named(store, work.column, version)
+            named = _named(store, spec.column, version)
             saved = counted(rows, "row")
             yield f'checkpointed by UDF version {named}: {saved}, which continue_from="{named}" would save.'
 
 
-def other_versions(store: CheckpointStore, work: BackfillSpec) -> list[str]:
+def other_versions(store: CheckpointStore, spec: BackfillSpec) -> list[str]:
     """Return the versions of a UDF that have checkpoints, without those that the job already uses."""
-    if work.ignore_checkpoints:
+    if spec.ignore_checkpoints:
         return []
-    head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.key_column)}"
+    head, tail = f"udf-{key_part(spec.udf_name)}_ver-", f"_col-{key_part(spec.key_column)}"
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
     found = [name[len(head) : len(name) - len(tail)] for name in named]
-    known = {key_part(version) for version in (work.udf_version, *work.continue_from)}
+    known = {key_part(version) for version in (spec.udf_version, *spec.continue_from)}
     return [version for version in found if version not in known]
 
 
@@ -290,17 +290,17 @@ class Mismatches:
     more: int = 0
 
 
-def find_mismatches(index: CheckpointIndex | None, works: FragmentTasks) -> Mismatches:
+def find_mismatches(index: CheckpointIndex | None, tasks: FragmentTasks) -> Mismatches:
     """Find the planned fragments that have a checkpoint only for other data files; read the first few checkpoints."""
     if index is None:
         return Mismatches()
-    by_id = {work.id: work for work in works.with_ids(fragment for _, fragment in index.places())}
+    by_id = {task.id: task for task in tasks.with_ids(fragment for _, fragment in index.places())}
     stale: dict[int, tuple[str, int]] = {}
     for place in index.places():
-        work = by_id.get(place[1])
-        followed = () if work is None else (work.place, *(ancestor.place for ancestor in work.ancestors))
-        if work is not None and place not in followed and index.is_staged(place):
-            stale[work.id] = max(place, stale.get(work.id, place))
+        task = by_id.get(place[1])
+        followed = () if task is None else (task.place, *(ancestor.place for ancestor in task.ancestors))
+        if task is not None and place not in followed and index.is_staged(place):
+            stale[task.id] = max(place, stale.get(task.id, place))
     numbers = sorted(number for number in stale if not index.is_staged(by_id[number].place))
     shown: list[Mismatch] = []
     for number in numbers[:_MOST_SHOWN]:

@@ -56,7 +56,7 @@ class SavedPlan:
     """
 
     fingerprint: str
-    work: JobSpec
+    spec: JobSpec
     shards: tuple[Mapping[str, Any], ...]
     rows_total: int
     rows_skipped: int
@@ -85,7 +85,7 @@ def plan_documents(plan: Plan, run: str = "") -> tuple[SavedPlan, dict[str, byte
     header = {
         "format": _FORMAT,
         "run": run,
-        "work": plan.work.to_json(),
+        "spec": plan.spec.to_json(),
         "shards": entries,
         "rows_total": plan.rows_total,
         "rows_skipped": plan.rows_skipped,
@@ -143,8 +143,8 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
     for shard, entry in zip(plan.shards, saved.shards, strict=True):
         fragments: list[dict[str, Any]] = []
         used = 0
-        for work in shard.fragments:
-            item = {"id": work.id, "srcfiles": work.files.srcfiles, "missing": work.missing_selected.pairs()}
+        for task in shard.fragments:
+            item = {"id": task.id, "srcfiles": task.files.srcfiles, "missing": task.missing_selected.pairs()}
             used += len(json.dumps(item))
             if used > budget - 600:
                 break
@@ -153,11 +153,11 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
             {
                 "plan_uri": job.path(plan_name(saved.fingerprint)),
                 "fingerprint": saved.fingerprint,
-                "job_id": saved.work.job_id,
-                "table": saved.work.table_name,
+                "job_id": saved.spec.job_id,
+                "table": saved.spec.table_name,
                 "shard": shard.index,
                 "shards": len(plan.shards),
-                "checkpoint_prefix": saved.work.prefix,
+                "checkpoint_prefix": saved.spec.prefix,
                 "title": shard.title,
                 "rows": entry["rows"],
                 "fragment_count": len(shard.fragments),
@@ -171,7 +171,7 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
 def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
     return SavedPlan(
         fingerprint,
-        job_spec_from_json(header["work"]),
+        job_spec_from_json(header["spec"]),
         tuple(header["shards"]),
         header["rows_total"],
         header["rows_skipped"],

@@ -195,11 +195,11 @@ class FragmentTasks(Sequence[FragmentTask]):
         whole: Numbers = NONE,
         reason: str = "",
     ) -> None:
-        self.single = tuple(sorted(single, key=lambda work: work.id))
+        self.single = tuple(sorted(single, key=lambda task: task.id))
         self.manifest = Manifest.of(()) if manifest is None else manifest
         self.whole = whole
         self.reason = reason
-        self._single_ids = np.array([work.id for work in self.single], np.int64)
+        self._single_ids = np.array([task.id for task in self.single], np.int64)
         self._whole_ids = self.manifest.ids[whole]
         self._ids = np.sort(np.concatenate((self._single_ids, self._whole_ids)))
 
@@ -207,7 +207,7 @@ class FragmentTasks(Sequence[FragmentTask]):
         return len(self._ids)
 
     def __iter__(self) -> Iterator[FragmentTask]:
-        return heapq.merge(self.single, self._made(self.whole), key=lambda work: work.id)
+        return heapq.merge(self.single, self._made(self.whole), key=lambda task: task.id)
 
     @overload
     def __getitem__(self, at: int) -> FragmentTask: ...
@@ -241,32 +241,32 @@ class FragmentTasks(Sequence[FragmentTask]):
         """Return the work for the given fragment ids."""
         wanted = set(ids)
         some = self.whole[np.isin(self._whole_ids, list(wanted))]
-        return FragmentTasks((work for work in self.single if work.id in wanted), self.manifest, some, self.reason)
+        return FragmentTasks((task for task in self.single if task.id in wanted), self.manifest, some, self.reason)
 
-    def replaced(self, works: Iterable[FragmentTask]) -> FragmentTasks:
-        """Return all work, with the given works in place of those for the same fragments."""
-        new = {work.id: work for work in works}
-        rest = (work for work in self.single if work.id not in new)
+    def replaced(self, tasks: Iterable[FragmentTask]) -> FragmentTasks:
+        """Return all work, with the given tasks in place of those for the same fragments."""
+        new = {task.id: task for task in tasks}
+        rest = (task for task in self.single if task.id not in new)
         whole = self.whole[~np.isin(self._whole_ids, list(new))]
         return FragmentTasks((*rest, *new.values()), self.manifest, whole, self.reason)
 
     @property
     def not_staged(self) -> FragmentTasks:
-        rest = (work for work in self.single if not work.staged)
+        rest = (task for task in self.single if not task.staged)
         return FragmentTasks(rest, self.manifest, self.whole, self.reason)
 
     @property
     def rows(self) -> int:
-        return sum(work.rows for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
+        return sum(task.rows for task in self.single) + int(self.manifest.physical_rows[self.whole].sum())
 
     @property
     def rows_to_run(self) -> int:
-        return sum(work.rows_to_run for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
+        return sum(task.rows_to_run for task in self.single) + int(self.manifest.physical_rows[self.whole].sum())
 
     def dump(self) -> Iterator[str]:
         """Yield the JSON text of each fragment's work, in any order."""
-        for work in self.single:
-            yield json.dumps(work.to_json(), separators=(",", ":"))
+        for task in self.single:
+            yield json.dumps(task.to_json(), separators=(",", ":"))
         reason, sizes = json.dumps(self.reason), iter(self.manifest.physical_rows[self.whole].tolist())
         for texts in self.manifest.documents(self.whole):
             for files in texts.to_pylist():

@@ -81,7 +81,7 @@ def _filled_blobs(dataset: lance.LanceDataset, fragment_ids: list[int], columns:
     return {int(one): Ranges.from_offsets(at[at >> 32 == one] & OFFSET_BITS) for one in np.unique(at >> 32)}
 
 
-def check_unknown_values(work: BackfillSpec, filled: Iterator[tuple[int, Ranges]], own: UdfDefinition | None) -> None:
+def check_unknown_values(spec: BackfillSpec, filled: Iterator[tuple[int, Ranges]], own: UdfDefinition | None) -> None:
     """Stop a backfill before it computes over values whose origin no ledger of the table tells.
 
     Args:
@@ -95,15 +95,15 @@ def check_unknown_values(work: BackfillSpec, filled: Iterator[tuple[int, Ranges]
             break
     if not rows:
         return
-    code = f"version {work.udf_version}"
-    if own is not None and own.name == work.udf_name and own.version != work.udf_version:
+    code = f"version {spec.udf_version}"
+    if own is not None and own.name == spec.udf_name and own.version != spec.udf_version:
         code = f"version {own.version} by its definition, and {code} by the code of today"
-    elif own is not None and own.version == work.udf_version:
+    elif own is not None and own.version == spec.udf_version:
         code += ", as in its definition"
     raise UnknownValues(
-        f"Column {work.column!r} of table {work.table_name!r} holds values that no job of this table computed: "
+        f"Column {spec.column!r} of table {spec.table_name!r} holds values that no job of this table computed: "
         f"{'at least ' if rows >= _ENOUGH else ''}{counted(rows, 'row')}. So it is in a clone, a copy of rows, a "
-        f"backup without _checkpoints, and if another program wrote the values. UDF {work.udf_name!r} is {code}. "
+        f"backup without _checkpoints, and if another program wrote the values. UDF {spec.udf_name!r} is {code}. "
         'Keep the column as it is, as if this code had computed it: on_unknown_values="adopt". Keep the values, and '
         'compute the rows that are NULL: "fill". Compute these rows again: "recompute". '
         "db.copy_table(...) makes a copy of a table together with what its jobs recorded."

@@ -42,7 +42,7 @@ class JobFuture:
 
     @property
     def job_id(self) -> str:
-        return self._job.work.job_id
+        return self._job.spec.job_id
 
     def status(self) -> Job:
         """Read the current status of the job.
@@ -82,7 +82,7 @@ class JobFuture:
 
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._outcome.exception() else self.result().state
-        return f"JobFuture({self._job.work.target}, job_id={self.job_id!r}, {state})"
+        return f"JobFuture({self._job.spec.target}, job_id={self.job_id!r}, {state})"
 
     def run(self, job: Callable[[], BackfillResult]) -> None:
         """Run the job in the calling thread; only this call references its plan, which may be large."""
@@ -106,7 +106,7 @@ def start_in_background(
     cluster: Runner | None = None,
 ) -> JobFuture:
     """Write a job's record and plan as `pipeline.start` does, and run it in a thread."""
-    meter = JobMeter(plan.work.target)
+    meter = JobMeter(plan.spec.target)
     with measuring(meter):
         job = start(plan, location, udfs, runner, watch, cluster)
     future = JobFuture(job, meter, show)

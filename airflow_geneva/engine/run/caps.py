@@ -55,7 +55,7 @@ class Caps:
         task_seconds: seconds of all Spark tasks of this attempt together; None if it computes in this process.
     """
 
-    work: JobSpec
+    spec: JobSpec
     keep: Callable[[Spent], None] = field(default=lambda own: None, repr=False)
     look: Callable[[], Spent] = field(default=Spent, repr=False)
     before: Spent = field(default_factory=Spent)
@@ -68,15 +68,15 @@ class Caps:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @staticmethod
-    def of(work: JobSpec, folder: JobFolder, plan: str, shard: int, shards: int, ended: dict[int, Spent]) -> Caps:
+    def of(spec: JobSpec, folder: JobFolder, plan: str, shard: int, shards: int, ended: dict[int, Spent]) -> Caps:
         """Return the caps for a shard of a job.
 
         Args:
             plan: fingerprint of the plan.
             ended: what the computed shards have spent, by shard; polls add newly computed shards.
         """
-        if not work.sizing.watched:
-            return Caps(work)
+        if not spec.sizing.watched:
+            return Caps(spec)
 
         def read(other: int) -> Spent:
             if other in ended:
@@ -97,13 +97,13 @@ class Caps:
             return sum(in_parallel(read, begun, folder.storage.local), Spent())
 
         ended.pop(shard, None)
-        return Caps(work, keep, look, read(shard))
+        return Caps(spec, keep, look, read(shard))
 
     @property
     def own(self) -> Spent:
         """What this shard has spent."""
         seconds = time.monotonic() - self._began
-        in_slots = seconds * self.work.sizing.intra_applier_concurrency
+        in_slots = seconds * self.spec.sizing.intra_applier_concurrency
         now = Spent(seconds, in_slots if self.task_seconds is None else self.task_seconds, self.computed, self.reported)
         return self.before + now
 
@@ -149,19 +149,19 @@ class Caps:
 
     @property
     def cost(self) -> float:
-        price, spent = self.work.sizing.price_per_slot_hour or 0.0, self.spent
+        price, spent = self.spec.sizing.price_per_slot_hour or 0.0, self.spent
         return spent.slot_seconds / 3600 * price + spent.reported
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds that are left until the cap; None: no cap on seconds."""
-        most = self.work.sizing.max_seconds
+        most = self.spec.sizing.max_seconds
         return None if most is None else most - self.spent.seconds
 
     @property
     def cost_left(self) -> float | None:
         """Cost that is left until the cap; None: no cap on the cost."""
-        most = self.work.sizing.max_cost
+        most = self.spec.sizing.max_cost
         return None if most is None else most - self.cost
 
     @property
@@ -171,7 +171,7 @@ class Caps:
 
     def check(self) -> None:
         """Raise CapReached if the job has reached a cap."""
-        sizing = self.work.sizing
+        sizing = self.spec.sizing
         if (began := time.monotonic()) >= self._look_at:
             self.keep(self.own)
             self.others = self.look()

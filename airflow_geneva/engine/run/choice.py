@@ -90,28 +90,28 @@ def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bo
         below_seconds: compute jobs of fewer estimated seconds in this process; 0: none.
         try_new_code: if UDF versions have never run, start in this process.
     """
-    work, rows = plan.work, plan.rows_to_run
+    spec, rows = plan.spec, plan.rows_to_run
     if not plan.shards:
         return RunnerChoice("inline", "there is nothing to do")
-    if any(udf.poll_interval for udf in work.udfs.values()):
+    if any(udf.poll_interval for udf in spec.udfs.values()):
         why = "a batch API computes, and the job waits for it"
         return RunnerChoice("inline" if try_new_code else "spark", why)
     if below_seconds <= 0:
         return RunnerChoice("spark", "inline_below_seconds is 0")
     if not any(shard.to_apply for shard in plan.shards):
         return RunnerChoice("inline", "everything is staged")
-    if demands := ", ".join(_demands(work)):
+    if demands := ", ".join(_demands(spec)):
         return RunnerChoice("spark", f"only Spark provides what was asked for: {demands}")
     if not udfs.have_planned_version():
         return RunnerChoice("spark", "this process has other code than the plan")
     if not (history := plan.earlier().measured):
-        why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
+        why = f"no earlier job tells how long UDF version {spec.describe()['udf_version']} takes"
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
     speed = history[0].speed
     (loading, seconds), size = speed.parts_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
     besides = f" besides {loading:,.1f} s of loading" if loading >= _LEAST_SECONDS else ""
     estimate = f"about {seconds:,.1f} s for {counted(rows, 'row')}{besides}, by an earlier job"
-    if size > work.sizing.task_memory_bytes:
+    if size > spec.sizing.task_memory_bytes:
         return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")
     if seconds >= below_seconds:
         try:
@@ -122,11 +122,11 @@ def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bo
     return RunnerChoice("inline", estimate, below_seconds)
 
 
-def _demands(work: JobSpec) -> Iterable[str]:
-    for udf in work.udfs.values():
+def _demands(spec: JobSpec) -> Iterable[str]:
+    for udf in spec.udfs.values():
         if udf.num_gpus:
             yield f"num_gpus={udf.num_gpus:g} of UDF {udf.name!r}"
         if udf.memory:
             yield f"memory={udf.memory} of UDF {udf.name!r}"
-    if work.needs_spark:
-        yield work.needs_spark
+    if spec.needs_spark:
+        yield spec.needs_spark

@@ -68,37 +68,37 @@ class ColumnTarget(ReusableColumn, Target):
     """A column of a table, as all units of a backfill share it."""
 
     @classmethod
-    def at(cls, location: TableLocation, work: ColumnSpec, opened: lance.LanceDataset | None = None) -> Self:
+    def at(cls, location: TableLocation, spec: ColumnSpec, opened: lance.LanceDataset | None = None) -> Self:
         """Open the table; raise an error if it, or its planned version, is gone or was created again."""
         checkpoints = location.checkpoints
-        job = JobFolder.of(checkpoints, work.job_id).storage
+        job = JobFolder.of(checkpoints, spec.job_id).storage
         if opened is not None:
-            return cls(opened, work, CheckpointStore(checkpoints), job)
+            return cls(opened, spec, CheckpointStore(checkpoints), job)
         try:
-            source = location.open(work.version)
+            source = location.open(spec.version)
         except InvalidInput as error:
             # If the whole table is unreachable or was created again, raise that error instead.
             location.open()
-            work.read.assert_same_table(location.options)
+            spec.read.assert_same_table(location.options)
             raise InvalidInput(
-                f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
+                f"Version {spec.version} of table {spec.table_name!r}, on which column {spec.column!r} was planned, "
                 "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
                 "Airflow, run the backfill again."
             ) from error
-        work.read.check(source)
-        return cls(source, work, CheckpointStore(checkpoints), job)
+        spec.read.check(source)
+        return cls(source, spec, CheckpointStore(checkpoints), job)
 
     @cached_property
     def columns(self) -> Columns:
         """The columns that the job reads and writes, in the version that it reads."""
-        return self.work.columns_at(self.source)
+        return self.spec.columns_at(self.source)
 
     @property
     def output_width(self) -> float | None:
         return fixed_width(self.output.type(self.source.schema))
 
     def stage(self, fragment: FragmentTask, held: ReusableRows) -> StagedFragment:
-        live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
+        live, limit = live_offsets(self.source, fragment.files), self.spec.sizing.batch_bytes
         writer = self.open_writer(fragment)
         for part in assemble(
             self.source, self.store, fragment.files, live, self.output, held.pieces, limit
@@ -107,19 +107,19 @@ class ColumnTarget(ReusableColumn, Target):
         offsets, ids = row_ids(self.source, fragment.id)
         mask = held.computed.mask(offsets)
         runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
-        layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
+        layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.spec.udf_version)}
         return self.record(fragment, writer, runs, held.by_job, (held.failed, ()), layout)
 
     @contextmanager
     def computing(self, udfs: Mapping[str, UDF], open_mapper: OpenMapper) -> Iterator[Computer]:
-        with open_mapper(self.work.column, self.work.inputs) as mapper:
-            yield mapper, self.work.inputs
+        with open_mapper(self.spec.column, self.spec.inputs) as mapper:
+            yield mapper, self.spec.inputs
 
     def can_stream(self, fragment: FragmentTask, live: Ranges, due: Ranges) -> bool:
-        return not fragment.files.output or (self.work.where is None and due == live)
+        return not fragment.files.output or (self.spec.where is None and due == live)
 
     def open_writer(self, fragment: FragmentTask) -> ColumnFileWriter:
-        rows, limit = fragment.files.physical_rows, self.work.sizing.batch_bytes
+        rows, limit = fragment.files.physical_rows, self.spec.sizing.batch_bytes
         return ColumnFileWriter(self.source, self.output, rows, limit)
 
     def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
@@ -135,20 +135,20 @@ class ColumnTarget(ReusableColumn, Target):
 class ColumnPublisher(Publisher):
     """Commits the shards of a backfill; with an expectation on the whole column, all at once in `finish`."""
 
-    work: ColumnSpec
+    spec: ColumnSpec
     _noted: set[int] = field(default_factory=set)
 
     @cached_property
     def target(self) -> ColumnTarget:
-        return replace(ColumnTarget.at(self.location, self.work, *self.opened), written={})
+        return replace(ColumnTarget.at(self.location, self.spec, *self.opened), written={})
 
     def _count_staged(self, shard: Shard) -> ShardResult:
         """Count the staged rows of a shard, which `finish` commits."""
         candidates, missing = self._staged(shard)
-        due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
+        due = sum(len(candidate.staged.computed & candidate.task.due) for candidate in candidates)
         failed = sum(len(candidate.failed) for candidate in candidates)
         jobs = [pair for candidate in candidates for pair in candidate.staged.by_job]
-        ours = sum(rows for job, rows in jobs if job == self.work.job_id)
+        ours = sum(rows for job, rows in jobs if job == self.spec.job_id)
         return ShardResult(
             shard.index,
             self.saved.fingerprint,
@@ -165,10 +165,10 @@ class ColumnPublisher(Publisher):
         """Check and commit the staged files of a shard, or of its parts; rows in a damaged file count as missing."""
         if not parts:
             self.uncomputed = []
-            if self.work.at_once:
+            if self.spec.at_once:
                 return self._count_staged(shard)
             parts = [shard]
-        work, target, checkpoints = self.work, self.target, self.location.checkpoints
+        spec, target, checkpoints = self.spec, self.target, self.location.checkpoints
         while True:
             began = time.monotonic()
             opening = [] if checkpoints.local else [self.location.open, *self._beside_opening(shard)]
@@ -178,28 +178,28 @@ class ColumnPublisher(Publisher):
             missing = [left for _, found in staged for left in found]
             reporter = self._reporter(shard, candidates)
             committer = ShardCommitter(
-                self.location, self.saved, work, target.source, target.data, self._restage, newest
+                self.location, self.saved, spec, target.source, target.data, self._restage, newest
             )
             judge = _Judge(self, shard)
             check = judge.check if judge.checks.expected else None
             try:
-                result = committer.commit(shard, candidates, missing, reporter.set_committed, check, work.at_once)
+                result = committer.commit(shard, candidates, missing, reporter.set_committed, check, spec.at_once)
             except BrokenFile as broken:
-                damaged = [one.work for one in candidates if one.staged.file == broken.source]
-                remove_broken(target, broken, (str(work.key(fragment)) for fragment in damaged))
+                damaged = [one.task for one in candidates if one.staged.file == broken.source]
+                remove_broken(target, broken, (str(spec.key(fragment)) for fragment in damaged))
                 continue
             self.newest = committer.newest or self.newest
             return result
 
     def _reporter(self, shard: Shard, candidates: Sequence[Candidate]) -> ProgressReporter:
         """Return a reporter for the progress of a shard's commit."""
-        folder, plan = JobFolder(self.target.job, self.work.job_id), self.saved.fingerprint
+        folder, plan = JobFolder(self.target.job, self.spec.job_id), self.saved.fingerprint
         failed = sum(len(candidate.failed) for candidate in candidates)
         reporter = ProgressReporter(
             shard.rows,
             len(shard.fragments),
             lambda progress: folder.update_shard(plan, shard.index, committing=progress),
-            rows_ready=sum(candidate.work.rows for candidate in candidates) - failed,
+            rows_ready=sum(candidate.task.rows for candidate in candidates) - failed,
             rows_failed=failed,
             ready=len(candidates),
         )
@@ -209,7 +209,7 @@ class ColumnPublisher(Publisher):
     def _beside_opening(self, shard: Shard) -> list[Callable[[], object]]:
         """Start to describe the first file that this process has staged; return the waits for checkpoint writes."""
         written, target = self.target.written or {}, self.target
-        keys = (str(self.work.key(fragment)) for fragment in shard.fragments) if written else ()
+        keys = (str(self.spec.key(fragment)) for fragment in shard.fragments) if written else ()
         if (first := next((written[key] for key in keys if key in written), None)) is not None:
             target.data.describe_ahead(target.source, first.file)
         waits: list[Callable[[], object]] = [write.result for write in self.write_behind]
@@ -218,15 +218,15 @@ class ColumnPublisher(Publisher):
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
         """Return the staged fragments of a shard, and the others with their numbers of rows and the reasons."""
-        work, target = self.work, self.target
+        spec, target = self.spec, self.target
         candidates: list[Candidate] = []
         missing: list[tuple[int, int, str]] = []
-        capped = stopped_at_cap(JobFolder(target.job, work.job_id), self.saved, shard.index)
+        capped = stopped_at_cap(JobFolder(target.job, spec.job_id), self.saved, shard.index)
         for fragment, index, staged in all_staged(target, list(shard.fragments)):
             if staged is not None:
                 candidates.append(Candidate(fragment, staged, target.source))
                 if target.written is not None:
-                    target.written[str(self.work.key(fragment))] = staged
+                    target.written[str(self.spec.key(fragment))] = staged
             elif capped:
                 part = _computed_part(target, fragment)
                 candidates.extend([_stage_part(target, part)] if part.rows else ())
@@ -241,46 +241,46 @@ class ColumnPublisher(Publisher):
         """Check and commit all shards; the first result counts the rows of all shards."""
         job, count = self.target.job, len(self.saved.shards)
         shards = [self.saved.load_shard(job, index) for index in range(count)]
-        whole = Shard(0, FragmentTasks(work for shard in shards for work in shard.fragments))
+        whole = Shard(0, FragmentTasks(task for shard in shards for task in shard.fragments))
         others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
         return [self.commit(whole, shards), *others]
 
-    def _restage(self, dataset: lance.LanceDataset, work: FragmentTask) -> Candidate:
-        spec = replace(self.work, version=int(dataset.version))
-        target = replace(self.target, source=dataset, work=spec)
-        staged = target.staged(work, target.index(work), live_offsets(dataset, work.files))
+    def _restage(self, dataset: lance.LanceDataset, task: FragmentTask) -> Candidate:
+        spec = replace(self.spec, version=int(dataset.version))
+        target = replace(self.target, source=dataset, spec=spec)
+        staged = target.staged(task, target.index(task), live_offsets(dataset, task.files))
         if staged is not None:
-            return Candidate(work, staged, dataset)
-        part = _computed_part(target, work)
-        if part.rows < work.rows:
-            self.uncomputed.append((dataset, work))
+            return Candidate(task, staged, dataset)
+        part = _computed_part(target, task)
+        if part.rows < task.rows:
+            self.uncomputed.append((dataset, task))
         return _stage_part(target, part)
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
     ) -> tuple[BackfillResult, bool]:
-        work, checkpoints = self.work, self.location.checkpoints
-        if work.at_once:
+        spec, checkpoints = self.spec, self.location.checkpoints
+        if spec.at_once:
             if failed:
                 return self.result(()), False
             committed = self._commit_at_once() if self.saved.shards else []
-        if committed and work.keeps_facts:
+        if committed and spec.keeps_facts:
             before = self._newest()
-            self.newest = record_mixed_versions(self.location, work, before, committed, whole=not missing)
+            self.newest = record_mixed_versions(self.location, spec, before, committed, whole=not missing)
             self._noted = {int(self.newest.version)} - {int(before.version)}
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
-            work.written.assert_same_table(self.location.options)
-        if result.commits and work.keeps_facts:
+            spec.written.assert_same_table(self.location.options)
+        if result.commits and spec.keeps_facts:
             known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}
             marks = [seen(version) for version in sorted(known)]
-            self.post_commit = [partial(append_ledger, checkpoints, work.field_id, work.job_id, marks)]
-        if not work.keeps_facts or not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
+            self.post_commit = [partial(append_ledger, checkpoints, spec.field_id, spec.job_id, marks)]
+        if not spec.keeps_facts or not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
             return result, False
         for write in self.post_commit:
             write()
         self.post_commit = []
-        return result, fold_ledgers(checkpoints, work.field_id)
+        return result, fold_ledgers(checkpoints, spec.field_id)
 
     def open_for_finish(self) -> None:
         self._newest()
@@ -292,31 +292,31 @@ class ColumnPublisher(Publisher):
 
     def _commits(self, results: Iterable[ShardResult | None]) -> tuple[int, ...]:
         """Return the versions that the job wrote; this process knows them if no other process has worked on the job."""
-        work, there = self.work, list(results)
+        spec, there = self.spec, list(results)
         if not there:
             return ()
-        folder = JobFolder.of(self.location.checkpoints, work.job_id)
+        folder = JobFolder.of(self.location.checkpoints, spec.job_id)
         if self.newest is not None and None not in there and folder.alone:
             own = {version for result in there if result is not None for version in result.versions}
             return tuple(sorted(own | self._noted))
-        return tuple(find_commits(self._newest(), work.version, [work.job_id]))
+        return tuple(find_commits(self._newest(), spec.version, [spec.job_id]))
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
-        work, saved = self.work, self.saved
+        spec, saved = self.spec, self.saved
         there = {result.shard: result for result in committed}
         results = [there.get(index) or self._begun(index) for index in range(len(saved.shards))]
         counts = sum(results, Counts())
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
-        capped = (work.cap_note,) if work.rows_beyond else ()
+        capped = (spec.cap_note,) if spec.rows_beyond else ()
         missing = sum(result.rows_missing for result in results)
         skipped = saved.rows_skipped + self._skipped(results)
         commits = self._commits(there.get(index) for index in range(len(saved.shards)))
         return BackfillResult(
-            job_id=work.job_id,
-            state=PARTIAL if counts.rows_left or work.rows_beyond else DONE,
-            **(counts + Counts(rows_skipped=skipped, rows_left=work.rows_beyond)).counts(),
-            version=max(commits, default=work.version),
-            from_version=work.version,
+            job_id=spec.job_id,
+            state=PARTIAL if counts.rows_left or spec.rows_beyond else DONE,
+            **(counts + Counts(rows_skipped=skipped, rows_left=spec.rows_beyond)).counts(),
+            version=max(commits, default=spec.version),
+            from_version=spec.version,
             commits=commits,
             rows_missing=missing,
             notes=(*saved.notes, *capped, *(f"left for the next run: {reason}" for reason in reasons)),
@@ -328,7 +328,7 @@ class ColumnPublisher(Publisher):
 
     def _begun(self, shard: int) -> ShardResult:
         """Return the result of a shard whose commit did not end, with the rows that it has made visible."""
-        folder, plan = JobFolder.of(self.location.checkpoints, self.work.job_id), self.saved.fingerprint
+        folder, plan = JobFolder.of(self.location.checkpoints, self.spec.job_id), self.saved.fingerprint
         status, committing = folder.read_shard(plan, shard), folder.read_shard(plan, shard, COMMIT).get(COMMITTING)
         visible = int((committing or {}).get("rows_committed", 0))
         computed = min(visible, (status.get(APPLIED) or {}).get("rows_computed", 0))
@@ -343,33 +343,33 @@ class _Judge:
         self.publisher = publisher
         self.shard = shard
         self.checks = ValueChecks(
-            publisher.target.source, publisher.work, publisher.work.sizing.batch_bytes, lambda: publisher.target.names
+            publisher.target.source, publisher.spec, publisher.spec.sizing.batch_bytes, lambda: publisher.target.names
         )
         self.found: list[Checked] = []
         self.judged: dict[tuple[str, Any], Candidate] = {}
 
     def check(self, verdict: Verification) -> bool:
-        work, manifest = self.publisher.work, verdict.manifest
+        spec, manifest = self.publisher.spec, verdict.manifest
         visible = {
-            (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one for one in verdict.fitting
+            (one.staged.file, manifest[one.task.id].deletion if spec.at_once else ""): one for one in verdict.fitting
         }
         # An earlier attempt has made these visible, which cannot be undone.
         visible |= {(one.staged.file, "committed"): one for one in verdict.done}
-        if work.at_once and visible.keys() != self.judged.keys():
+        if spec.at_once and visible.keys() != self.judged.keys():
             # All values are judged together, so the results for other files no longer count.
             self.judged, self.found = {}, []
         fresh = {key: one for key, one in visible.items() if key not in self.judged}
         self.judged |= fresh
-        live = (without_deleted(one.staged, verdict.dataset, manifest[one.work.id]) for one in fresh.values())
+        live = (without_deleted(one.staged, verdict.dataset, manifest[one.task.id]) for one in fresh.values())
         new = self.checks.check(live)
         self.found = total([*self.found, *new])
-        if work.at_once:
+        if spec.at_once:
             self.publisher.checked = tuple(self.found)
         elif new:
-            folder, plan = JobFolder(self.publisher.target.job, work.job_id), self.publisher.saved.fingerprint
+            folder, plan = JobFolder(self.publisher.target.job, spec.job_id), self.publisher.saved.fingerprint
             folder.update_shard(plan, self.shard.index, checked=[asdict(one) for one in self.found])
         if verdict.fitting:
-            whole = work.at_once and not verdict.done
+            whole = spec.at_once and not verdict.done
             stop_if_not_met(new, "The column" if whole else "This part of the column")
         return bool(new)
 
@@ -408,7 +408,7 @@ def _stage_part(target: ColumnTarget, part: FragmentTask) -> Candidate:
 
 def record_mixed_versions(
     location: TableLocation,
-    work: ColumnSpec,
+    spec: ColumnSpec,
     dataset: lance.LanceDataset,
     shards: Sequence[ShardResult],
     whole: bool,
@@ -420,16 +420,16 @@ def record_mixed_versions(
     """
     import lance
 
-    makers = work.mixed_versions(taken=any(shard.rows_taken for shard in shards))
+    makers = spec.mixed_versions(taken=any(shard.rows_taken for shard in shards))
     left = not whole or any(shard.rows_left for shard in shards)
-    names = output_names(dataset, fields_present(dataset, (work.field_id,)))
+    names = output_names(dataset, fields_present(dataset, (spec.field_id,)))
     if not names:
         return dataset
     noted = (dataset.schema.field(names[0]).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
     wanted = noted
     if makers:
-        wanted = _MIXED + ",".join([*makers, work.udf_version])
-    elif not (left or work.where or work.read_version):
+        wanted = _MIXED + ",".join([*makers, spec.udf_version])
+    elif not (left or spec.where or spec.read_version):
         wanted = ""
     if wanted == noted:
         return dataset
@@ -440,14 +440,14 @@ def record_mixed_versions(
         operation=operation.UpdateConfig(
             field_metadata_updates={field_ids(dataset, name)[0]: update for name in names}
         ),
-        transaction_properties={JOB_PROPERTY: work.job_id},
+        transaction_properties={JOB_PROPERTY: spec.job_id},
     )
     try:
         with engine_errors():
             options = location.options
-            dataset = work.written.commit_transaction(
+            dataset = spec.written.commit_transaction(
                 options, lambda: transaction, before="note.write", after="note.written"
             )
     except EngineError as error:
-        logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)
+        logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, spec.column, error)
     return dataset

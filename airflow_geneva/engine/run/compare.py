@@ -95,14 +95,14 @@ def request_for(column: str) -> BackfillRequest:
 
 def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:
     """Compute a sample of the rows that a plan would compute again; store nothing."""
-    work = plan.work
-    found = sample_plan(plan, location, Udfs(dict.fromkeys(work.udfs, udf)), check_rows("sample", rows), also=(column,))
+    spec = plan.spec
+    found = sample_plan(plan, location, Udfs(dict.fromkeys(spec.udfs, udf)), check_rows("sample", rows), also=(column,))
     before = pa.Table.from_batches(found.inputs).column(column) if found.inputs else None
     output = Output.of(plan.opened[0], column)
     if output.fields:
         of = output.fields[output.columns.index(column)]
         found = replace(found, column=column, values=[_field(part, of) for part in found.values])
-    return _comparison(f"{work.table_name}.{column}", work.udf_version, column, found, before)
+    return _comparison(f"{spec.table_name}.{column}", spec.udf_version, column, found, before)
 
 
 def _field(values: pa.Array, name: str) -> pa.Array:

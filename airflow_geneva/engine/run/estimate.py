@@ -85,9 +85,9 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     Raises:
         InvalidInput: a UDF cannot be loaded here.
     """
-    works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
-    work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
-    sample = ComputedSample(work.column or "")
+    tasks = [task for shard in plan.shards for task in shard.to_apply[:_FRAGMENTS] if task.missing][:_FRAGMENTS]
+    spec, target, loaded = plan.spec, open_target(location, plan.spec), udfs.here()
+    sample = ComputedSample(spec.column or "")
     meter = Meter()
     with (
         calling(location.limits, meter),
@@ -103,9 +103,9 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
 
         left = rows
         # The smallest fragments come first, so that larger ones make up for their missing rows.
-        for at, fragment in enumerate(sorted(works, key=lambda fragment: len(fragment.missing))):
-            share = -(-left // (len(works) - at))
-            for batch, ids in _read(target, fragment, reads, share, at / len(works)):
+        for at, fragment in enumerate(sorted(tasks, key=lambda fragment: len(fragment.missing))):
+            share = -(-left // (len(tasks) - at))
+            for batch, ids in _read(target, fragment, reads, share, at / len(tasks)):
                 left -= batch.num_rows
                 sample.row_ids += ids.tolist()
                 # The first row gets its own call, because that call may load a model.
@@ -122,8 +122,8 @@ def _read(
     target: Target, fragment: FragmentTask, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
 ) -> Iterator[tuple[pa.RecordBatch, RowIds]]:
     """Read `rows` rows of a fragment, with ids, from a relative position on; if there are too few, also before it."""
-    work, live = target.work, live_offsets(target.source, fragment.files)
-    size = ReadSize.of(target.source, reads, work.sizing.batch_bytes, 1)
+    spec, live = target.spec, live_offsets(target.source, fragment.files)
+    size = ReadSize.of(target.source, reads, spec.sizing.batch_bytes, 1)
     due = fragment.missing & live
     if not due:
         return
@@ -212,7 +212,7 @@ def estimate_by_history(plan: Plan, runner: str, cluster: Runner | None = None) 
 
 
 def size_of(plan: Plan, runner: str, cluster: Runner | None = None) -> Size:
-    sizing, udfs = plan.work.sizing, plan.work.udfs
+    sizing, udfs = plan.spec.sizing, plan.spec.udfs
     threads, tasks = sizing.intra_applier_concurrency, 1 if runner == "inline" else sizing.concurrency
     rows, calls = plan.rows_to_run, plan.calls_to_run
     costs = [udf.cost * calls[name] / max(rows, 1) for name, udf in udfs.items() if udf.cost is not None]

@@ -44,20 +44,20 @@ class ValueChecks:
 
     Args:
         written: the table or view, in whose folder the staged files are.
-        work: the planned job.
+        spec: the planned job.
         limit: maximum bytes of a batch.
         names: returns the keys of rows, which name the examples; called only for rows that are not as expected.
     """
 
     written: lance.LanceDataset
-    work: JobSpec
+    spec: JobSpec
     limit: int
     names: Callable[[], RowNames]
 
     @cached_property
     def expected(self) -> list[tuple[str, Expectation]]:
-        of_udfs = [(column, one) for column, udf in self.work.udfs.items() for one in _with_functions(column, udf)]
-        return [*of_udfs, *self.work.expectations]
+        of_udfs = [(column, one) for column, udf in self.spec.udfs.items() for one in _with_functions(column, udf)]
+        return [*of_udfs, *self.spec.expectations]
 
     def check(self, staged: Iterable[StagedFragment]) -> list[Checked]:
         """Read computed values batch by batch; rows on which a UDF failed are not checked."""
@@ -90,10 +90,10 @@ class ValueChecks:
     def _batches(
         self, staged: Iterable[StagedFragment], columns: Sequence[str]
     ) -> Iterator[tuple[RowIds, pa.RecordBatch]]:  # fmt: skip
-        plain = self.work.plain_blobs
+        plain = self.spec.plain_blobs
         blobs = [name for name in columns if is_blob(self.written.schema.field(name)) and not plain]
-        siblings = self.work.columns[1:]
-        output = Output.of(self.written, self.work.columns[0]) if siblings else Output(())
+        siblings = self.spec.columns[1:]
+        output = Output.of(self.written, self.spec.columns[0]) if siblings else Output(())
         readable = [*output.columns] if siblings else [name for name in columns if name not in blobs]
         for fragment in staged:
             offsets, ids = decode_runs(fragment.runs)
@@ -111,7 +111,7 @@ class ValueChecks:
                 window = positions[at : at + WINDOW_ROWS]
                 batch, rows = fit_rows(partial(_read, file, read, window, self.limit), len(window))
                 if siblings:
-                    batch = pa.record_batch([output.joined(batch.columns)], names=[self.work.columns[0]])
+                    batch = pa.record_batch([output.joined(batch.columns)], names=[self.spec.columns[0]])
                 for name, there in nulls.items():
                     batch = batch.append_column(name, pa.array(np.ones(rows, np.bool_), mask=there.mask(window[:rows])))
                 if fragment.dense:
@@ -168,7 +168,7 @@ def _checked(column: str, one: Expectation, ids: RowIds, values: pa.Table) -> Ch
 
 def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked]) -> tuple[Checked, ...]:
     """Return the results of the checks in the commits of a job's shards and in its `finish`."""
-    if not (saved.work.expectations or any(udf.expect for udf in saved.work.udfs.values())):
+    if not (saved.spec.expectations or any(udf.expect for udf in saved.spec.udfs.values())):
         return ()
     shards = (folder.read_shard(saved.fingerprint, index, COMMIT) for index in range(len(saved.shards)))
     found = (Checked.from_json(document) for shard in shards for document in shard.get(CHECKED, ()))

@@ -90,7 +90,7 @@ def _read_state(checkpoints: Storage) -> dict[str, Any]:
 
 
 def with_indexes(
-    location: TableLocation, work: JobSpec, result: BackfillResult, newest: lance.LanceDataset | None
+    location: TableLocation, spec: JobSpec, result: BackfillResult, newest: lance.LanceDataset | None
 ) -> BackfillResult:
     """Update the indexes on the column or view, if the job requests it; count the rows that they do not cover.
 
@@ -100,31 +100,31 @@ def with_indexes(
     An error becomes a note of the result: values are visible, and searches find them without an index. The next job
     with the same request repeats the update, also after a kill.
     """
-    if not work.indexes and not result.commits:
+    if not spec.indexes and not result.commits:
         return result
     try:
         open_newest = cache(lambda: newest or location.open())
-        ids = work.indexed_fields(open_newest)
-        for field_id in ids if work.indexes else ():
+        ids = spec.indexed_fields(open_newest)
+        for field_id in ids if spec.indexes else ():
             update_indexes(location, field_id)
             open_newest = cache(location.open)
         left = max((index.unindexed_rows for one in ids for index in read_indexes(open_newest(), one)), default=0)
         return replace(result, unindexed_rows=left)
     except (CommitConflict, EngineError, InvalidInput, StorageError) as error:
         note = f"the indexes are not up to date: {error}"
-        logger.warning("%s: %s", work.target, note)
+        logger.warning("%s: %s", spec.target, note)
         return replace(result, notes=(*result.notes, note))
 
 
-def run_maintenance(location: TableLocation, work: JobSpec) -> None:
+def run_maintenance(location: TableLocation, spec: JobSpec) -> None:
     """Reduce old jobs and pack checkpoints after a job; a storage error is only logged, as the job has already ended.
 
     After a kill the next job continues: a document is removed only after its replacement was read back.
     """
     try:
         reduce_old_jobs(location.checkpoints)
-        if work.target not in busy_targets(location.checkpoints, work.job_id):
-            _pack_checkpoints(location, work)
+        if spec.target not in busy_targets(location.checkpoints, spec.job_id):
+            _pack_checkpoints(location, spec)
     except StorageError as error:
         logger.warning("Cannot reduce the files of ended jobs beside %s: %s", location.uri, error)
 
@@ -135,12 +135,12 @@ def has_many_snapshots(view: TableLocation, unpacked: int | None) -> bool:
     return count >= _MANY_SNAPSHOTS
 
 
-def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
+def _pack_checkpoints(location: TableLocation, spec: JobSpec) -> None:
     """Pack the fragment checkpoints of a UDF version, and remove the range checkpoints that they include."""
-    if work.of_view:
+    if spec.of_view:
         pack_snapshots(location.checkpoints)
     store = CheckpointStore(location.checkpoints)
-    folder = work.prefix.partition("_where-")[0]
+    folder = spec.prefix.partition("_where-")[0]
     names = [name for name in store.storage.list_files(folder) if not name.startswith(f"{folder}/{PACKED}/")]
     keys = [key for key in map(parse_key, map(path_to_key, names)) if key is not None]
     if len(keys) < _MANY_CHECKPOINTS:
@@ -151,16 +151,16 @@ def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
         if key.range is not None:
             ranges.setdefault(key.fragment, []).append(key.fragment.range(*key.range))
     store.pack(fragments, folder)
-    store.remove(_redundant_ranges(location, work, store, ranges))
+    store.remove(_redundant_ranges(location, spec, store, ranges))
 
 
 def _redundant_ranges(
-    location: TableLocation, work: JobSpec, store: CheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
+    location: TableLocation, spec: JobSpec, store: CheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
 ) -> list[str]:
     """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
-    written = () if dataset is None else [f for f in dataset.schema if work.of_view or f.name == work.column]
-    if dataset is None or (not work.plain_blobs and any(is_blob(field) for field in written)):
+    written = () if dataset is None else [f for f in dataset.schema if spec.of_view or f.name == spec.column]
+    if dataset is None or (not spec.plain_blobs and any(is_blob(field) for field in written)):
         # Such a data file cannot replace range checkpoints: see `Reusable.has_single_rows`.
         return []
     found, data = list[str](), StagedFiles()

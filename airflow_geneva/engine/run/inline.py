@@ -26,7 +26,7 @@ _TICK_SECONDS = 0.05
 
 def apply_inline(
     location: TableLocation,
-    work: JobSpec,
+    spec: JobSpec,
     shard: Shard,
     udfs: Udfs,
     on_rows: Callable[[int], None] = lambda rows: None,
@@ -44,18 +44,18 @@ def apply_inline(
         wait: called with the rows that a service has, before it is polled again; it may raise StillWaiting.
         meter: counts the usage of calls.
     """
-    works = shard.to_apply
-    if not works:
+    tasks = shard.to_apply
+    if not tasks:
         return []
-    reporter, counting = open_reporter(location, work, shard, plan), meter or Meter()
+    reporter, counting = open_reporter(location, spec, shard, plan), meter or Meter()
     reporter.usage = lambda: counting.usage
-    opened = target or open_target(location, work)
-    units, done = [whole_unit(item) for item in works], list[UnitReport]()
+    opened = target or open_target(location, spec)
+    units, done = [whole_unit(item) for item in tasks], list[UnitReport]()
     try:
         while units:
             begun, opened = opened.at_begin(len(units)), replace(opened, listed=None)
             with (
-                prepare(location, work, udfs, skipped_before(location, work), counting, begun) as task,
+                prepare(location, spec, udfs, skipped_before(location, spec), counting, begun) as task,
                 Reporting(reporter, task, on_rows) as reporting,
             ):
                 reports = task.run(units, reporting.add_rows, reporting.add_unit)
@@ -72,13 +72,13 @@ def apply_inline(
 
 
 def open_reporter(
-    location: TableLocation, work: JobSpec, shard: Shard, plan: str, every: float = EVERY_SECONDS
+    location: TableLocation, spec: JobSpec, shard: Shard, plan: str, every: float = EVERY_SECONDS
 ) -> ProgressReporter:
-    folder = JobFolder.of(location.checkpoints, work.job_id)
-    index, rows, works = shard.index, shard.rows_to_run, shard.to_apply
-    held = sum(item.rows for item in works) - rows
-    every = min(every, caps.LOOK_SECONDS) if work.sizing.watched else every
-    reporter = ProgressReporter(rows, len(works), every=every, rows_held=held)
+    folder = JobFolder.of(location.checkpoints, spec.job_id)
+    index, rows, tasks = shard.index, shard.rows_to_run, shard.to_apply
+    held = sum(item.rows for item in tasks) - rows
+    every = min(every, caps.LOOK_SECONDS) if spec.sizing.watched else every
+    reporter = ProgressReporter(rows, len(tasks), every=every, rows_held=held)
     measured().reporters[index] = reporter
     if plan:
         reporter.used_before = usage_of([folder.read_shard(plan, index)])
@@ -121,7 +121,7 @@ class Reporting:
         """Count a unit that is done, or collect a waiting one."""
         with self._lock:
             if report.staged:
-                self._reporter.add_ready(unit.work.rows - report.failed)
+                self._reporter.add_ready(unit.task.rows - report.failed)
             if report.waiting:
                 self.waiting.append(unit)
 

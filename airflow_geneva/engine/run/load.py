@@ -65,7 +65,7 @@ def plan_here(
 class LoadTarget(ColumnTarget):
     """A column into which values are loaded."""
 
-    work: LoadSpec
+    spec: LoadSpec
 
     def record_unchanged(
         self, fragment: FragmentTask, live: Ranges, rows: RowRuns, missing: RowRuns
@@ -83,7 +83,7 @@ class LoadTarget(ColumnTarget):
             deletion=fragment.files.deletion,
             runs=rows,
             by_job=(),
-            agreement=self.work.agreement,
+            agreement=self.spec.agreement,
             missing=missing,
             **self.layout(fragment, live, live),
         )
@@ -94,11 +94,11 @@ class LoadTarget(ColumnTarget):
 class LoadPublisher(ColumnPublisher):
     """Commits the shards of a load."""
 
-    work: LoadSpec
+    spec: LoadSpec
 
     @cached_property
     def target(self) -> LoadTarget:
-        return replace(LoadTarget.at(self.location, self.work, *self.opened), written={})
+        return replace(LoadTarget.at(self.location, self.spec, *self.opened), written={})
 
     def _skipped(self, results: Sequence[ShardResult]) -> int:
         # A plan does not know which rows a load changes.
@@ -121,24 +121,24 @@ def load_shard(
     """
     index = target.at_begin(len(shard.fragments))
     todo = [
-        work for work in shard.to_apply
-        if target.staged(work, index.index(work), live_offsets(target.source, work.files)) is None
+        task for task in shard.to_apply
+        if target.staged(task, index.index(task), live_offsets(target.source, task.files)) is None
     ]  # fmt: skip
-    reporter = open_reporter(location, target.work, shard, plan)
+    reporter = open_reporter(location, target.spec, shard, plan)
     reports = [UnitReport(True) for _ in range(len(shard.to_apply) - len(todo))]
     try:
         found: Iterator[int]
         if not todo:
             found = iter(())
         elif runner is not None:
-            search = runner.load(target.work.sizing.concurrency)
-            delivery = _delivery_of(location, target, search.open_source(find_source(target.work.source)))
-            if target.work.unchecked:
-                keys = keys_of(location, target.source, target.work.on, target.work.where)
-                check_keys(search, delivery, keys, target.work.on_missing)
-            found = search.stage(location, target.work, delivery, todo, plan, shard.index)
+            search = runner.load(target.spec.sizing.concurrency)
+            delivery = _delivery_of(location, target, search.open_source(find_source(target.spec.source)))
+            if target.spec.unchecked:
+                keys = keys_of(location, target.source, target.spec.on, target.spec.where)
+                check_keys(search, delivery, keys, target.spec.on_missing)
+            found = search.stage(location, target.spec, delivery, todo, plan, shard.index)
         else:
-            found = _load_inline(target, _delivery_of(location, target, find_source(target.work.source)), todo)
+            found = _load_inline(target, _delivery_of(location, target, find_source(target.spec.source)), todo)
         for rows in found:
             reporter.rows_done += rows
             reporter.add_ready(rows)
@@ -152,7 +152,7 @@ def load_shard(
 
 def load_inline(
     location: TableLocation,
-    work: LoadSpec,
+    spec: LoadSpec,
     shard: Shard,
     udfs: object,
     on_rows: Callable[[int], None],
@@ -166,17 +166,17 @@ def load_inline(
 
 def _delivery_of(location: TableLocation, target: LoadTarget, source: LoadSource) -> SourceMapping:
     """Return what a planned load takes from its source, which is open; `InvalidInput` if the source has changed."""
-    work = target.work
+    spec = target.spec
     source.check_unchanged(location.source_options)
     theirs = source.schema(location.source_options)
-    return deliver(location, target.source.schema, source, theirs, work.on, work.columns, work.on_duplicate)
+    return deliver(location, target.source.schema, source, theirs, spec.on, spec.columns, spec.on_duplicate)
 
 
 def _load_inline(target: LoadTarget, delivery: SourceMapping, todo: Sequence[FragmentTask]) -> Iterator[int]:
     """Stage fragments; yield the number of rows of each."""
     return_large_buffers()
     left = {one.id: one for one in todo}
-    joined = join_inline(delivery, read_keys(target.source, target.work.on, list(left), target.work.where))
+    joined = join_inline(delivery, read_keys(target.source, target.spec.on, list(left), target.spec.where))
     for fragment, rows in load_fragments(target, left, joined):
         del left[fragment]
         yield rows
@@ -185,7 +185,7 @@ def _load_inline(target: LoadTarget, delivery: SourceMapping, todo: Sequence[Fra
 
 
 def load_fragments(
-    target: LoadTarget, works: Mapping[int, FragmentTask], joined: Iterable[pa.RecordBatch]
+    target: LoadTarget, tasks: Mapping[int, FragmentTask], joined: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[int, int]]:
     """Stage fragments from joined rows in the order of their addresses; yield the id and the rows of each."""
     loader: FragmentLoader | None = None
@@ -196,24 +196,24 @@ def load_fragments(
             if start == end:
                 continue
             fragment = int(fragments[start])
-            if loader is None or loader.work.id != fragment:
+            if loader is None or loader.task.id != fragment:
                 if loader is not None:
-                    yield loader.work.id, loader.finish()
-                loader = FragmentLoader(target, works[fragment])
+                    yield loader.task.id, loader.finish()
+                loader = FragmentLoader(target, tasks[fragment])
             loader.put(batch.slice(start, end - start))
     if loader is not None:
-        yield loader.work.id, loader.finish()
+        yield loader.task.id, loader.finish()
 
 
 class FragmentLoader:
     """Compares joined rows of a fragment with its values; from the first difference on, it writes a data file."""
 
-    def __init__(self, target: LoadTarget, work: FragmentTask) -> None:
+    def __init__(self, target: LoadTarget, task: FragmentTask) -> None:
         self.target = target
-        self.work = work
-        self.spec = target.work
+        self.task = task
+        self.spec = target.spec
         self.output = target.output
-        self.live = live_offsets(target.source, work.files)
+        self.live = live_offsets(target.source, task.files)
         schema = target.source.schema
         self.kind = self.output.type(schema)
         self.size = ReadSize.of(target.source, list(self.output.columns), self.spec.sizing.batch_bytes)
@@ -254,7 +254,7 @@ class FragmentLoader:
 
     def _old(self, start: int, end: int) -> Iterator[tuple[int, int, tuple[Offsets, pa.Array] | None]]:
         """Yield windows of physical offsets that cover a range, with the values that the column has in them."""
-        files = self.work.files
+        files = self.task.files
         if not files.output:
             yield start, end, None
             return
@@ -282,7 +282,7 @@ class FragmentLoader:
         before = self._at(old, offsets)
         differs = replaced & ~_same(before, values)
         if differs.any() and self.writer is None:
-            self.writer = self.target.open_writer(self.work)
+            self.writer = self.target.open_writer(self.task)
             for low, high, earlier in self._old(0, start):
                 self.writer.put(self._dense(low, high, earlier))
         kept = (found & replaced) if self.spec.keeps_facts else differs
@@ -323,15 +323,15 @@ class FragmentLoader:
         """Write the fragment's checkpoint, and its data file if a value differs; return the number of its rows."""
         runs, missing = (merge_runs([one for one in parts if len(one)]) for parts in (self.runs, self.missing))
         if self.writer is None:
-            self.target.record_unchanged(self.work, self.live, runs, missing)
-            return self.work.rows
-        for low, high, old in self._old(self.at, self.work.files.physical_rows):
+            self.target.record_unchanged(self.task, self.live, runs, missing)
+            return self.task.rows
+        for low, high, old in self._old(self.at, self.task.files.physical_rows):
             self.writer.put(self._dense(low, high, old))
-        layout = self.target.layout(self.work, self.live, self.live) | {"missing": missing}
+        layout = self.target.layout(self.task, self.live, self.live) | {"missing": missing}
         rows = int(runs[:, 2].sum()) if len(runs) else 0
         by_job = {self.spec.job_id: min(rows, self.changed) if not self.spec.keeps_facts else rows}
-        self.target.record(self.work, self.writer, runs, by_job, (Ranges.empty(), ()), layout)
-        return self.work.rows
+        self.target.record(self.task, self.writer, runs, by_job, (Ranges.empty(), ()), layout)
+        return self.task.rows
 
 
 def _same(before: pa.Array, values: pa.Array) -> Mask:

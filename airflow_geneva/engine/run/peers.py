@@ -39,7 +39,7 @@ class Peer:
 def _compute(
     runner: Runner, location: TableLocation, target: Target, shard: Shard, udfs: Udfs, *how: Any
 ) -> list[UnitReport]:
-    return runner.compute(location, target.work, shard, udfs, *how)
+    return runner.compute(location, target.spec, shard, udfs, *how)
 
 
 def _load(

@@ -74,7 +74,7 @@ def start(
     measured().rows = plan.rows_to_run
     plan, choice, expected = choose(plan, location, udfs, runner, INLINE_BELOW_SECONDS, True, cluster)
     if runner == "auto":
-        logger.info("Computing %s %s.", plan.work.target, choice)
+        logger.info("Computing %s %s.", plan.spec.target, choice)
     about = {"expected": expected.pace()} if plan.shards else {}
     measured().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
@@ -83,7 +83,7 @@ def start(
             if runner == "spark" and plan.rows_to_run < FEW_ROWS and not needed(cluster).is_up():
                 instead = 'runner="inline" computes them in this process.'
                 logger.warning("%s %s", starting_spark(plan.rows_to_run), instead)
-            _start_cluster(needed(cluster), plan.work, watch, "plan")
+            _start_cluster(needed(cluster), plan.spec, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
     job = record_job(plan, location, choice, about, cluster=cluster)
@@ -140,10 +140,10 @@ def record_job(
     return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index, cluster=cluster)
 
 
-def _start_cluster(cluster: Runner, work: JobSpec, watch: Stopwatch, before: str) -> None:
+def _start_cluster(cluster: Runner, spec: JobSpec, watch: Stopwatch, before: str) -> None:
     watch.lap(before)
     measured().enter("spark")
-    cluster.start(work.sizing.concurrency)
+    cluster.start(spec.sizing.concurrency)
     watch.lap("spark")
 
 
@@ -151,7 +151,7 @@ def run_new(
     plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, cluster: Runner | None = None
 ) -> BackfillResult:
     """Start a new job and run it to its end in this process; raises the errors of `start` and `run`."""
-    with JobFolder.of(location.checkpoints, plan.work.job_id).written_by_this_process():
+    with JobFolder.of(location.checkpoints, plan.spec.job_id).written_by_this_process():
         return run(start(plan, location, udfs, runner, watch, cluster), plan.shards, udfs, watch)
 
 
@@ -167,7 +167,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         try:
             sent = udfs.sent()  # before they run: later their state may not be picklable
         except Exception as error:
-            target = job.work.target
+            target = job.spec.target
             logger.info("Computing all of %s in this process, because its UDF cannot be sent: %s", target, error)
             pace = _unwatched
     try:
@@ -176,10 +176,10 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
                 committed.append(apply_and_commit(job, shard, udfs, watch, pace))
             except TooSlow as slow:
                 job.choice = RunnerChoice("spark", str(slow))
-                logger.info("Computing the rest of %s %s.", job.work.target, job.choice)
+                logger.info("Computing the rest of %s %s.", job.spec.target, job.choice)
                 job.folder.update_record(**job.choice.describe())
                 udfs = sent
-                _start_cluster(needed(job.cluster), job.work, watch, "apply")
+                _start_cluster(needed(job.cluster), job.spec, watch, "apply")
                 committed.append(apply_and_commit(job, shard, udfs, watch))
         with writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if committed else nullcontext():
             result = job.finish(committed, watch.seconds)
@@ -189,10 +189,10 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
             raise
         # The message names the missing package, so the traceback of the worker adds nothing.
         cause = None if missing_package(str(error)) else error
-        raise JobFailed(failure_message(job.work, error), failed) from cause
+        raise JobFailed(failure_message(job.spec, error), failed) from cause
     logger.info("%s", result)
     if why := job.why_failed(committed):
-        raise JobFailed(f"{what_failed(job.work)}: {why}", result)
+        raise JobFailed(f"{what_failed(job.spec)}: {why}", result)
     return result
 
 
@@ -233,7 +233,7 @@ class _Applied:
 
 
 class PlannedJob:
-    """A job whose record and plan are written. Each step works in any process, and after a kill it can be repeated.
+    """A job whose record and plan are written. Each step tasks in any process, and after a kill it can be repeated.
 
     Args:
         swap: the swap plan of a refresh, if this process has it already.
@@ -260,15 +260,15 @@ class PlannedJob:
         self.choice = choice
         self.cluster = cluster
         self.saved = saved
-        self.work = work = saved.work
+        self.spec = spec = saved.spec
         self.waits = True
         self.unmet = ""
         self._ended: dict[int, Spent] = {}
         self._index = index
         self._record = record
-        self.folder = JobFolder.of(location.checkpoints, work.job_id)
-        self._peer = PEERS[work.kind]
-        self.publisher = self._peer.publisher(location, saved, work, swap=swap, opened=opened)
+        self.folder = JobFolder.of(location.checkpoints, spec.job_id)
+        self._peer = PEERS[spec.kind]
+        self.publisher = self._peer.publisher(location, saved, spec, swap=swap, opened=opened)
 
     def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
         """Compute the rows that a commit did not find, because others removed files or moved rows with blobs."""
@@ -278,9 +278,9 @@ class PlannedJob:
             written.clear()
         for version in sorted({int(dataset.version) for dataset, _ in found}):
             source = next(dataset for dataset, _ in found if dataset.version == version)
-            works = FragmentTasks(work for dataset, work in found if dataset.version == version)
-            target = replace(self.publisher.target, source=source, work=replace(self.work, version=version))
-            self.apply(Shard(shard.index, works), udfs, on_rows, target)
+            tasks = FragmentTasks(task for dataset, task in found if dataset.version == version)
+            target = replace(self.publisher.target, source=source, spec=replace(self.spec, version=version))
+            self.apply(Shard(shard.index, tasks), udfs, on_rows, target)
 
     def apply(
         self,
@@ -317,12 +317,12 @@ class PlannedJob:
                 meter = Meter(lambda: caps.most_reported, lambda: caps.add(0))
                 watched = caps.watching(on_rows)
                 applied.reports = self._peer.inline(
-                    location, target.work, shard, udfs, watched, plan, target, wait, meter
+                    location, target.spec, shard, udfs, watched, plan, target, wait, meter
                 )
 
     def apply_on(self, cluster: Runner, shard: Shard, every: float = EVERY_SECONDS) -> dict[str, Any]:
         """Compute a shard on a cluster that has the code; write and return its result. Raises as `apply` does."""
-        udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
+        udfs, plan = Udfs.planned(self.spec), self.saved.fingerprint
         with self._applying(shard) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
             given = (self.location, self.publisher.target.check_names(), shard, udfs, plan)
@@ -331,7 +331,7 @@ class PlannedJob:
 
     def waiting(self, shard: Shard) -> Waiting:
         """Return the object with which a shard waits for batch APIs."""
-        return Waiting(self.location, self.work, self.saved.fingerprint, shard.index, self.waits)
+        return Waiting(self.location, self.spec, self.saved.fingerprint, shard.index, self.waits)
 
     def begin(self, shard: Shard) -> None:
         """Record that a task has begun to work on a shard, before Spark is started for it."""
@@ -342,12 +342,12 @@ class PlannedJob:
         """Write the result of a block that computes a shard; a cap ends the block. `before`: speed measured earlier."""
         began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard)), None
         caps = applied.caps
-        with reporting_remade(self.work.tables, self.location.options):
+        with reporting_remade(self.spec.tables, self.location.options):
             try:
                 yield applied
             except CapReached as reached:
                 applied.reports, stopped = reached.reports, str(reached)
-                logger.warning("%s %s.", self.work.target, stopped)
+                logger.warning("%s %s.", self.spec.target, stopped)
             finally:
                 caps.keep(caps.own)
             reports = [*applied.reports, *([] if before is None else [UnitReport(True, speed=before)])]
@@ -355,7 +355,7 @@ class PlannedJob:
 
     def _caps(self, shard: Shard) -> Caps:
         plan, shards = self.saved.fingerprint, len(self.saved.shards)
-        return Caps.of(self.work, self.folder, plan, shard.index, shards, self._ended)
+        return Caps.of(self.spec, self.folder, plan, shard.index, shards, self._ended)
 
     def unreadable_in(self, shard: Shard) -> list[str]:
         """Return why fragments of an applied shard cannot be read."""
@@ -464,11 +464,11 @@ class PlannedJob:
         """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish` does."""
         began = time.monotonic()
         self.publisher.target.store.look_again()
-        with reporting_remade(self.work.tables, self.location.options):
+        with reporting_remade(self.spec.tables, self.location.options):
             result = self.publisher.commit(shard)
             if result.rows_left:
                 # The staged files may be gone because the table was created again since it was opened.
-                for table in self.work.tables:
+                for table in self.spec.tables:
                     table.assert_same_table(self.location.options)
             result = replace(result, seconds=round(time.monotonic() - began, 3))
             write_shard_result(self.folder, result)
@@ -489,7 +489,7 @@ class PlannedJob:
         fault_point("finish.begin")
         results = list(committed)
         missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
-        with reporting_remade(self.work.tables, self.location.options):
+        with reporting_remade(self.spec.tables, self.location.options):
             error = self.missing_error(missing) if missing else self.why_failed(results)
             try:
                 result, many_documents = self.publisher.finish(results, missing, error is not None)
@@ -497,12 +497,12 @@ class PlannedJob:
                 self.unmet = error = str(unmet)
                 result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
-            result = with_indexes(self.location, self.work, result, self.publisher.newest)
+            result = with_indexes(self.location, self.spec, result, self.publisher.newest)
             result = result.with_carried(self._record or self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
             result = self._write_end(result, error, [*self.publisher.post_commit, self.settle])
             if many_documents and not missing:
-                run_maintenance(self.location, self.work)
+                run_maintenance(self.location, self.spec)
         fault_point("finish.end")
         return result
 
@@ -513,7 +513,7 @@ class PlannedJob:
         try:
             result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
         except InvalidInput:  # the table was dropped, and with it all records
-            return BackfillResult(self.work.job_id, FAILED).with_seconds(**seconds)
+            return BackfillResult(self.spec.job_id, FAILED).with_seconds(**seconds)
         try:
             return self._write_end(result, str(error) or type(error).__name__)
         except StorageError as unkept:
@@ -537,7 +537,7 @@ class PlannedJob:
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
-            sizing = self.work.sizing
+            sizing = self.spec.sizing
             tasks = 1 if about.get("runner") == "inline" else sizing.concurrency
             about |= {"speed": speed.to_json(), "slots": tasks * sizing.intra_applier_concurrency}
         starts = [document["start_seconds"] for document in self.applied if document.get("start_seconds")]
@@ -550,7 +550,7 @@ class PlannedJob:
     def _with_usage(self, result: BackfillResult, used: Usage) -> BackfillResult:
         """Add the usage of calls; visible rows count as run, even if a kill lost the usage of their calls."""
         saved = result.rows_deduplicated + result.rows_cached
-        least = result.rows_computed - saved if self.work.udfs else 0
+        least = result.rows_computed - saved if self.spec.udfs else 0
         return replace(result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least))
 
     def why_failed(self, committed: Sequence[ShardResult]) -> str | None:
@@ -560,7 +560,7 @@ class PlannedJob:
         found = list(dict.fromkeys(why for document in self.applied for why in document.get("unreadable", ())))
         if len(found) > _MOST_UNREADABLE:
             found = [*found[:_MOST_UNREADABLE], f"{len(found) - _MOST_UNREADABLE:,} more fragments cannot be read."]
-        too_many = self.work.too_many(sum(result.rows_failed for result in committed))
+        too_many = self.spec.too_many(sum(result.rows_failed for result in committed))
         return self.unmet or "\n".join(found) or too_many
 
     def missing_error(self, missing: Sequence[int]) -> str:

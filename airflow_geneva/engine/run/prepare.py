@@ -46,23 +46,23 @@ class Udfs:
     by_column: Mapping[str, UDF | UdfReference]
 
     @staticmethod
-    def planned(work: JobSpec) -> Udfs:
+    def planned(spec: JobSpec) -> Udfs:
         """Return the UDFs of a plan, in the planned versions; `InvalidInput` if one has no import path."""
-        for udf in work.udfs.values():
+        for udf in spec.udfs.values():
             if udf.import_path is None:
                 raise InvalidInput(
                     f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
                 )
-        archives = tuple(code.zip for code in work.codes)
+        archives = tuple(code.zip for code in spec.codes)
         references = {
-            name: UdfReference(udf.import_path, udf.version, archives=archives) for name, udf in work.udfs.items()
+            name: UdfReference(udf.import_path, udf.version, archives=archives) for name, udf in spec.udfs.items()
         }
         return Udfs(references)
 
     @staticmethod
     def of_refresh(plan: Plan, udfs: Mapping[str, UDF]) -> Udfs:
         """Return those UDFs of a view that run on some of the planned rows."""
-        return Udfs({name: udfs[name] for name in plan.work.udfs})
+        return Udfs({name: udfs[name] for name in plan.spec.udfs})
 
     @property
     def references(self) -> tuple[UdfReference, ...]:
@@ -98,15 +98,15 @@ def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
     return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
 
 
-def open_target(location: TableLocation, work: JobSpec) -> Target:
+def open_target(location: TableLocation, spec: JobSpec) -> Target:
     """Open the column or view of a job; see the classes for errors if it was removed or created again."""
-    return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
+    return ViewTarget.at(location, spec) if isinstance(spec, RefreshSpec) else ColumnTarget.at(location, spec)
 
 
 @contextmanager
 def prepare(
     location: TableLocation,
-    work: JobSpec,
+    spec: JobSpec,
     udfs: Udfs,
     before: Mapping[int, int],
     meter: Meter,
@@ -121,18 +121,18 @@ def prepare(
     # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
     first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
     opened = ready_to_open(loaded)
-    inherit(loaded.values(), work.fitting)
-    skipped = SkipCount(joint_policy(loaded), work.rows, before)
-    target = target or open_target(location, work)
-    delayed = DelayedCheckpoints(target.store, _seconds_unkept(work.sizing, loaded))
+    inherit(loaded.values(), spec.fitting)
+    skipped = SkipCount(joint_policy(loaded), spec.rows, before)
+    target = target or open_target(location, spec)
+    delayed = DelayedCheckpoints(target.store, _seconds_unkept(spec.sizing, loaded))
     target = replace(target, delayed=delayed)
-    fitting = RowsPerBudget(work.sizing.batch_bytes, target.output_width)
+    fitting = RowsPerBudget(spec.sizing.batch_bytes, target.output_width)
     known = {
-        name: KnownValues(_value_cache(location, work, udf), work.sizing.batch_bytes)
+        name: KnownValues(_value_cache(location, spec, udf), spec.sizing.batch_bytes)
         for name, udf in loaded.items()
         if udf.dedup
     }
-    submissions = submissions_of(location, work, loaded)
+    submissions = submissions_of(location, spec, loaded)
 
     def keep() -> None:
         delayed.write()
@@ -141,12 +141,12 @@ def prepare(
 
     try:
         with calling(location.limits, meter), ExitStack() as stack:
-            threads = work.sizing.intra_applier_concurrency
+            threads = spec.sizing.intra_applier_concurrency
             made = [stack.enter_context(computing(target, loaded, opened, known, submissions)) for _ in range(threads)]
             (mapper, reads), mappers = made[0], [mapper for mapper, _ in made]
             if threads > 1 and not mapper.calls_at_a_time:
                 mapper = stack.enter_context(ThreadedMapper(mappers))
-            applier = Applier(work, first, mapper, skipped, fitting, comes_in_windows(loaded))
+            applier = Applier(spec, first, mapper, skipped, fitting, comes_in_windows(loaded))
             learned = partial(learned_by, loaded.values())
             yield TaskRunner(target, applier, reads, delayed, known.values(), learned)
     except BaseException:
@@ -170,16 +170,16 @@ def _seconds_unkept(sizing: Sizing, loaded: Mapping[str, UDF]) -> float:
     return min(sizing.checkpoint_interval, PAID_SECONDS) if at_once else sizing.checkpoint_interval
 
 
-def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:
+def _value_cache(location: TableLocation, spec: JobSpec, udf: UDF) -> ValueCache | None:
     """Open the cache with values of other tasks and jobs; None for a job that ignores checkpoints."""
-    if work.ignore_checkpoints:
+    if spec.ignore_checkpoints:
         return None
     return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, udf.value_identity)
 
 
-def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:
+def submissions_of(location: TableLocation, spec: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:
     """Open the records of the submissions to batch APIs, by column."""
-    place, only_own = (location.checkpoints, work.job_id), work.ignore_checkpoints
+    place, only_own = (location.checkpoints, spec.job_id), spec.ignore_checkpoints
     return {
         column: Submissions(*place, udf.name, udf.code_version, column, only_own)
         for column, udf in loaded.items()
@@ -205,7 +205,7 @@ def computing(
     submissions: Mapping[str, Submissions] | None = None,
 ) -> AbstractContextManager[Computer]:
     """Open the UDFs of a job to compute batches, with already known values and submitted batches."""
-    in_windows, given = comes_in_windows(loaded), target.work.sizing.batch_size
+    in_windows, given = comes_in_windows(loaded), target.spec.sizing.batch_size
 
     def open_mapper(name: str, inputs: Sequence[str] | None) -> BatchMapper:
         size = (given or loaded[name].batch_size) if in_windows else None

@@ -37,7 +37,7 @@ class Publisher(ABC):
 
     location: TableLocation
     saved: SavedPlan
-    work: JobSpec
+    spec: JobSpec
     swap: SwapPlan | None = field(default=None, kw_only=True)
     opened: tuple[lance.LanceDataset, ...] = field(default=(), kw_only=True)
     checked: tuple[Checked, ...] = field(default=(), kw_only=True)

@@ -50,15 +50,15 @@ def record_plan(
         StorageError: the table's folder is read-only or unreachable.
         TableRemade: the table was dropped and created again.
     """
-    folder = JobFolder.of(location.checkpoints, plan.work.job_id)
+    folder = JobFolder.of(location.checkpoints, plan.spec.job_id)
     archives: dict[str, bytes] = {}
     if store_code and plan.shards:
-        codes, archives = _zip_code(plan.work)
+        codes, archives = _zip_code(plan.spec)
         plan = plan.with_work(codes=codes)
     plan = with_stamps(plan, location)
-    work = plan.work
+    spec = plan.spec
     record = {
-        **work.describe(),
+        **spec.describe(),
         **({} if choice is None else choice.describe()),
         "started": time.time(),
         "state": PENDING,
@@ -75,15 +75,15 @@ def record_plan(
         fault_point("plan.recorded")
 
     def learn() -> None:
-        if work.field_id is not None:
-            append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
+        if spec.field_id is not None:
+            append_ledger(location.checkpoints, spec.field_id, spec.job_id, plan.learned)
 
     if folder.alone and not store_code and not plan.shards and plan.swap is None:
         # There is nothing to do: the record is written with the end of the job.
         folder.keep_record(record)
         learn()
         return saved
-    with reporting_remade(work.tables, location.options):
+    with reporting_remade(spec.tables, location.options):
         # The record may be written before the documents that it names; a process reports documents that are missing.
         writes = (partial(folder.storage.write_bytes, *one) for one in {**archives, **documents}.items())
         folder.storage.side_by_side(write_record, learn, *writes, *beside)
@@ -96,16 +96,16 @@ def with_stamps(plan: Plan, location: TableLocation) -> Plan:
     """Add the stamps of the planned versions, if the job has work to do and the plan has no stamps yet."""
     if not (plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances))):
         return plan
-    tables = plan.work.tables
+    tables = plan.spec.tables
     if any(table.commit for table in tables):
         return plan
     stamped = location.checkpoints.side_by_side(*(partial(table.stamped, location.options) for table in tables))
     return plan.with_work(tables=tuple(stamped))
 
 
-def _zip_code(work: JobSpec) -> tuple[tuple[CodeArchive, ...], dict[str, bytes]]:
+def _zip_code(spec: JobSpec) -> tuple[tuple[CodeArchive, ...], dict[str, bytes]]:
     """Return the UDFs' modules or packages, each once, with their archives, so that the whole run uses this code."""
-    modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in work.udfs.values() if udf.import_path}
+    modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in spec.udfs.values() if udf.import_path}
     found, archives = {}, {}
     for path in modules.values():
         archive = zip_code(path)
@@ -119,7 +119,7 @@ def _zip_code(work: JobSpec) -> tuple[tuple[CodeArchive, ...], dict[str, bytes]]
 def _log_reused_checkpoints(plan: Plan) -> None:
     """Log which checkpoints a job reuses, and which it cannot use."""
     fragments, rows = plan.rows_held
-    target = plan.work.target
+    target = plan.spec.target
     if fragments:
         of = f"{counted(fragments, 'checkpointed fragment')} with {counted(rows, 'row')}"
         logger.info("Collected %s for %s.", of, target)
@@ -130,7 +130,7 @@ def _log_reused_checkpoints(plan: Plan) -> None:
         logger.warning("Checkpoint data files mismatch for %s in %s.", target, more)
 
 
-def failure_message(work: JobSpec, error: BaseException) -> str:
+def failure_message(spec: JobSpec, error: BaseException) -> str:
     kept = "\nComputed rows are kept in checkpoints"
     if isinstance(error, (TableRemade, ExpectationFailed)):
         kept = ""  # a table that was created again has none; the message of ExpectationFailed mentions them itself
@@ -141,7 +141,7 @@ def failure_message(work: JobSpec, error: BaseException) -> str:
     else:
         kept += ". When the cause is corrected, the next run continues from there."
     advice = "" if isinstance(error, EngineError) else remedy_of(error)
-    return f"{what_failed(work)}: {error}{advice}{kept}"
+    return f"{what_failed(spec)}: {error}{advice}{kept}"
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -151,5 +151,5 @@ def _may_pass(error: BaseException) -> bool:
     return may_pass(error)
 
 
-def what_failed(work: JobSpec) -> str:
-    return f"{work.title} failed (job {work.job_id})"
+def what_failed(spec: JobSpec) -> str:
+    return f"{spec.title} failed (job {spec.job_id})"

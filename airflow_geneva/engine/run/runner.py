@@ -32,7 +32,7 @@ class Runner(Protocol):
     def compute(
         self,
         location: TableLocation,
-        work: JobSpec,
+        spec: JobSpec,
         shard: Shard,
         udfs: Udfs,
         plan: str,
@@ -60,7 +60,7 @@ class Loader(KeySearch, Protocol):
     def stage(
         self,
         location: TableLocation,
-        work: LoadSpec,
+        spec: LoadSpec,
         delivery: SourceMapping,
         todo: Sequence[FragmentTask],
         plan: str,

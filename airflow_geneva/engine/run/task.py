@@ -66,7 +66,7 @@ class TaskRunner:
         self.delayed = delayed
         self.known = tuple(known)
         self.fitting = fitting
-        sizing = target.work.sizing
+        sizing = target.spec.sizing
         self.waits = _Waits(applier)
         self.buffer_bytes = sizing.batch_bytes // 2
         self.ahead = RowsAhead(applier.mapper, lambda: applier.rows_of_call, sizing.batch_bytes)
@@ -106,7 +106,7 @@ class TaskRunner:
                 if units:
                     # Another job that computes the same rows replaced or removed their checkpoint.
                     times += 1
-                    pause_before(times, units[0].work, _GONE)
+                    pause_before(times, units[0].task, _GONE)
         except CapReached as reached:
             reached.reports = [*reports, self._rest(reports, began)]
             raise
@@ -128,7 +128,7 @@ class TaskRunner:
     def _rest(self, reports: Sequence[UnitReport], began: float) -> UnitReport:
         """Report the calls that equal inputs saved, the largest calls that fit, and the time without function calls."""
         saved = sum((known.take_saved() for known in self.known), SavedCalls())
-        threads = self.target.work.sizing.intra_applier_concurrency
+        threads = self.target.spec.sizing.intra_applier_concurrency
         called = sum(report.speed.seconds for report in reports)
         beside = max((time.monotonic() - began) * threads - called, 0.0)
         return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside, busy=self.busy, fitting=self.fitting()))
@@ -231,7 +231,7 @@ class _Passage:
         self.preprocessing = ByteBudget(task.buffer_bytes // 2) if stage else None
         self.keeping = ByteBudget(task.buffer_bytes, takers_stop=False)
         most = task.applier.sizer.most
-        self.acknowledged = Acknowledgments(self.keeping, task.target.work.sizing.checkpoint_interval, most)
+        self.acknowledged = Acknowledgments(self.keeping, task.target.spec.sizing.checkpoint_interval, most)
         self.lanes = [_Lane(unit, self.reading, self.preprocessing, self.keeping) for unit in units]
         self.unread = deque(self.lanes)
         self.starved = _Starved()
@@ -258,7 +258,7 @@ class _Passage:
                 take, put, end = partial(self._take, lane), partial(self._put, lane), partial(self._end_steps, lane)
                 lane.opened = opened = take()
                 self.to_keep.put(lane)
-                self.task.applier.compute(lane.unit.work, opened.missing, iter(take, None), put, end)
+                self.task.applier.compute(lane.unit.task, opened.missing, iter(take, None), put, end)
             self.task.applier.finish()
             self._end(keepers)
         except BaseException as error:
@@ -400,9 +400,9 @@ class _Passage:
         target = task.target
         while (lane := self.to_keep.get()) is not None:
             assert lane.opened is not None
-            fragment = lane.unit.work
+            fragment = lane.unit.task
             checkpoints = CheckpointWriter(
-                target.store, target.job, target.work, fragment, self.acknowledged.kept, task.names, most
+                target.store, target.job, target.spec, fragment, self.acknowledged.kept, task.names, most
             )
             try:
                 try:

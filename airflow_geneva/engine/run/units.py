@@ -56,7 +56,7 @@ _FEWEST_TASKS, _MOST_TASKS, _TASK_SECONDS = 2, 16, 4.0
 class Unit:
     """The offsets of one fragment that a task computes; a `whole` unit also stages the fragment's data file."""
 
-    work: FragmentTask
+    task: FragmentTask
     run: Ranges
     whole: bool
 
@@ -91,8 +91,8 @@ Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
 """A mapper of batches, and the columns that a batch needs."""
 
 
-def whole_unit(work: FragmentTask) -> Unit:
-    return Unit(work, work.due, not work.partial)
+def whole_unit(task: FragmentTask) -> Unit:
+    return Unit(task, task.due, not task.partial)
 
 
 def stopped_at_cap(folder: JobFolder, saved: SavedPlan, shard: int) -> str | None:
@@ -101,38 +101,39 @@ def stopped_at_cap(folder: JobFolder, saved: SavedPlan, shard: int) -> str | Non
     return applied.get("stopped")
 
 
-def tasks_per_slot(work: JobSpec, shard: Shard, slots: int) -> int:
+def tasks_per_slot(spec: JobSpec, shard: Shard, slots: int) -> int:
     """Return the number of tasks per slot: more for long jobs, so that slots idle less at the end.
 
     Rows may differ in cost, and a slot that has finished its tasks waits for the others. Without an earlier job the
     duration is unknown; a first job that asks for GPUs gets the most tasks.
     """
-    if work.slot_seconds is None:
-        return _MOST_TASKS if any(udf.num_gpus for udf in work.udfs.values()) else _FEWEST_TASKS
-    seconds = work.slot_seconds * shard.rows_to_run / max(work.rows, 1) / max(slots, 1)
+    if spec.slot_seconds is None:
+        return _MOST_TASKS if any(udf.num_gpus for udf in spec.udfs.values()) else _FEWEST_TASKS
+    seconds = spec.slot_seconds * shard.rows_to_run / max(spec.rows, 1) / max(slots, 1)
     return min(max(int(seconds / _TASK_SECONDS), _FEWEST_TASKS), _MOST_TASKS)
 
 
 def split_into_tasks(
-    works: Sequence[FragmentTask], sizing: Sizing, slots: int, per_slot: int = _FEWEST_TASKS
+    fragments: Sequence[FragmentTask], sizing: Sizing, slots: int, per_slot: int = _FEWEST_TASKS
 ) -> list[tuple[Unit, ...]]:
     """Group fragments into tasks of about ``task_size`` rows for these slots, and split much larger fragments."""
-    if not works:
+    if not fragments:
         return []
-    rows = sum(len(work.missing) for work in works)
+    rows = sum(len(fragment.missing) for fragment in fragments)
     size = sizing.task_size or max(rows // max(slots, 1) // per_slot, 1)
     # Splitting costs a second pass over the fragment, so some imbalance is cheaper unless the user set a size.
     splits_above = size if sizing.task_size else 2 * size
     tasks: list[tuple[Unit, ...]] = []
     group: list[Unit] = []
-    grouped, left = 0, sum(max(len(work.missing), 1) for work in works if len(work.missing) <= splits_above)
+    small = (len(fragment.missing) for fragment in fragments if len(fragment.missing) <= splits_above)
+    grouped, left = 0, sum(max(rows, 1) for rows in small)
     tasks_left = -(-left // size)
-    for work in _shuffled(works, sizing.task_shuffle_diversity):
-        if len(work.missing) > splits_above:
-            tasks.extend((part,) for part in _split(work, size))
+    for fragment in _shuffled(fragments, sizing.task_shuffle_diversity):
+        if len(fragment.missing) > splits_above:
+            tasks.extend((part,) for part in _split(fragment, size))
             continue
-        group.append(whole_unit(work))
-        grouped += max(len(work.missing), 1)
+        group.append(whole_unit(fragment))
+        grouped += max(len(fragment.missing), 1)
         # Without a size, the remaining tasks share the remaining rows: large tasks come first, and each slot gets the
         # same number of tasks.
         if grouped >= (sizing.task_size or left / max(tasks_left, 1)):
@@ -146,37 +147,37 @@ def split_into_tasks(
 
 def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentTask]:
     """Return the fragments that were split over several units, and still have to be staged."""
-    found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole and not unit.work.partial}
+    found = {unit.task.id: unit.task for task in tasks for unit in task if not unit.whole and not unit.task.partial}
     return [found[key] for key in sorted(found)]
 
 
-def group_units(shard: Shard, work: JobSpec, slots: int, stage: int) -> list[list[Unit]]:
+def group_units(shard: Shard, spec: JobSpec, slots: int, stage: int) -> list[list[Unit]]:
     """Group a shard's units by Spark task: in stage 0 units that compute, in stage 1 units that stage split fragments.
 
     With several threads per slot, a group has the units of several tasks.
     """
-    threads = work.sizing.intra_applier_concurrency
-    per_slot = tasks_per_slot(work, shard, slots * threads)
-    tasks = split_into_tasks(shard.to_apply, work.sizing, slots * threads, per_slot)
+    threads = spec.sizing.intra_applier_concurrency
+    per_slot = tasks_per_slot(spec, shard, slots * threads)
+    tasks = split_into_tasks(shard.to_apply, spec.sizing, slots * threads, per_slot)
     if stage:
         tasks = [(whole_unit(item),) for item in split_fragments(tasks)]
     return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
 
 
-def _split(work: FragmentTask, size: int) -> list[Unit]:
-    parts = -(-len(work.missing) // size)
-    step = -(-len(work.missing) // parts)
-    offsets = work.missing.offsets()
+def _split(task: FragmentTask, size: int) -> list[Unit]:
+    parts = -(-len(task.missing) // size)
+    step = -(-len(task.missing) // parts)
+    offsets = task.missing.offsets()
     cuts = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
-    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(cuts)]
+    return [Unit(task, task.missing.within(a, b), False) for a, b in pairwise(cuts)]
 
 
-def _shuffled(works: Sequence[FragmentTask], diversity: int | None) -> list[FragmentTask]:
+def _shuffled(fragments: Sequence[FragmentTask], diversity: int | None) -> list[FragmentTask]:
     """Take fragments from ``diversity`` stretches of the table in turn, to spread slow fragments over tasks."""
     if not diversity or diversity <= 1:
-        return list(works)
-    length = -(-len(works) // diversity)
-    stretches = [works[at : at + length] for at in range(0, len(works), length)]
+        return list(fragments)
+    length = -(-len(fragments) // diversity)
+    stretches = [fragments[at : at + length] for at in range(0, len(fragments), length)]
     return [stretch[i] for i in range(length) for stretch in stretches if i < len(stretch)]
 
 
@@ -209,14 +210,14 @@ class Target(Reusable):
         """Return the target for a task; list the checkpoints once if the task has many fragments."""
         if self.listed is not None or fragments < _LISTED_ONCE:
             return self
-        return replace(self, listed=CheckpointIndex(self.store, self.work.reuse_rules, written=self.written))
+        return replace(self, listed=CheckpointIndex(self.store, self.spec.reuse_rules, written=self.written))
 
     def index(self, fragment: FragmentTask, again: bool = False) -> CheckpointIndex:
         """Return the checkpoints of a fragment; `again`: list them again."""
         if self.listed is not None and not again:
             return self.listed
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
-        return CheckpointIndex(self.store, self.work.reuse_rules, places, self.written)
+        return CheckpointIndex(self.store, self.spec.reuse_rules, places, self.written)
 
     def read(
         self,
@@ -235,8 +236,8 @@ class Target(Reusable):
         Raises:
             UnreadableFragment: a data file of an input is damaged.
         """
-        where = self.work.where
-        inputs = [*self.work.inputs, *where_columns(where, self.source.schema.names)]
+        where = self.spec.where
+        inputs = [*self.spec.inputs, *where_columns(where, self.source.schema.names)]
         yield from read_fragment(self.source, fragment.files, live, parts, reads, where, size, inputs)
 
     def replacing(self, staged: StagedFragment | None, live: Ranges) -> Target:
@@ -272,7 +273,7 @@ class Target(Reusable):
             writer.put_step(step.values, step.runs, step.row_ids, step.end)
             done.append(step.without_rows())
         computed = merge_runs([step.runs for step in done])
-        by_job = {self.work.job_id: int(computed[:, 2].sum())}
+        by_job = {self.spec.job_id: int(computed[:, 2].sum())}
         layout = self.layout(fragment, live, joint_filter_evaluated(done, computed))
         failed, columns = Ranges.union(step.failed for step in done), join_columns(one.failed_columns for one in done)
         return self.record(fragment, writer, computed, by_job, (failed, columns), layout, began)
@@ -299,8 +300,8 @@ class Target(Reusable):
             deletion=fragment.files.deletion,
             runs=runs,
             by_job=tuple(sorted(by_job.items())),
-            failures=Failures.next(self.work.job_id, failed[0], self.work.tried(fragment), failed[1]),
-            agreement=self.work.agreement,
+            failures=Failures.next(self.spec.job_id, failed[0], self.spec.tried(fragment), failed[1]),
+            agreement=self.spec.agreement,
             nulls=writer.file.nulls,
             size_bytes=writer.file.size_bytes,
             **layout,
@@ -312,7 +313,7 @@ class Target(Reusable):
         self, fragment: FragmentTask, staged: StagedFragment, rows: int = 0, began: float | None = None
     ) -> StagedFragment:  # fmt: skip
         """Write a fragment checkpoint; delay that of rows computed since `began`."""
-        key = str(self.work.key(fragment))
+        key = str(self.spec.key(fragment))
         if self.replaced is not None:
             staged = staged.replacing(self.replaced)
         if self.delayed is None or began is None:
@@ -353,11 +354,11 @@ class OpenedUnit:
 
     def rows(self, reads: Sequence[str] | Mapping[str, str], size: ReadSize) -> Iterator[RowBatch]:
         """Read the rows to compute."""
-        return self.target.read(self.unit.work, self.live, windows(self.missing), reads, size)
+        return self.target.read(self.unit.task, self.live, windows(self.missing), reads, size)
 
     def keep(self, steps: Iterable[StepResult], checkpoints: CheckpointWriter) -> UnitReport | None:
         """Keep computed rows; a whole unit also stages its fragment. Return None if rows are missing at the end."""
-        target, fragment, staged = self.target, self.unit.work, self.staged
+        target, fragment, staged = self.target, self.unit.task, self.staged
         if staged is None and self.streams:
             with closing(checkpoints.keep(steps, keep_last=False)) as kept:
                 staged = target.stream(kept, fragment, self.live)
@@ -378,7 +379,7 @@ _NOTHING_HELD = ReusableRows((), Ranges.empty())
 
 def open_unit(target: Target, unit: Unit, again: bool = False) -> OpenedUnit:
     """Look up the rows and files of a unit in the store; `again`: list its checkpoints again."""
-    fragment = unit.work
+    fragment = unit.task
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment, again)
     if index.is_staged(fragment.place):

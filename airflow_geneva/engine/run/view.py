@@ -67,29 +67,29 @@ class ViewTarget(ReusableView, Target):
     """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
 
     @classmethod
-    def at(cls, location: TableLocation, work: RefreshSpec, *opened: lance.LanceDataset) -> Self:
+    def at(cls, location: TableLocation, spec: RefreshSpec, *opened: lance.LanceDataset) -> Self:
         """Open the source and the view; raise an error if one, or the planned version, is gone or was created again."""
         if opened:
             source, view = opened
         else:
-            source = work.read.location(location.options).open(work.version)
-            work.read.check(source)
+            source = spec.read.location(location.options).open(spec.version)
+            spec.read.check(source)
             view = location.open()
-            work.written.check(view)
-        job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return cls(source, work, CheckpointStore(location.checkpoints), job, view)
+            spec.written.check(view)
+        job = JobFolder.of(location.checkpoints, spec.job_id).storage
+        return cls(source, spec, CheckpointStore(location.checkpoints), job, view)
 
     def check_names(self) -> Self:
-        if why := promoted_meanwhile(self.view, self.work):
+        if why := promoted_meanwhile(self.view, self.spec):
             raise InvalidInput(
-                f"{self.work.title} (job {self.work.job_id}) cannot be continued: {why}. Plan the refresh again; in "
+                f"{self.spec.title} (job {self.spec.job_id}) cannot be continued: {why}. Plan the refresh again; in "
                 "Airflow, clear the plan task with its downstream tasks."
             )
         return self
 
     @contextmanager
     def computing(self, udfs: Mapping[str, UDF], open_mapper: OpenMapper) -> Iterator[Computer]:
-        with QueryComputer(self.work.definition.columns, udfs, open_mapper) as computer:
+        with QueryComputer(self.spec.definition.columns, udfs, open_mapper) as computer:
             yield computer, computer.projection
 
     def read(
@@ -103,7 +103,7 @@ class ViewTarget(ReusableView, Target):
         if (carried := fragment.carried) is None:
             yield from super().read(fragment, live, parts, reads, size)
             return
-        columns = self.work.definition.columns
+        columns = self.spec.definition.columns
         if carried.rows.contains(fragment.due):
             needed = read_for(columns, {name for names, _ in carried.runs for name in names})
             assert isinstance(reads, Mapping)
@@ -112,23 +112,23 @@ class ViewTarget(ReusableView, Target):
 
     @cached_property
     def _carried(self) -> CarriedValues:
-        planned = self.work.written.version
+        planned = self.spec.written.version
         view = self.view if self.view.version == planned else open_version(self.view, planned)
-        definition, limit = self.work.definition, self.work.sizing.batch_bytes
+        definition, limit = self.spec.definition, self.spec.sizing.batch_bytes
         return CarriedValues(view, definition.columns, definition.explode, limit)
 
     @property
     def output_width(self) -> float | None:
-        if self.work.definition.explode is not None:
+        if self.spec.definition.explode is not None:
             return None
-        return joint_width([self.view.schema.field(column.name).type for column in self.work.definition.columns])
+        return joint_width([self.view.schema.field(column.name).type for column in self.spec.definition.columns])
 
     def stage(self, fragment: FragmentTask, held: ReusableRows) -> StagedFragment:
         writer = self.open_writer(fragment)
         due = fragment.due.offsets()
         runs: list[RowRuns] = []
-        limit = self.work.sizing.batch_bytes
-        staged = StagedViewRows(self.view, self.work.definition.explode)
+        limit = self.spec.sizing.batch_bytes
+        staged = StagedViewRows(self.view, self.spec.definition.explode)
         reader = CheckpointedRowsReader(self.store, held.pieces, limit, staged.read)
         at = 0
         while at < len(due):
@@ -151,7 +151,7 @@ class ViewTarget(ReusableView, Target):
         return True
 
     def open_writer(self, fragment: FragmentTask) -> ViewFileWriter:
-        return ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
+        return ViewFileWriter(self.view, self.spec.definition.explode, self.spec.plain_blobs)
 
     def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
         return {
@@ -191,14 +191,14 @@ class _StagedRows:
     @property
     def failed(self) -> dict[str, RowsByColumn]:
         """The rows that failed in this job, by the signature of the source's fragment and by column."""
-        return {work.files.signature: staged.failures.columns for work, staged in self.pairs if staged.failures.columns}
+        return {task.files.signature: staged.failures.columns for task, staged in self.pairs if staged.failures.columns}
 
 
 @dataclass
 class ViewPublisher(Publisher):
     """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once."""
 
-    work: RefreshSpec
+    spec: RefreshSpec
     _shards: dict[int, Shard] = field(default_factory=dict)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
     _swapped: Swapped = field(default_factory=Swapped)
@@ -206,12 +206,12 @@ class ViewPublisher(Publisher):
     def commit(self, shard: Shard) -> ShardResult:
         """Check that all rows of a shard are staged; nothing becomes visible."""
         staged = self._verified[shard.index] = self._verify(shard)
-        capped = stopped_at_cap(JobFolder(self.target.job, self.work.job_id), self.saved, shard.index)
+        capped = stopped_at_cap(JobFolder(self.target.job, self.spec.job_id), self.saved, shard.index)
         self.uncomputed = [] if capped else [(self.target.source, fragment) for fragment in staged.missing]
         return ShardResult(
             shard.index,
             self.saved.fingerprint,
-            **staged.counts(self.work.job_id),
+            **staged.counts(self.spec.job_id),
             rows_left=staged.rows_missing,
             fragments=len(staged.pairs),
             left_reasons=tuple((fragment.id, "not all of its rows are computed") for fragment in staged.missing),
@@ -219,9 +219,9 @@ class ViewPublisher(Publisher):
         )
 
     def open_for_finish(self) -> None:
-        if self.work.rows_beyond:
+        if self.spec.rows_beyond:
             return
-        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        job = JobFolder.of(self.location.checkpoints, self.spec.job_id).storage
         load = partial(self.saved.load_swap, job)
         shards = (partial(self.saved.load_shard, job, index) for index in range(len(self.saved.shards)))
         targets = [lambda: self.target] if self.saved.shards else []
@@ -234,16 +234,16 @@ class ViewPublisher(Publisher):
         """Swap the view's rows if all of them are staged; if the job failed, leave the view as it is."""
         if failed:
             return self.result(committed), False
-        if self.work.rows_beyond:
-            return replace(self.result(()), state=PARTIAL, notes=(*self.saved.notes, self.work.cap_note)), False
-        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        if self.spec.rows_beyond:
+            return replace(self.result(()), state=PARTIAL, notes=(*self.saved.notes, self.spec.cap_note)), False
+        job = JobFolder.of(self.location.checkpoints, self.spec.job_id).storage
         swap = self.swap or self.saved.load_swap(job)
-        if swap.idle and JobFolder(job, self.work.job_id).alone:
+        if swap.idle and JobFolder(job, self.spec.job_id).alone:
             return replace(self.result(()), state=DONE), False
         if swap.idle:
             view = self.location.open()
-            self.work.written.check(view)
-            if view.version == self.work.written.version:
+            self.spec.written.check(view)
+            if view.version == self.spec.written.version:
                 return replace(self.result(()), state=DONE), False
         result = self._swap_rows(job, swap)
         mirror = partial(mirror_swap, self.location, self._swapped)
@@ -256,19 +256,19 @@ class ViewPublisher(Publisher):
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
         """Return the result of a job that has made nothing visible."""
         return BackfillResult(
-            self.work.job_id,
+            self.spec.job_id,
             FAILED,
             rows_skipped=self.saved.rows_skipped,
-            rows_left=sum(int(shard["rows"]) for shard in self.saved.shards) + self.work.rows_beyond,
-            version=self.work.written.version,
-            from_version=self.work.written.version,
+            rows_left=sum(int(shard["rows"]) for shard in self.saved.shards) + self.spec.rows_beyond,
+            version=self.spec.written.version,
+            from_version=self.spec.written.version,
             notes=self.saved.notes,
         )
 
     def _swap_rows(self, job: Storage, swap: SwapPlan) -> BackfillResult:
-        began, view, work, saved = time.monotonic(), self.location, self.work, self.saved
+        began, view, spec, saved = time.monotonic(), self.location, self.spec, self.saved
         # The source may have been created again after its rows were read.
-        looks = partial(self._all_staged, job), view.open, partial(work.read.assert_same_table, view.options)
+        looks = partial(self._all_staged, job), view.open, partial(spec.read.assert_same_table, view.options)
         waits = [write.result for write in self.write_behind]
         self.write_behind.clear()
         verified = (pair for found in self._verified.values() for _, pair in found.pairs if pair.physical_rows)
@@ -277,29 +277,29 @@ class ViewPublisher(Publisher):
         staged, dataset, *_ = view.checkpoints.side_by_side(*looks, *waits)
         # Rows that failed without changing the view count as another run, too.
         swap = replace(swap, advances=swap.advances or bool(staged.failed))
-        result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
+        result = BackfillResult(spec.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
         # An earlier attempt may have been killed after its swap.
         newest = newest_swap(view, dataset)
         done = newest.identity != swap.based_on
         # Later refreshes read the history only back to this swap.
-        restores = [restore for restore in newest.restores if restore[0] > work.written.version]
+        restores = [restore for restore in newest.restores if restore[0] > spec.written.version]
         notes = (*saved.notes, *taken_back(dataset, restores))
         version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
         if version is None and staged.missing:
             shards = range(len(saved.shards))
-            capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, work.job_id), saved, at))]
+            capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, spec.job_id), saved, at))]
             why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
-        elif version is None and not (why := promoted_meanwhile(dataset, work)):
+        elif version is None and not (why := promoted_meanwhile(dataset, spec)):
 
             @cache
             def judge() -> None:
-                checks = ValueChecks(dataset, work, work.sizing.batch_bytes, lambda: self.target.names)
+                checks = ValueChecks(dataset, spec, spec.sizing.batch_bytes, lambda: self.target.names)
                 self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
                 stop_if_not_met(self.checked, "The refresh of the view")
 
             def snapshot() -> Snapshot:
                 judge()
-                return swap.snapshot_with(staged.failed, work.definition.keys)
+                return swap.snapshot_with(staged.failed, spec.definition.keys)
 
             try:
                 if not done:
@@ -308,11 +308,11 @@ class ViewPublisher(Publisher):
                 data = self.target.data
                 fresh = not view.checkpoints.local and time.monotonic() - began < _FRESH_SECONDS
                 opened = dataset if fresh else None
-                self._swapped = swap_rows(view, work, saved.fingerprint, swap, files, data, snapshot, opened)
+                self._swapped = swap_rows(view, spec, saved.fingerprint, swap, files, data, snapshot, opened)
                 version, why = self._swapped.version, self._swapped.why
             except BrokenFile as broken:
                 fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
-                remove_broken(self.target, broken, (str(work.key(fragment)) for fragment in fragments))
+                remove_broken(self.target, broken, (str(spec.key(fragment)) for fragment in fragments))
                 self._verified.clear()
                 return self._swap_rows(job, swap)
         if why:
@@ -321,7 +321,7 @@ class ViewPublisher(Publisher):
             return replace(result, state=PARTIAL, rows_left=due, version=result.from_version, notes=notes)
         return replace(
             result,
-            **staged.counts(work.job_id),
+            **staged.counts(spec.job_id),
             version=version or result.from_version,
             commits=(version,) if version else (),
             notes=notes,
@@ -331,7 +331,7 @@ class ViewPublisher(Publisher):
         """Return names and row counts of the files to swap in: the staged ones, or new ones in the view's order."""
         if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
             return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
-        fragments, limit = [pair for _, pair in staged.pairs], self.work.sizing.batch_bytes
+        fragments, limit = [pair for _, pair in staged.pairs], self.spec.sizing.batch_bytes
         return reorder_rows(self.location.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, limit)
 
     def _all_staged(self, job: Storage) -> _StagedRows:
@@ -349,7 +349,7 @@ class ViewPublisher(Publisher):
 
     @cached_property
     def target(self) -> ViewTarget:
-        return replace(ViewTarget.at(self.location, self.work, *self.opened), written={})
+        return replace(ViewTarget.at(self.location, self.spec, *self.opened), written={})
 
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:

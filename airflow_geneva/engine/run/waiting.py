@@ -30,7 +30,7 @@ class Waiting:
     """
 
     location: TableLocation
-    work: JobSpec
+    spec: JobSpec
     plan: str
     shard: int
     here: bool
@@ -38,9 +38,9 @@ class Waiting:
     def __call__(self, batches: Mapping[str, int]) -> None:
         """Record the submitted rows by batch, and wait until the next poll; StillWaiting if not `here`."""
         self.folder.update_shard(self.plan, self.shard, submitted=dict(batches))
-        rows, seconds = sum(batches.values()), poll_interval(self.work)
+        rows, seconds = sum(batches.values()), poll_interval(self.spec)
         there = f"{counted(rows, 'row')} in {counted(len(batches), 'batch', 'batches')}"
-        logger.info("%s: a service has %s; it is asked again in %g s.", self.work.target, there, seconds)
+        logger.info("%s: a service has %s; it is asked again in %g s.", self.spec.target, there, seconds)
         if not self.here:
             raise StillWaiting(batches)
         measured().enter("service")
@@ -49,7 +49,7 @@ class Waiting:
 
     @property
     def folder(self) -> JobFolder:
-        return JobFolder.of(self.location.checkpoints, self.work.job_id)
+        return JobFolder.of(self.location.checkpoints, self.spec.job_id)
 
     @property
     def batches(self) -> dict[str, int]:
@@ -75,12 +75,12 @@ class Waiting:
             logger.info("This process cannot ask the service, Spark does: %s", missing)
             return
         loaded = udfs.here()
-        for column, found in submissions_of(self.location, self.work, loaded).items():
+        for column, found in submissions_of(self.location, self.spec, loaded).items():
             mapper = BatchApiMapper(Mapper(loaded[column], ()), found)
             if any(mapper.state_of(submission) == "waiting" for submission in found.named(names)):
                 raise StillWaiting(names)
 
 
-def poll_interval(work: JobSpec) -> float:
+def poll_interval(spec: JobSpec) -> float:
     """Return the seconds between two polls of the batches of a job."""
-    return min((udf.poll_interval for udf in work.udfs.values() if udf.poll_interval), default=0.0)
+    return min((udf.poll_interval for udf in spec.udfs.values() if udf.poll_interval), default=0.0)

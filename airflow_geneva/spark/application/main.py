@@ -77,7 +77,7 @@ def apply_submitted(
 
     folder = Storage.at(job_uri, credentials)
     saved = load_plan(folder, fingerprint)
-    job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name, folder.options), saved)
+    job = PlannedJob(TableLocation(saved.spec.table, saved.spec.table_name, folder.options), saved)
     job.waits = waits
     every = {} if progress_seconds is None else {"every": progress_seconds}
     # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
