@@ -17,12 +17,13 @@ from airflow_geneva.engine.job.folder import plan_name
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
-from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, Plan
+from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import load_plan, shard_summaries
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard, cut_shards
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.udf.code_archive import CodeArchive
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.errors import InvalidInput
 from tests.support.counting import triple

@@ -76,6 +76,7 @@ ELSEWHERE = {
     "values.checked",
     "promote.before",
     "promote.after",
+    "copy.cloned",
     "copy.recorded",
 }
 

@@ -32,14 +32,14 @@ WORKS = st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=12).map(
 
 @given(WORKS, st.none() | st.integers(1, 150), st.integers(1, 8), st.none() | st.integers(1, 5))
 def test_every_missing_row_is_in_exactly_one_unit(
-    tasks: list[FragmentTask], task_size: int | None, slots: int, diversity: int | None
+    fragments: list[FragmentTask], task_size: int | None, slots: int, diversity: int | None
 ) -> None:
-    tasks = split_into_tasks(tasks, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
+    tasks = split_into_tasks(fragments, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
     by_fragment: dict[int, list[Unit]] = {}
     for unit in (unit for task in tasks for unit in task):
         by_fragment.setdefault(unit.task.id, []).append(unit)
-    assert set(by_fragment) == {item.id for item in tasks}
-    for item in tasks:
+    assert set(by_fragment) == {item.id for item in fragments}
+    for item in fragments:
         units = by_fragment[item.id]
         if units[0].whole:
             assert [unit.run for unit in units] == [item.due]
@@ -52,8 +52,8 @@ def test_every_missing_row_is_in_exactly_one_unit(
 
 
 @given(WORKS, st.integers(1, 150))
-def test_no_task_is_much_larger_than_asked_for(tasks: list[FragmentTask], task_size: int) -> None:
-    for task in split_into_tasks(tasks, Sizing(task_size=task_size), 2):
+def test_no_task_is_much_larger_than_asked_for(fragments: list[FragmentTask], task_size: int) -> None:
+    for task in split_into_tasks(fragments, Sizing(task_size=task_size), 2):
         rows = sum(len(unit.run if not unit.whole else unit.task.missing) for unit in task)
         assert rows <= 2 * task_size
 

@@ -27,14 +27,13 @@ from airflow_geneva.engine.job.error_records import _SCHEMA, ErrorRecord, count_
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.plan.model import CodeArchive
 from airflow_geneva.engine.storage import arrow_documents
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, read_schema, to_bytes
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, MOST_VALUES, expand, parse
 from airflow_geneva.engine.storage.engine_errors import EngineError
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import sha256
-from airflow_geneva.engine.udf.code_archive import archive_name
+from airflow_geneva.engine.udf.code_archive import CodeArchive, archive_name
 from airflow_geneva.errors import InvalidInput
 from tests.support.object_store import Bucket
 

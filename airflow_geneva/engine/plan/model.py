@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +22,8 @@ from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
-from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.uri import md5, sha256
-from airflow_geneva.engine.udf.code_archive import MOST_ARCHIVE_BYTES, archive_name
+from airflow_geneva.engine.storage.uri import md5
+from airflow_geneva.engine.udf.code_archive import CodeArchive
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import InvalidInput
@@ -36,27 +34,6 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.estimate import Estimate
     from airflow_geneva.engine.plan.swap_plan import SwapPlan
     from airflow_geneva.engine.udf.expect import Expectation
-
-
-@dataclass(frozen=True)
-class CodeArchive:
-    """The zip archive of a UDF's module or package, stored beside the plan: its name, digest and origin.
-
-    Args:
-        root: the folder on the planning process's Python path that has the code; "" if unknown.
-    """
-
-    zip: str
-    sha256: str
-    root: str = ""
-
-    def read(self, job: Storage) -> bytes | None:
-        """Return the archive from the folder of its job; None if it was removed, or is not what was planned."""
-        try:
-            found = job.read_bytes(self.zip, MOST_ARCHIVE_BYTES)
-        except (FileNotFoundError, ValueError):
-            return None
-        return found if sha256(found) == self.sha256 and archive_name("code", found) == self.zip else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +213,7 @@ class _JobSpec(ABC):
     def with_source_paths(self, text: str) -> str:
         """Replace paths in the code archives on executors with source paths, for example in a traceback."""
         for code in self.codes:
-            if code.root:
-                text = re.sub(rf"[^\s\"']*/{re.escape(code.zip)}(?=/)", code.root.replace("\\", r"\\"), text)
+            text = code.with_source_paths(text)
         return text
 
     def too_many(self, failed: int) -> str | None:

@@ -12,13 +12,14 @@ from airflow_geneva.engine.job.folder import plan_name
 from airflow_geneva.engine.job.status import DAMAGED
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.load_spec import LoadSpec
-from airflow_geneva.engine.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
+from airflow_geneva.engine.plan.model import BackfillSpec, JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.storage.documents import LARGEST_PLAN, MOST_PLAN_VALUES, parse
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import sha256
+from airflow_geneva.engine.udf.code_archive import CodeArchive
 from airflow_geneva.errors import InvalidInput
 
 _FORMAT = 6

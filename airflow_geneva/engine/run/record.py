@@ -14,14 +14,14 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
-from airflow_geneva.engine.plan.model import CodeArchive, JobSpec, Plan
+from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
 from airflow_geneva.engine.results import PENDING
 from airflow_geneva.engine.run.choice import RunnerChoice
 from airflow_geneva.engine.storage.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import sha256
-from airflow_geneva.engine.udf.code_archive import archive_name, code_root, zip_code
+from airflow_geneva.engine.udf.code_archive import CodeArchive, archive_name, code_root, zip_code
 from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
 
 logger = logging.getLogger("airflow_geneva.run")

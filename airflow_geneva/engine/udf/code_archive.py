@@ -30,6 +30,7 @@ from importlib.machinery import (
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
 
@@ -56,6 +57,33 @@ _COMPILED = re.compile(r"([^/.]+)((?:\.[\w-]+)?\.(?:so|pyd))")
 def archive_name(name: str, archive: bytes) -> str:
     """Return the file name of an archive, which its contents are a part of."""
     return f"{name}-{sha256(archive)[:16]}.zip"
+
+
+@dataclass(frozen=True)
+class CodeArchive:
+    """The zip archive of a UDF's module or package, stored beside the plan: its name, digest and origin.
+
+    Args:
+        root: the folder on the planning process's Python path that has the code; "" if unknown.
+    """
+
+    zip: str
+    sha256: str
+    root: str = ""
+
+    def read(self, job: Storage) -> bytes | None:
+        """Return the archive from the folder of its job; None if it was removed, or is not what was planned."""
+        try:
+            found = job.read_bytes(self.zip, MOST_ARCHIVE_BYTES)
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if sha256(found) == self.sha256 and archive_name("code", found) == self.zip else None
+
+    def with_source_paths(self, text: str) -> str:
+        """Replace the archive's path on executors with its root, for example in a traceback."""
+        if not self.root:
+            return text
+        return re.sub(rf"[^\s\"']*/{re.escape(self.zip)}(?=/)", self.root.replace("\\", r"\\"), text)
 
 
 def zip_code(import_path: str) -> bytes | None:
