@@ -410,7 +410,7 @@ class ShardCommitter:
 
     def _fact_files(self, dataset: lance.LanceDataset, files: Sequence[FragmentFiles]) -> Sequence[FragmentFiles]:
         """Return fragments with the data files of the columns that facts are about."""
-        if self.fact_columns is self.columns or not self.spec.keeps_facts:
+        if self.fact_columns == self.columns or not self.spec.keeps_facts:
             return files
         found = read_fragments(dataset, self.fact_columns, {one.id for one in files})
         return [found[one.id] for one in files]
