@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, mark_defined
 from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
+from airflow_geneva.engine.lance_io.arrays import nested_types
 from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.reading import Readable, check_columns
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
@@ -22,6 +23,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.engine.results import BackfillResult, BackfillResults
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.places import base_folders
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.engine.udf.definition import (
@@ -200,7 +202,10 @@ class Table(Summarized, Readable, FailedRows):
         fields, udfs = define_columns(self.name, dataset.schema, columns, dataset.data_storage_version)
         for name, udf in udfs.items():
             give_udf(udf, self._named(name))
-        dropped = (one for one in fields_with_state(checkpoints) if one > dataset.max_field_id and not is_group(one))
+        dropped = {one for one in fields_with_state(checkpoints) if one > dataset.max_field_id and not is_group(one)}
+        if base_folders(dataset):  # a clone's facts about a dropped column may lie beside the table of its files
+            most = sum(1 for field in fields for _ in nested_types(field.type))
+            dropped.update(range(dataset.max_field_id + 1, dataset.max_field_id + 1 + most))
         mark_defined(checkpoints, dropped, int(dataset.version))
         dataset.add_columns(fields)
 

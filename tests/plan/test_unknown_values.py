@@ -344,6 +344,38 @@ def test_facts_about_a_dropped_column_do_not_count_for_another_one_with_its_fiel
     assert_nothing_to_do_is_free(table, "dropped", trace, udf=double())
 
 
+def test_a_dropped_column_that_a_restore_returned_is_computed_where_its_inputs_changed(
+    db: Database, trace: Trace
+) -> None:
+    table = db.create_table("t", pa.table({"x": range(20)}))
+    table.add_columns({"y": double()})
+    table.backfill("y", udf=double(), runner="inline")
+    before = table.version
+    table.drop_columns(["y"])
+    table.add_columns({"y": double()})
+    table.location.open(before).restore()
+    table.lance.update({"x": "x + 1000"}, where="x < 5")
+    trace.clear()
+    run(table)
+    assert_exact(trace, range(1000, 1005))
+    assert sorted(table.to_arrow()["y"].to_pylist()) == sorted(2 * x for x in table.to_arrow()["x"].to_pylist())
+
+
+def test_a_new_column_of_a_clone_has_no_facts_of_a_dropped_one(db: Database) -> None:
+    table = db.create_table("t", pa.table({"x": range(20)}))
+    table.add_columns({"dropped": double()})
+    table.backfill("dropped", udf=double(), runner="inline")
+    table.lance.shallow_clone(f"{db.uri}/t2.lance", table.version)
+    clone = db.open_table("t2")
+    field = clone.lance.lance_schema.field("dropped").id()
+    clone.drop_columns(["dropped"])
+    clone.add_columns({"y": double()})
+    assert clone.lance.lance_schema.field("y").id() == field
+    clone.lance.update({"y": "7"})
+    with pytest.raises(UnknownValues, match=": 20 rows"):
+        run(clone)
+
+
 @moves
 def test_a_clone_knows_what_is_found_in_the_history_of_the_table_that_it_was_made_from(
     db: Database, trace: Trace, change: Callable[[Any], object]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, to_lists
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage, in_threads
+
+if TYPE_CHECKING:
+    from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 
 _FOLD_AFTER = 16
 _OF_A_JOB = 3
@@ -209,6 +212,18 @@ class ColumnState:
         newest: int = pc.max(self.facts.table["at"]).as_py() or 0
         return newest > self.defined
 
+    def at_files(self, files: Iterable[FragmentFiles]) -> ColumnState:
+        """Return the state for a version with these files: of its column, or of a dropped one that a restore returned.
+
+        Facts up to `defined` that match a file show that the dropped column is back.
+        """
+        if not self.defined:
+            return self
+        known = (fact for one in files if one.output for fact in self.facts.get(one.signature, ()))
+        if any(fact.at <= self.defined for fact in known):
+            return replace(self, defined=0)
+        return replace(self, seen=[version for version in self.seen if version > self.defined])
+
     def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
         """Return the rows of a fragment on which a UDF ran, by provenance (UDF version and failed runs)."""
         found: dict[Provenance, Ranges] = {}
@@ -313,7 +328,6 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
     no_marks = pc.invert(pc.is_in(ledgers["kind"], pa.array([SEEN, _DEFINED])))
     state.facts = Facts(ledgers.filter(no_marks).combine_chunks())
-    state.seen = [version for version in state.seen if version > state.defined]
     state.open_jobs = {job for job, at in announced.items() if at >= max(marked.get(job, 0), state.defined + 1)}
     return state
 

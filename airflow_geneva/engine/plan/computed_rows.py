@@ -119,7 +119,7 @@ class ComputedRows:
         self.columns = columns
         self.names = names
         self.manifest = read_manifest(dataset, columns)
-        self.state = state
+        self.state = state.at_files(self.manifest.values())
         self.previous = previous
         self.learned: list[Fact] = []
         self.notes: list[str] = []
