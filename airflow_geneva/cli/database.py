@@ -114,9 +114,7 @@ def open_database_argument(
             "as s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
         )
     uri = given.pop(0) if len(given) > len(names) else None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is no folder")  # an error here
-        database = open_database(uri, conn_id)
+    database = open_database(uri, conn_id)
     database = replace(database, options=with_places(database.options, allow_places(allowed_places)))
     if is_local(database.uri) and not Path(database.uri).is_dir():
         similar = similar_folder(database.uri)
@@ -131,7 +129,7 @@ def open_database(uri: str | None, conn_id: str | None) -> Database:
         options = read_storage_options(os.environ.get(CREDENTIALS))
         if uri is not None and uri.startswith(SCHEME):
             return _open_catalog(uri, options)
-        return connect(uri or "", options)
+        return _connect(uri or "", options)
     try:
         from airflow_geneva.hooks.lance import LanceHook
         from airflow_geneva.operators._airflow_internals import as_command
@@ -142,6 +140,12 @@ def open_database(uri: str | None, conn_id: str | None) -> Database:
         ) from error
     with as_command():
         return LanceHook(conn_id).get_database(uri and normalize_uri(uri))
+
+
+def _connect(uri: str, options: Mapping[str, str]) -> Database:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is no folder")  # a command makes it, or fails
+        return connect(uri, options)
 
 
 def _open_catalog(uri: str, options: Mapping[str, str]) -> Database:

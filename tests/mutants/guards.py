@@ -624,7 +624,7 @@ GUARDS = [
         ("storage/test_storage.py::test_what_a_job_keeps_of_its_failure_names_no_credentials",),
     ),
     Guard(
-        "The files of a job whose machine has another clock would be removed while it tasks.",
+        "The files of a job whose machine has another clock would be removed while it works.",
         "if found.open or (found.ended is None and is_touched(name)):",
         "if found.open:",
         (

@@ -22,7 +22,7 @@ from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.engine.udf.code_archive import CodeArchive
 from airflow_geneva.errors import InvalidInput
 
-_FORMAT = 6
+_FORMAT = 7
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 

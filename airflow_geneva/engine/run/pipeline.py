@@ -233,7 +233,7 @@ class _Applied:
 
 
 class PlannedJob:
-    """A job whose record and plan are written. Each step tasks in any process, and after a kill it can be repeated.
+    """A job whose record and plan are written. Each step works in any process, and after a kill it can be repeated.
 
     Args:
         swap: the swap plan of a refresh, if this process has it already.
