@@ -304,7 +304,7 @@ def test_a_failed_refresh_says_which_row_of_the_source_which_column_failed_on(ta
     assert "view.refresh()" in run("plan", db, "picked", "e", code=1)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_mistyped_path_is_an_error_that_suggests_the_database(table: Table, db: str) -> None:
     wrong = db[:-1]
     assert f"Error: There is no database {wrong}: no such folder. Did you mean {db}?" in run("jobs", wrong, code=1)

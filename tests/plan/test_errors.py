@@ -370,7 +370,7 @@ def test_an_output_of_the_wrong_type_names_the_row_and_both_types(table: Table) 
         assert part in message
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
 def test_a_coroutine_that_a_plain_function_returns_is_to_be_awaited(table: Table) -> None:
     async def ask(x: int) -> int:
         return x
