@@ -131,8 +131,8 @@ def plan_refresh(
 def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bool = False) -> PlannedJob:
     """Open a job by its plan, without its fragments.
 
-    The plan's code runs, so whoever names a plan must not be able to choose one: the job's record, which the process
-    wrote that planned, must name it too.
+    A caller cannot choose a plan, because the code of the plan runs: the record that the planning process wrote must
+    name the same plan.
 
     Args:
         fingerprint: the SHA-256 of the plan.

@@ -64,7 +64,7 @@ def skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: Cal
     """Record a row as skipped; `RowFailed` if no `Skip` rule decides."""
     if rule is None or not isinstance(results.rules[rule], Skip):
         raise RowFailed(row, trouble)
-    # Record the failure first: nobody may see the NULL without it.
+    # Record the failure before the NULL, so that no reader sees a NULL without its failure.
     results.add_failure(row, rule, trouble)
     results.put(row, pa.nulls(1, results.mapper.udf.data_type))
 

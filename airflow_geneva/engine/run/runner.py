@@ -1,6 +1,6 @@
-"""What the engine asks of a cluster, so that it computes shards elsewhere than in this process.
+"""What the engine asks of a cluster that computes shards in place of this process.
 
-Whoever starts a job hands the runner in; the engine imports none.
+The caller that starts a job passes its runner to the engine, which imports none.
 """
 
 from __future__ import annotations
@@ -70,6 +70,6 @@ class Loader(KeySearch, Protocol):
 
 
 def needed(runner: Runner | None) -> Runner:
-    """Return the runner of a job that is computed on a cluster; its starter has handed it in."""
+    """Return the runner of a job that is computed on a cluster; the caller that started the job passed it."""
     assert runner is not None, "A job that is computed on a cluster needs its runner."
     return runner
