@@ -324,10 +324,7 @@ class Table(Summarized, Readable, FailedRows):
             CodeChanged: rows hold another UDF version's value, and ``on_code_change`` is ``error``.
             UnknownValues: rows hold a value that no job computed, and ``on_unknown_values`` is ``error``.
         """
-        request = BackfillRequest(
-            column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-            ignore_checkpoints, run_after, on_unknown_values=on_unknown_values, sizing=sizing,
-        )  # fmt: skip
+        request = BackfillRequest.of(locals(), sizing)
         from airflow_geneva.engine.run.estimate import estimator
         from airflow_geneva.engine.run.prepare import Udfs
 
@@ -381,6 +378,7 @@ class Table(Summarized, Readable, FailedRows):
             InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_backfill`; nothing was started.
             JobFailed: the job failed; ``.result`` has the counts of its completed work.
         """
+        arguments = locals()
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.run.pipeline import run_new
 
@@ -395,10 +393,7 @@ class Table(Summarized, Readable, FailedRows):
         for name in columns:
             if name in results:
                 continue  # computed with a column of the same function
-            request = BackfillRequest(
-                name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-                ignore_checkpoints, run_after, max_failed, indexes, on_unknown_values, sizing=sizing,
-            )  # fmt: skip
+            request = BackfillRequest.of({**arguments, "column": name}, sizing)
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
                 result = run_new(plan, self.location, udfs, runner, watch, SparkRunner())
@@ -464,7 +459,7 @@ class Table(Summarized, Readable, FailedRows):
         from airflow_geneva.bar import show
         from airflow_geneva.engine.run.background import start_in_background
 
-        plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
+        plan, udfs, watch = self._plan_to_run(BackfillRequest.of({**options, "column": column}), udf, runner)
         return start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _named(self, column: str) -> str:
@@ -546,6 +541,7 @@ class Table(Summarized, Readable, FailedRows):
             table.load_columns("s3://deliveries/2026-11/*.parquet", on="id", columns=["caption", "embedding"])
             ```
         """
+        arguments = locals()
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.job.meter import Stopwatch
         from airflow_geneva.engine.load.request import LoadRequest
@@ -556,12 +552,9 @@ class Table(Summarized, Readable, FailedRows):
         from airflow_geneva.engine.run.prepare import Udfs
 
         check_runner(runner)
-        request = LoadRequest(
-            source, on, columns, format, on_missing, on_duplicate, where, adopt, sizing=sizing
-        )  # fmt: skip
         watch, location = Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            planned, runner = plan_here(location, request, runner, SparkRunner())
+            planned, runner = plan_here(location, LoadRequest.of(arguments, sizing), runner, SparkRunner())
             try:
                 return run_new(planned.plan, location, Udfs({}), runner, watch, SparkRunner())
             finally:

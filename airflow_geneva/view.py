@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.table_key import key_columns
 from airflow_geneva.engine.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
 from airflow_geneva.engine.plan.model import Plan
-from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
+from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
@@ -186,26 +185,11 @@ class View(Table):
             UnknownValues: the record of the view's rows is missing, and ``on_unknown_values`` does not say what to do
                 or cannot be done.
         """
+        request = RefreshRequest.of(locals(), sizing)
         from airflow_geneva.engine.run.estimate import estimator
-        from airflow_geneva.engine.run.prepare import Udfs
-        from airflow_geneva.engine.run.view import load_udfs, plan
 
-        request = RefreshRequest(
-            new_job_id(),
-            src_version,
-            max_rows_per_fragment,
-            on_code_change,
-            ignore_checkpoints,
-            check_sizing(sizing),
-            errors_only=errors_only,
-            on_unknown_values=on_unknown_values,
-        )
-        definition = self.view_definition
-        planned = plan(self.location, definition, self._source(definition).location, request)
-        return replace(
-            planned,
-            estimator=estimator(self.location, lambda: Udfs.of_refresh(planned, load_udfs(definition)), SparkRunner()),
-        )
+        plan, udfs = self._plan_refresh(request, self.location)
+        return replace(plan, estimator=estimator(self.location, lambda: udfs, SparkRunner()))
 
     def refresh(
         self,
@@ -235,21 +219,10 @@ class View(Table):
             InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_refresh`; nothing was started.
             JobFailed: the job failed; the view is unchanged.
         """
+        request = RefreshRequest.of(locals(), sizing)
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.run.pipeline import run_new
 
-        request = RefreshRequest(
-            new_job_id(),
-            src_version,
-            max_rows_per_fragment,
-            on_code_change,
-            ignore_checkpoints,
-            check_sizing(sizing),
-            max_failed,
-            indexes,
-            errors_only,
-            on_unknown_values,
-        )
         with progress_bar(self.name):
             plan, udfs, watch = self._plan_refresh_to_run(request, runner)
             return run_new(plan, self.location, udfs, runner, watch, SparkRunner())
@@ -266,26 +239,29 @@ class View(Table):
         from airflow_geneva.bar import show
         from airflow_geneva.engine.run.background import start_in_background
 
-        plan, udfs, watch = self._plan_refresh_to_run(RefreshRequest.of(new_job_id(), options), runner)
+        plan, udfs, watch = self._plan_refresh_to_run(RefreshRequest.of(options), runner)
         return start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.engine.job.meter import Stopwatch
         from airflow_geneva.engine.run.choice import check_runner
+
+        check_runner(runner)
+        watch = Stopwatch()
+        return *self._plan_refresh(request, self.location.patient()), watch
+
+    def _plan_refresh(self, request: RefreshRequest, location: TableLocation) -> tuple[Plan, Udfs]:
         from airflow_geneva.engine.run.prepare import Udfs
         from airflow_geneva.engine.run.view import load_udfs, plan
 
-        check_runner(runner)
-        watch, location = Stopwatch(), self.location.patient()
         dataset = location.open()
         definition = ViewDefinition.read(dataset.schema.metadata, self.name)
-        source = locate_source(location, definition, self.sources)
         try:
-            planned = plan(location, definition, source, request, dataset)
+            planned = plan(location, definition, locate_source(location, definition, self.sources), request, dataset)
         except InvalidInput:
             self._source(definition)  # which says more if it is the source that cannot be opened
             raise
-        return planned, Udfs.of_refresh(planned, load_udfs(definition)), watch
+        return planned, Udfs.of_refresh(planned, load_udfs(definition))
 
     def compare(
         self,

@@ -81,7 +81,6 @@ if TYPE_CHECKING:
         NOT_WHOLE,
         BackfillRequest,
         RefreshRequest,
-        check_sizing,
         plan_request,
     )
     from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan, shard_summaries
@@ -168,7 +167,7 @@ _HOMES = {
     "plan.model": ("JobSpec", "Plan", "RefreshSpec"),
     "plan.shard": ("Shard",),
     "plan.sizing": ("Sizing",),
-    "plan.request": ("NOT_WHOLE", "BackfillRequest", "RefreshRequest", "check_sizing", "plan_request"),
+    "plan.request": ("NOT_WHOLE", "BackfillRequest", "RefreshRequest", "plan_request"),
     "load.request": ("LoadRequest", "plan_load"),
     "lance_io.task_memory": ("LEAST_TASK_MEMORY", "task_memory_bytes"),
     # A job that is planned: apply its shards, commit them, finish.

@@ -89,20 +89,19 @@ class PlanLoadOperator(PlanOperator):
     ) -> tuple[Plan, int | None]:
         from airflow_geneva.engine.api import LoadRequest, plan_load
 
-        shared = {name: asked[name] for name in ("ignore_checkpoints", "indexes", "job_id", "sizing")}
-        request = LoadRequest(
-            source=required_text("source", self.source) if isinstance(self.source, str) else self.source,
-            on=_names(self.on) or (),
-            columns=_names(self.columns),
-            format=optional_text(self.format),
-            on_missing=optional_text(self.on_missing) or "keep",
-            on_duplicate=optional_text(self.on_duplicate) or "error",
-            where=optional_text(self.where),
-            adopt=parse_bool("adopt", self.adopt),
-            run_after=getattr(context["dag_run"], "run_after", None),
-            **shared,
-        )
-        plan = plan_load(table.location, request).plan
+        arguments = {
+            **asked,
+            "source": required_text("source", self.source) if isinstance(self.source, str) else self.source,
+            "on": _names(self.on) or (),
+            "columns": _names(self.columns),
+            "format": optional_text(self.format),
+            "on_missing": optional_text(self.on_missing) or "keep",
+            "on_duplicate": optional_text(self.on_duplicate) or "error",
+            "where": optional_text(self.where),
+            "adopt": parse_bool("adopt", self.adopt),
+            "run_after": getattr(context["dag_run"], "run_after", None),
+        }
+        plan = plan_load(table.location, LoadRequest.of(arguments, asked["sizing"])).plan
         return plan, plan.spec.version if plan.shards else None
 
 

@@ -88,12 +88,7 @@ class PlanRefreshOperator(PlanOperator):
         return View(view.location, allow_databases(places))
 
     def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.api import (
-            RefreshRequest,
-            check_sizing,
-            plan_refresh,
-            refuse_view,
-        )
+        from airflow_geneva.engine.api import RefreshRequest, plan_refresh, refuse_view
 
         refuse_view(table.name, newest.schema.metadata)
         view = self._with_sources(table)
@@ -101,7 +96,7 @@ class PlanRefreshOperator(PlanOperator):
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
             errors_only=parse_bool("errors_only", self.errors_only),
-            **{**asked, "sizing": check_sizing(asked["sizing"])},
+            **asked,
         )
         try:
             # Even without shards there may be a commit to announce, because rows may be removed from the view.

@@ -12,14 +12,12 @@ from lance.file import LanceFileReader
 
 from airflow_geneva import connect
 from airflow_geneva.engine.apply.reader import ReadSize, read_rows
-from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.fragments import Columns
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.plan.shard import FragmentTask
-from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.run import view as refreshing
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.inline import apply_inline
@@ -102,7 +100,7 @@ class Refreshed:
         return self.view.location
 
     def plan(self) -> Refreshed:
-        request = RefreshRequest(new_job_id(), sizing=Sizing(**SIZES))
+        request = RefreshRequest(sizing=SIZES)
         self.made = refreshing.plan(self.location, self.view.view_definition, self.view.source().location, request)
         self.saved = record_plan(self.made, self.location)
         return self

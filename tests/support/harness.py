@@ -381,7 +381,7 @@ def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
     location, states = table.location, States(folder / f"{run}.json")
     told = states.read()
     if "fingerprint" not in told:
-        plan, _ = table._plan(BackfillRequest.of("y", {**job.options, "job_id": run}), job.udf)
+        plan, _ = table._plan(BackfillRequest.of({**job.options, "column": "y", "job_id": run}), job.udf)
         told = states.add("fingerprint", record_plan(plan, location, run=run).fingerprint)
     storage = JobFolder.of(location.checkpoints, run).storage
     saved = load_plan(storage, told["fingerprint"])

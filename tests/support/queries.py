@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva import connect
-from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run import view as run
 from airflow_geneva.engine.run.inline import apply_inline
@@ -106,7 +105,7 @@ class Refresh:
     view: View
 
     def plan(self) -> Refresh:
-        request = RefreshRequest(new_job_id())
+        request = RefreshRequest()
         self.made = run.plan(self.view.location, self.view.view_definition, self.view.source().location, request)
         self.saved = record_plan(self.made, self.view.location)
         return self

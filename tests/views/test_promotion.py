@@ -10,7 +10,6 @@ import pytest
 
 from airflow_geneva import Database, connect, expect, udf
 from airflow_geneva.engine import faults
-from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.lance_io.schemas import changed_schema
 from airflow_geneva.engine.plan.model import Plan
@@ -217,7 +216,7 @@ def started(view: View, table: Table) -> tuple[PlannedJob, Plan, Udfs]:
     """A refresh of one row that is planned and recorded, and has computed nothing."""
     table.add(pa.table({"id": [40], "x": [40]}))
     definition = view.view_definition
-    made = plan(view.location, definition, table.location, RefreshRequest(new_job_id()))
+    made = plan(view.location, definition, table.location, RefreshRequest())
     udfs = Udfs(load_udfs(definition))
     return start(made, view.location, udfs, "inline", Stopwatch()), made, udfs
 

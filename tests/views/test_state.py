@@ -24,7 +24,7 @@ from tests.support.tables import MakeTable
 
 def refresh(view: View, job_id: str) -> None:
     """A refresh under a given job, as one that is planned again after it was cleared."""
-    request = RefreshRequest(job_id)
+    request = RefreshRequest(job_id=job_id)
     taken = Refresh(view)
     taken.made = run.plan(view.location, view.view_definition, view.source().location, request)
     taken.saved = record_plan(taken.made, view.location)

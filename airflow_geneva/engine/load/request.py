@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.engine.choices import OnDuplicate, OnMissing
-from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import castable, check_storable, map_leaves
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where
@@ -25,7 +24,7 @@ from airflow_geneva.engine.load.join import DuckSearch
 from airflow_geneva.engine.load.source import LoadSource, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import Plan, ReasonCount
-from airflow_geneva.engine.plan.request import cap_fragments, check_sizing
+from airflow_geneva.engine.plan.request import JobRequest, cap_fragments, check_sizing
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, cut_shards
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.location import TableLocation
@@ -41,7 +40,7 @@ LOADED = "may have other values in the source"
 
 
 @dataclass(frozen=True)
-class LoadRequest:
+class LoadRequest(JobRequest):
     """The arguments of a load; see :meth:`airflow_geneva.Table.load_columns`."""
 
     source: Any
@@ -53,10 +52,6 @@ class LoadRequest:
     where: str | None = None
     adopt: bool = False
     run_after: datetime | None = None
-    ignore_checkpoints: bool = False
-    indexes: str | None = None
-    job_id: str | None = None
-    sizing: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _names(given: Any, what: str) -> tuple[str, ...]:
@@ -279,7 +274,7 @@ def _plan(
     field_id = output_id(dataset, columns, definition is not None)
     options = repr((delivery.source.fingerprint, on, columns, request.on_missing, request.on_duplicate))
     spec = LoadSpec(
-        job_id=request.job_id or new_job_id(),
+        job_id=request.job_id,
         table=location.uri,
         table_name=location.name,
         column=columns[0],

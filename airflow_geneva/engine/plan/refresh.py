@@ -51,9 +51,10 @@ from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
 from airflow_geneva.engine.plan.due_rows import OtherCode
 from airflow_geneva.engine.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows, find_renumbered
-from airflow_geneva.engine.plan.request import RefreshRequest, checkpoints_ignored
+from airflow_geneva.engine.plan.request import RefreshRequest, check_sizing, checkpoints_ignored
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView, find_mismatches, look_beside
 from airflow_geneva.engine.plan.shard import CarriedRows, FragmentTask, FragmentTasks, cut_shards
+from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.engine.plan.unknown_values import answers_unknown_view, cannot_adopt
 from airflow_geneva.engine.storage.engine_errors import is_engine_error
@@ -187,6 +188,7 @@ def plan_refresh(
 ) -> Plan:
     """Compare the source with the view's snapshot; write nothing. `newest` is the source, if it is already open."""
     request.check()
+    sizing = check_sizing(request.sizing)
     dataset = newest = newest or source.open()
     if request.errors_only:
         dataset = _version_shown(dataset, definition, view_state, view.name)
@@ -214,7 +216,7 @@ def plan_refresh(
                 other_code.check(view.name, due.now)
             found = recomputed if recomputed and recompute else compare(due)
             changes, chosen, gone, renumbered = found.changes, found.chosen, found.gone, found.renumbered
-            spec = _work(view, definition, source, dataset, udfs, code, request, view_state)
+            spec = _work(view, definition, source, dataset, udfs, code, request, sizing, view_state)
             tasks = [_fragment_task(spec, item, view_state) for item in chosen]
             lacking = sorted(due.now.keys() - before.keys()) if request.errors_only else []
             spec = _with_calls(spec, tasks, chosen, view_state.newest.identity, lacking)
@@ -681,6 +683,7 @@ def _work(
     udfs: Mapping[str, UdfDefinition],
     code: tuple[tuple[str, str], ...],
     request: RefreshRequest,
+    sizing: Sizing,
     view_state: CommittedViewState,
 ) -> RefreshSpec:
     described = [replace(column, udf=None, expect=None).to_document() for column in definition.columns]
@@ -696,7 +699,7 @@ def _work(
         tables=(PlannedTable.of(source, dataset), PlannedTable.of(view, view_state.dataset)),
         read_version=request.src_version,
         udf_version=version,
-        sizing=request.sizing,
+        sizing=sizing,
         ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
         max_failed=request.max_failed,
         indexes=request.indexes,

@@ -32,8 +32,7 @@ from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance
-
-    from airflow_geneva.engine.udf import UDF
+    from typing_extensions import Self
 
 NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
 """Sizes that need not be whole numbers."""
@@ -81,57 +80,93 @@ class BackfillOptions(SizingOptions, total=False):
     on_unknown_values: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """The arguments that all jobs share. Its sizes are checked when it is planned."""
+
+    job_id: str = field(default_factory=new_job_id)
+    ignore_checkpoints: bool = False
+    indexes: str | None = None
+    sizing: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], sizing: Mapping[str, Any] | None = None) -> Self:
+        """Make a request from those arguments that are its fields; without `sizing` the others are sizes."""
+        own = {part.name for part in fields(cls)} - {"sizing"}
+        sizes = {name: value for name, value in arguments.items() if name not in own} if sizing is None else sizing
+        return cls(**{name: arguments[name] for name in own & set(arguments)}, sizing=sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UdfRequest(JobRequest):
+    """The arguments that backfills and refreshes share."""
+
+    on_code_change: str = "error"
+    on_unknown_values: str = "error"
+    errors_only: bool = False
+    max_failed: int | float | None = None
+
+    def check(self) -> None:
+        for name, words in (("on_code_change", OnCodeChange.words()), ("on_unknown_values", OnUnknownValues.words())):
+            if (given := getattr(self, name)) not in words:
+                raise InvalidInput(f"{name}={given!r} is unknown. Use one of {words}.")
+        failed = self.max_failed
+        rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
+        part = isinstance(failed, float) and 0 <= failed <= 1
+        if not (failed is None or rows or part):
+            raise InvalidInput(
+                f"max_failed={failed!r} is not valid: give a number of rows, as 100, or a part of the rows that are "
+                "due, as 0.01."
+            )
+        if self.indexes not in (None, "update"):
+            raise InvalidInput(f'indexes={self.indexes!r} is unknown. Use "update", or leave it out.')
+
+
 @dataclass(frozen=True)
-class BackfillRequest:
+class BackfillRequest(UdfRequest):
     """The arguments of a backfill; see :meth:`airflow_geneva.Table.plan_backfill`."""
 
     column: str
     where: str | None = None
     read_version: int | None = None
-    on_code_change: str = "error"
     continue_from: str | Sequence[str] | None = None
-    errors_only: bool = False
     recompute_mixed: bool = False
-    ignore_checkpoints: bool = False
     run_after: datetime | None = None
-    max_failed: int | float | None = None
-    indexes: str | None = None
-    on_unknown_values: str = "error"
-    job_id: str | None = None
-    sizing: Mapping[str, Any] = field(default_factory=dict)
 
-    @staticmethod
-    def of(column: str, options: Mapping[str, Any]) -> BackfillRequest:
-        """Make a request from keyword arguments; arguments that are not fields of the request are sizes."""
-        own = {part.name for part in fields(BackfillRequest)} - {"column", "sizing"}
-        sizing = {name: value for name, value in options.items() if name not in own}
-        return BackfillRequest(column, **{name: options[name] for name in own & set(options)}, sizing=sizing)
+    def check(self) -> None:
+        super().check()
+        versions = self.continue_from
+        listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
+        if versions is not None and not listed:
+            raise InvalidInput(f"continue_from={versions!r} is not valid: give a UDF version, or a list of them.")
+        if self.errors_only and self.recompute_mixed:
+            raise InvalidInput("errors_only and recompute_mixed each name the only rows to run. Give one of them.")
+        if versions and (self.ignore_checkpoints or self.recompute_mixed):
+            raise InvalidInput(
+                "continue_from reuses what another version computed; ignore_checkpoints and recompute_mixed ask for "
+                "the opposite. Give one of them."
+            )
+        kinds: dict[str, tuple[type, str]] = {
+            "where": (str, "an SQL filter as text"),
+            "read_version": (int, "a whole number"),
+            "run_after": (datetime, "a datetime"),
+            **dict.fromkeys(("ignore_checkpoints", "errors_only", "recompute_mixed"), (bool, "True or False")),
+        }
+        for name, (kind, wanted) in kinds.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+                raise InvalidInput(f"{name}={value!r} is not valid: give {wanted}.")
 
 
 @dataclass(frozen=True)
-class RefreshRequest:
+class RefreshRequest(UdfRequest):
     """The arguments of a refresh; see :meth:`airflow_geneva.view.View.refresh`."""
 
-    job_id: str
     src_version: int | None = None
     max_rows_per_fragment: int | None = None
-    on_code_change: str = "error"
-    ignore_checkpoints: bool = False
-    sizing: Sizing = field(default_factory=Sizing)
-    max_failed: int | float | None = None
-    indexes: str | None = None
-    errors_only: bool = False
-    on_unknown_values: str = "error"
-
-    @staticmethod
-    def of(job_id: str, options: Mapping[str, Any]) -> RefreshRequest:
-        """Make a request from keyword arguments; arguments that are not fields of the request are sizes."""
-        own = {part.name for part in fields(RefreshRequest)} - {"job_id", "sizing"}
-        sizing = check_sizing({name: value for name, value in options.items() if name not in own})
-        return RefreshRequest(job_id, **{name: options[name] for name in own & set(options)}, sizing=sizing)
 
     def check(self) -> None:
-        _check_shared(self)
+        super().check()
         if self.on_unknown_values == OnUnknownValues.FILL:
             raise InvalidInput('on_unknown_values="fill" is for columns. Of a view, "adopt" or "recompute" all rows.')
         for name in ("ignore_checkpoints", "errors_only"):
@@ -157,7 +192,7 @@ def plan_request(
     newest: lance.LanceDataset | None = None,
 ) -> Plan:
     """Check a request and plan it; write nothing. `inputs` come from the column's definition; None: from the UDF."""
-    _check_types(request)
+    request.check()
     sizing = check_sizing(request.sizing)
     dataset = newest or location.open()
     with reporting_cleaned_up(location, dataset):
@@ -174,7 +209,7 @@ def plan_request(
                 f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
             )
         spec = BackfillSpec(
-            job_id=request.job_id or new_job_id(),
+            job_id=request.job_id,
             table=location.uri,
             table_name=location.name,
             column=output.column,
@@ -213,48 +248,6 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
     """Parse versions from a list, or from one text with commas, as a templated field renders it."""
     named = given.split(",") if isinstance(given, str) else list(given or ())
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
-
-
-def _check_shared(request: BackfillRequest | RefreshRequest) -> None:
-    """Check the arguments that backfills and refreshes share."""
-    for name, words in (("on_code_change", OnCodeChange.words()), ("on_unknown_values", OnUnknownValues.words())):
-        if (given := getattr(request, name)) not in words:
-            raise InvalidInput(f"{name}={given!r} is unknown. Use one of {words}.")
-    failed = request.max_failed
-    rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
-    part = isinstance(failed, float) and 0 <= failed <= 1
-    if not (failed is None or rows or part):
-        raise InvalidInput(
-            f"max_failed={failed!r} is not valid: give a number of rows, as 100, or a part of the rows that are due, "
-            "as 0.01."
-        )
-    if request.indexes not in (None, "update"):
-        raise InvalidInput(f'indexes={request.indexes!r} is unknown. Use "update", or leave it out.')
-
-
-def _check_types(request: BackfillRequest) -> None:
-    _check_shared(request)
-    versions = request.continue_from
-    listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
-    if versions is not None and not listed:
-        raise InvalidInput(f"continue_from={versions!r} is not valid: give a UDF version, or a list of them.")
-    if request.errors_only and request.recompute_mixed:
-        raise InvalidInput("errors_only and recompute_mixed each name the only rows to run. Give one of them.")
-    if versions and (request.ignore_checkpoints or request.recompute_mixed):
-        raise InvalidInput(
-            "continue_from reuses what another version computed; ignore_checkpoints and recompute_mixed ask for "
-            "the opposite. Give one of them."
-        )
-    kinds: dict[str, tuple[type, str]] = {
-        "where": (str, "an SQL filter as text"),
-        "read_version": (int, "a whole number"),
-        "run_after": (datetime, "a datetime"),
-        **dict.fromkeys(("ignore_checkpoints", "errors_only", "recompute_mixed"), (bool, "True or False")),
-    }
-    for name, (kind, wanted) in kinds.items():
-        value = getattr(request, name)
-        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise InvalidInput(f"{name}={value!r} is not valid: give {wanted}.")
 
 
 def check_sizing(given: Mapping[str, Any]) -> Sizing:

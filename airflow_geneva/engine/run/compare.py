@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.siblings import Output
@@ -131,11 +130,7 @@ def compare_view_column(
     asked = replace(definition, columns=columns, explode=None)
     udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
     request = RefreshRequest(
-        new_job_id(),
-        snapshot.source_version,
-        on_code_change="recompute",
-        on_unknown_values="recompute",
-        ignore_checkpoints=True,
+        snapshot.source_version, on_code_change="recompute", on_unknown_values="recompute", ignore_checkpoints=True
     )
     try:
         open_version(source.open(), snapshot.source_version)
