@@ -23,6 +23,8 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # SHARE=2/3: the second of three shares of the tests, which take equally long by tests/durations.json.
 OF_ALL := $(if $(SHARE),--group $(firstword $(subst /, ,$(SHARE))) --splits $(lastword $(subst /, ,$(SHARE))))
 export QUERY
+# What Python compiles, and pytest rewrites, is kept: without it each process compiles everything that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-ui test test-all test-rest test-fast durations coverage mutants lint format bench docs soak dist release released publish-docs clean lock servers always

@@ -36,6 +36,8 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+    # Tests write a module, import it and write it again, in the same second: it must be compiled again.
+    sys.dont_write_bytecode = True
 
 
 DATABASE = database_named("airflow")

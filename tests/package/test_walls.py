@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -149,19 +150,22 @@ def targets_of(node: ast.ImportFrom, module: Module) -> Iterator[str]:
                 yield exported_from(alias.name, base)
 
 
-IMPORTS = [found for module in MODULES for found in read_imports(module)]
-ON_IMPORT = {
-    module.name: [found for found in IMPORTS if found.importer == module.name and found.when == "on import"]
-    for module in MODULES
-}
-# What comes through the door is loaded from its home, which the importer does not know.
-THROUGH_THE_DOOR = {(found.importer, found.line) for found in IMPORTS if found.imported == DOOR}
-WITHIN = [
-    found
-    for found in IMPORTS
-    if found.imported.partition(".")[0] == NAME
-    and (found.imported == DOOR or (found.importer, found.line) not in THROUGH_THE_DOOR)
-]
+@cache
+def imports() -> list[Import]:
+    return [found for module in MODULES for found in read_imports(module)]
+
+
+@cache
+def within() -> list[Import]:
+    """Return the package's imports of itself."""
+    # What comes through the door is loaded from its home, which the importer does not know.
+    door = {(found.importer, found.line) for found in imports() if found.imported == DOOR}
+    return [
+        found
+        for found in imports()
+        if found.imported.partition(".")[0] == NAME
+        and (found.imported == DOOR or (found.importer, found.line) not in door)
+    ]
 
 
 def outside(found: Import) -> str | None:
@@ -201,7 +205,7 @@ def draw_imports(names: Sequence[str], of: Callable[[str], str]) -> str:
     width = max(map(len, names))
     rows = [" " * (width + 4) + " ".join(f"{number:2}" for number in range(1, len(names) + 1))]
     for number, importer in enumerate(names, 1):
-        found = {of(found.imported) for found in WITHIN if of(found.importer) == importer}
+        found = {of(found.imported) for found in within() if of(found.importer) == importer}
         dots = " ".join(" ●" if name in found and name != importer else " ·" for name in names[:number])
         above = " ".join(" ○" if name in found else "  " for name in names[number:])
         rows.append(f"{number:2}  {importer:{width}}{dots} {above}".rstrip())
@@ -220,7 +224,7 @@ def test_a_room_imports_only_the_ground_and_the_rooms_before_it(room: str) -> No
     before = order[: order.index(room) + 1]
     wrong = [
         found
-        for found in WITHIN
+        for found in within()
         if place_of(found.importer) == room
         and place_of(found.imported) not in before
         # The package itself holds no more than its version, and a floor nothing.
@@ -247,15 +251,15 @@ def reach(name: str, leads: dict[str, set[str]]) -> set[str]:
 
 
 def test_no_circle_of_imports_has_more_than_three_modules_with_those_for_types() -> None:
-    assert not largest_circle([found for found in WITHIN if found.when == "on import"])
-    circle = largest_circle([found for found in WITHIN if found.when != "inside a function"])
+    assert not largest_circle([found for found in within() if found.when == "on import"])
+    circle = largest_circle([found for found in within() if found.when != "inside a function"])
     assert len(circle) <= 3, circle
 
 
 def test_airflow_and_the_command_know_the_door_of_the_engine_and_where_files_lie() -> None:
     wrong = [
         found
-        for found in WITHIN
+        for found in within()
         if place_of(found.importer) in {*AIRFLOW_SIDE, "cli"}
         and floor_of(found.imported) == "engine"
         and place_of(found.imported) not in {"api", "storage", *GROUND}
@@ -274,7 +278,7 @@ def test_the_door_hands_on_each_value_for_types_too() -> None:
 def test_nouns_reach_run_only_inside_their_functions() -> None:
     wrong = [
         found
-        for found in WITHIN
+        for found in within()
         if place_of(found.importer) in NOUNS and place_of(found.imported) == "run" and found.when == "on import"
     ]
     assert not wrong, complain(wrong)
@@ -282,14 +286,16 @@ def test_nouns_reach_run_only_inside_their_functions() -> None:
 
 def test_only_nouns_spark_and_the_door_import_run() -> None:
     welcome = NOUNS | {"api", "run", "spark"}
-    wrong = [found for found in WITHIN if place_of(found.imported) == "run" and place_of(found.importer) not in welcome]
+    wrong = [
+        found for found in within() if place_of(found.imported) == "run" and place_of(found.importer) not in welcome
+    ]
     assert not wrong, complain(wrong)
 
 
 def test_nothing_points_back_at_the_airflow_side() -> None:
     wrong = [
         found
-        for found in WITHIN
+        for found in within()
         if place_of(found.imported) in AIRFLOW_SIDE
         and place_of(found.importer) not in AIRFLOW_SIDE
         # `--conn-id` names an Airflow connection; without it, the command needs no Airflow.
@@ -299,21 +305,23 @@ def test_nothing_points_back_at_the_airflow_side() -> None:
 
 
 def test_only_the_airflow_side_imports_airflow() -> None:
-    wrong = [found for found in IMPORTS if outside(found) == "airflow" and place_of(found.importer) not in AIRFLOW_SIDE]
+    wrong = [
+        found for found in imports() if outside(found) == "airflow" and place_of(found.importer) not in AIRFLOW_SIDE
+    ]
     assert not wrong, complain(wrong)
 
 
 def test_what_is_private_in_airflow_is_imported_in_one_module() -> None:
     private = re.compile(r"airflow\.(_shared|api_fastapi|models|utils|sdk\._shared|sdk\.execution_time)\b")
     home = f"{NAME}.operators._airflow_internals"
-    wrong = [found for found in IMPORTS if private.match(found.imported) and found.importer != home]
+    wrong = [found for found in imports() if private.match(found.imported) and found.importer != home]
     assert not wrong, complain(wrong)
-    assert any(private.match(found.imported) for found in IMPORTS)
+    assert any(private.match(found.imported) for found in imports())
 
 
 def test_only_spark_imports_pyspark() -> None:
     wrong = [
-        found for found in IMPORTS if outside(found) in ("pyspark", "py4j") and place_of(found.importer) != "spark"
+        found for found in imports() if outside(found) in ("pyspark", "py4j") and place_of(found.importer) != "spark"
     ]
     assert not wrong, complain(wrong)
 
@@ -321,7 +329,7 @@ def test_only_spark_imports_pyspark() -> None:
 def test_what_runs_on_executors_needs_arrow_lance_and_cloudpickle_only() -> None:
     wrong = [
         found
-        for found in IMPORTS
+        for found in imports()
         if place_of(found.importer) in {*GROUND, *ROOMS}
         # Executors get joined rows; and pyiceberg, where a table of Iceberg is loaded from.
         and found.importer not in (f"{NAME}.engine.load.join", f"{NAME}.engine.load.iceberg")
@@ -354,9 +362,10 @@ def loaded_by(name: str) -> Iterator[Import]:
         if name not in seen and name in NAMES:
             seen.add(name)
             ahead.append(name.rpartition(".")[0])
-            for found in ON_IMPORT.get(name, ()):
-                yield found
-                ahead.append(found.imported)
+            for found in imports():
+                if found.importer == name and found.when == "on import":
+                    yield found
+                    ahead.append(found.imported)
 
 
 def test_no_module_is_a_drawer_for_everything() -> None:
