@@ -93,7 +93,7 @@ def watched_lance_asset(
         "max_wait": seconds(max_wait),
     }
     ways = {name: f"{given:.15g}" if isinstance(given, float) else given for name, given in wanted.items() if given}
-    ways["poll_interval"] = 60  # part of the name since the first assets, whichever the interval is
+    ways["watch"] = "new_rows"  # Airflow drops a part of a URI's query that has no value
     name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(sorted(ways.items()), safe=':')}"
     pause = seconds(poll_interval) or 0.0
     trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, poll_interval=pause, **wanted)

@@ -84,12 +84,12 @@ def test_a_watched_asset_says_in_its_name_how_it_is_watched() -> None:
         watched_lance_asset("docs"),
         watched_lance_asset("docs", since="view:v", poll_interval=timedelta(0, 5)),
     )
-    assert first.name == "lance_default/docs?poll_interval=60"
-    assert second.name == "lance_default/docs?poll_interval=60&since=view:v"
-    assert first.uri == "lance://lance_default/docs?poll_interval=60"
+    assert first.name == "lance_default/docs?watch=new_rows"
+    assert second.name == "lance_default/docs?since=view:v&watch=new_rows"
+    assert first.uri == "lance://lance_default/docs?watch=new_rows"
     assert watched_lance_asset("docs", since="view:v").name == second.name  # only the interval was tuned
     long = watched_lance_asset("docs", quiet_period=timedelta(days=14, seconds=1))
-    assert long.name == "lance_default/docs?poll_interval=60&quiet_period=1209601"
+    assert long.name == "lance_default/docs?quiet_period=1209601&watch=new_rows"
     assert len({asset.uri for asset in (first, second, lance_asset("docs"))}) == 3
     triggers = [revived(asset.watchers[0].trigger) for asset in (first, second)]
     assert [found.asset for found in triggers] == [first.name, second.name]
