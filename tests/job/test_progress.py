@@ -50,6 +50,18 @@ def test_a_shard_of_three_hours_says_it_in_less_than_a_hundred_lines(clock: Cloc
     assert pauses[-1] > 600 * 0.9
 
 
+def test_a_function_that_loads_for_four_minutes_says_so_in_a_few_lines(clock: Clock) -> None:
+    lines: list[str] = []
+    reporter = ProgressReporter(5_000, 1, emit=lines.append, _began=clock.now)
+    for _ in range(240):
+        clock.now += 1
+        reporter.tick()
+    assert len(lines) <= 8
+    assert lines[0] == "loading the function (5.0 s so far), 0 of 5,000 rows computed"
+    reporter.add_rows(10)
+    assert "10 of 5,000 rows computed" in str(reporter.now())
+
+
 @pytest.mark.slow
 def test_a_shard_of_days_says_it_every_ten_minutes(clock: Clock) -> None:
     lines = run(clock, ProgressReporter(200_000, 1, _began=clock.now), 200_000)

@@ -20,7 +20,7 @@ from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOU
 from airflow_geneva.engine.job.progress import Progress, ProgressReporter, Sample
 from airflow_geneva.engine.job.shard_results import write_shard_result
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.engine.results import BackfillResult, ShardResult
+from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import DamagedRecord
 
@@ -203,6 +203,36 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     assert (silent.seconds_left, str(silent.time_left)) == (None, "no process has given a sign of life for 2 min")
     dead = read(folder, now=started + WAITING_TIMEOUT + 25)
     assert (dead.dead, dead.rows_per_second, dead.seconds_left, dead.time_left) == (True, 0.0, None, None)
+
+
+def test_before_the_first_rows_a_job_says_what_takes_the_time(folder: JobFolder) -> None:
+    started = RECORD["started"]
+    plan(folder, SIZES[1:])
+    folder.update_shard(PRINT, 0, started={"at": started + 10})
+    beat(folder, started + 240, "apply")
+    unknown = "then 100 rows, and how long one takes is not known yet"
+    assert str(read(folder, now=started + 243).time_left) == f"Spark is starting (3 min 53 s so far), {unknown}"
+    reporter = ProgressReporter(100, 2)
+    folder.update_shard(PRINT, 0, applying={**reporter.document(), "at": started + 250})
+    job = read(folder, now=started + 275)
+    assert str(job.time_left) == f"loading the function (25 s so far), {unknown}"
+    assert f"  loading the function (25 s so far), {unknown}" in job.lines()
+    folder.update_record(expected={"start_seconds": 4.0, "rows_per_second": 5.0})
+    assert str(read(folder, now=started + 250).time_left).startswith("loading the function (0.0 s so far), about ")
+    folder.update_record(expected={"start_seconds": 4.0, "rows_per_second": 5.0}, runner="inline")
+    advance(folder, 0, rows_done=30, at=started + 260)
+    assert str(read(folder, now=started + 260).time_left).startswith("about ")
+
+
+def test_a_shard_that_failed_tells_its_time_and_one_speed(folder: JobFolder) -> None:
+    plan(folder, SIZES[1:])
+    advance(folder, 0, rows_done=80, at=RECORD["started"] + 20)
+    folder.update_shard(PRINT, 0, failure={"error": "ValueError: no", "last": True})
+    found = replace(BackfillResult(folder.job_id, FAILED).with_seconds(plan=0.5, finish=0.1), rows_computed=0)
+    folder.write_result(FAILED, found.to_json(), "ValueError: no", 0, {}, PRINT)
+    job = read(folder)
+    assert (job.state, dict(job.seconds)) == ("FAILED", {"plan": 0.5, "apply": 10.0, "finish": 0.1})
+    assert (job.shards[0].applied_per_second, job.average_speed) == (8.0, 8.0)
 
 
 def test_a_job_that_waits_for_a_person_says_so_and_is_not_dead_after_a_weekend(folder: JobFolder) -> None:

@@ -133,7 +133,7 @@ def test_waiting_for_a_job_in_the_background_shows_it(
 
 
 def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    starting = r"<b>v</b> <progress></progress> starting Spark…, \d+ s, at least \d+ s left, then"
+    starting = r"<b>v</b> <progress></progress> starting Spark…, \d+ s, then"
 
     def start(_concurrency: int) -> None:
         wait_until_shown(starting, shown)

@@ -63,7 +63,7 @@ class JobMeter:
             whole = ShardStatus(
                 0, _SHARD_STEPS[self.step], self.rows, samples=samples, since=self._since, **done
             )  # fmt: skip
-            parts.append(str(estimate_time_left([whole], self.expected, self.step == "spark", time.time())))
+            parts.append(estimate_time_left([whole], self.expected, self.step == "spark", time.time()).rest)
         return ", ".join(parts)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from airflow_geneva.engine.counts import Counts, Usage
-from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.display import counted, duration
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import APPLYING
 from airflow_geneva.errors import StorageError
@@ -77,6 +77,8 @@ class Progress(Counts):
 
     def __str__(self) -> str:
         speed, left = self.rows_per_second, max(self.rows - self.rows_done, 0)
+        if self.rows and not (self.rows_done or self.ready or self.committed):
+            return f"loading the function ({duration(self.seconds)} so far), 0 of {counted(self.rows, 'row')} computed"
         share = 100 * self.rows_done / self.rows if self.rows else 100.0
         failed = f"{self.rows_failed:,} of them failed, " if self.rows_failed else ""
         known = speed or self.ready >= self.fragments
@@ -164,7 +166,8 @@ class ProgressReporter:
         passed = moment - self._began
         if self._sample(passed):
             self.keep()
-        line = moment - max(self._last_line, self._began) >= min(max(self.every, _GROWTH * passed), self.longest)
+        growth = _GROWTH if self.rows_done else 0.5
+        line = moment - max(self._last_line, self._began) >= min(max(self.every, growth * passed), self.longest)
         if force or line:
             self._last_line = moment
             self.emit(str(self.now()))

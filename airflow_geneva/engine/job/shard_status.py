@@ -103,10 +103,14 @@ class ShardStatus(Counts):
 
     @property
     def applied_per_second(self) -> float:
-        """Mean speed of the finished computation; 0 if it is not finished, or had nothing to do."""
+        """Mean speed of the computation once it has ended or failed; 0 if it goes on, or had nothing to do."""
+        if self.step in (WAITING, *AT_WORK):
+            return 0.0
+        if self.step == FAILED and len(self.samples) > 1 and (passed := self.samples[-1][0] - self.samples[0][0]) > 0:
+            return (self.samples[-1][1] - self.samples[0][1]) / passed
         spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
         rows = self.rows_computed + self.rows_failed
-        return rows / spent if spent > 0 and self.step not in (WAITING, *AT_WORK) else 0.0
+        return rows / spent if spent > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}

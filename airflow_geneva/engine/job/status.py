@@ -406,12 +406,15 @@ def _with_shards(job: Job, run_before: int) -> Job:
 
 def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
     found = BackfillResult.from_json(ended["result"])
+    # The result of a job that failed lacks the time of the shards that failed.
+    seconds = {name: max(part.get(name, 0.0) for part in (found.seconds, job.seconds))
+               for name in (*found.seconds, *job.seconds)}  # fmt: skip
     kept = Counts(rows_checkpointed=job.rows_checkpointed, rows_ready=job.rows_ready)
     return replace(
         job,
         **(found | kept).counts(),
         rows_run=found.rows_run,
-        seconds=in_order(found.seconds),
+        seconds=in_order(seconds),
         commits=found.commits,
         error=ended.get("error"),
         errors=int(ended.get("errors", 0)),

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.shard_status import AT_WORK, FAILED, QUEUED, WAITING, ShardStatus
+from airflow_geneva.engine.display import counted, duration
+from airflow_geneva.engine.job.shard_status import AT_WORK, FAILED, QUEUED, STARTING, WAITING, ShardStatus
 
 _USUAL_SPARK_START = 10.0
 """Seconds to start Spark for one shard, until a shard of this job or an earlier job has measured them.
@@ -29,13 +29,22 @@ class TimeLeft:
         seconds: the time that is known; a lower bound if something is `unknown`.
         unknown: the part that is not known, as the end of a sentence; "" if there is none.
         waits: whether nothing computes until a person approves it, or a service answers.
+        doing: what happens before the first rows: Spark starts, or the function loads a model.
     """
 
     seconds: float
     unknown: str = ""
     waits: bool = False
+    doing: str = ""
 
     def __str__(self) -> str:
+        return ", ".join(part for part in (self.doing, self.rest) if part)
+
+    @property
+    def rest(self) -> str:
+        """The time left, without what it is spent on."""
+        if self.doing and self.unknown:  # the time known is that of an unmeasured start
+            return f"then {self.unknown}"
         if not self.unknown:
             return "almost done" if self.seconds < 0.5 else f"about {format_duration(self.seconds)} left"
         begin = f"at least {format_duration(self.seconds)} left, then " if self.seconds >= 1 else ""
@@ -80,12 +89,26 @@ def estimate_time_left(
             at_work.append(_rest(seconds, now - (shard.seen or now)) if seconds else 0.0)
     works = [shard for shard in shards if shard.step in (*AT_WORK, "committing")]
     unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
+    doing = _before_the_first_rows(works, on_spark, now)
     if any(shard.step == QUEUED for shard in shards):
         unknown = "an unknown wait for a Spark executor"
     if submitted := sum(shard.rows_submitted for shard in shards):
         unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
     waits = bool(submitted) and all(shard.rows_submitted for shard in works)
-    return TimeLeft(max(*at_work, (sum(at_work) + queued) / max(len(at_work) - 1, 1)), unknown, waits)
+    return TimeLeft(max(*at_work, (sum(at_work) + queued) / max(len(at_work) - 1, 1)), unknown, waits, doing)
+
+
+def _before_the_first_rows(works: Sequence[ShardStatus], on_spark: bool, now: float) -> str:
+    """Say what the shards at work do and since when; "" once one of them has computed rows."""
+    if not works or any(shard.rows_computed or shard.rows_failed for shard in works):
+        return ""
+    if on_spark and all(shard.step == STARTING for shard in works):
+        began = min(shard.since or now for shard in works)
+        return f"Spark is starting ({duration(max(now - began, 0.0))} so far)"
+    if all(shard.step == "applying" and shard.samples and not shard.rows_submitted for shard in works):
+        began = min(shard.samples[0][0] for shard in works)
+        return f"loading the function ({duration(max(now - began, 0.0))} so far)"
+    return ""
 
 
 def _rest(expected: float, passed: float) -> float:
