@@ -74,9 +74,9 @@ class Checked:
     def __str__(self) -> str:
         shown = ", ".join(self.shown)
         part = f"{self.wrong:,} of {counted(self.rows, 'row')}" + (f", for example {shown}" if shown else "")
-        found = "met" if self.passed else "not met"
+        found = "met" if self.passed else f"({self.level}) not met"
         about = f": {part}{f'; {self.why}' if self.why else ''}" if self.wrong or not self.passed else ""
-        return f"expectation {self.expectation} of column {self.column!r} ({self.level}) {found}{about}"
+        return f"expectation {self.expectation} of column {self.column!r} {found}{about}"
 
     def without_values(self) -> Checked:
         """Return the result without anything that shows values of rows."""

@@ -320,7 +320,7 @@ def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumbe
 def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int) -> HTMLResponse:
     began = time.monotonic()
     shown = _find(viewer, place)
-    values: dict[str, Any] = {"place": place, "shown": shown, "wait": _pause(began, running=True)}
+    values: dict[str, Any] = {"place": place, "shown": shown, "wait": _pause(began, running=True), "dags": []}
     if not _is_live(request):
         values["linked"] = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
         values["dags"] = _dags_of(viewer, place.conn_id, shown.job) if place.conn_id and not shown.job.open else []

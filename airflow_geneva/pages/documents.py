@@ -84,14 +84,15 @@ def _computed(row: ColumnRow) -> dict[str, Any]:
 
 
 def _card(card: TableCard) -> dict[str, Any]:
+    counted = not (card.counting or card.broken)
     return {
         "name": card.name,
-        "rows": card.rows,
-        "is_view": card.is_view,
+        "rows": card.rows if counted else None,
+        "is_view": card.is_view if counted else None,
         "source": card.source,
         "state": card.state,
-        "pending": card.pending,
-        "failed": card.failed,
+        "pending": card.pending if counted else None,
+        "failed": card.failed if counted else None,
     }
 
 

@@ -50,13 +50,18 @@ def first_line(text: str, most: int = 300) -> str:
     return cut(str(masked(text)).partition("\n")[0], most)
 
 
+def passed(seconds: float) -> float:
+    """Return the seconds since a moment, to a tenth; pages.js counts on from there, whatever the browser's clock says."""
+    return round(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0), 1)
+
+
 def age(seconds: float) -> str:
-    """Say how long ago a moment was, in its largest unit."""
-    passed = max(datetime.now(timezone.utc).timestamp() - seconds, 0.0)
+    """Say how long ago a moment was, in its largest unit; pages.js says the same."""
+    since = passed(seconds)
     for unit, size in (("day", 86400), ("hour", 3600)):
-        if passed >= 2 * size:
-            return counted(int(passed / size), unit)
-    return f"{passed / 60:.0f} min" if passed >= 60 else f"{passed:.0f} s"
+        if since >= 2 * size:
+            return counted(int(since / size), unit)
+    return f"{since / 60:.0f} min" if since >= 60 else f"{since:.0f} s"
 
 
 def ago(seconds: float) -> str:
@@ -82,6 +87,7 @@ def environment() -> Environment:
         "duration": duration,
         "age": age,
         "ago": ago,
+        "passed": passed,
         "moment": format_time,
     }
     made.filters |= {

@@ -37,10 +37,11 @@ from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.operators import _airflow_internals as internals
-from airflow_geneva.pages import databases, tables
+from airflow_geneva.pages import databases, documents, tables
 from airflow_geneva.pages.app import app
-from airflow_geneva.pages.databases import TableCard
+from airflow_geneva.pages.databases import DatabaseDetails, TableCard
 from airflow_geneva.pages.graph import Key, Node, lay_out
+from airflow_geneva.pages.jobs import JobsPage
 from airflow_geneva.pages.namespace import NamespaceRoute
 from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.pages.visible import VisibleDatabase
@@ -166,7 +167,7 @@ def test_tabs_stand_on_assets_and_tasks_of_this_package_only() -> None:
     assert [scopes[route] for route in ("geneva", "geneva_dag", "geneva_run")] == [None, None, None]
 
 
-@pytest.mark.parametrize("uri", ["lance://shelf/docs", "lance://shelf/docs?changed_rows=True&poll_interval=60"])
+@pytest.mark.parametrize("uri", ["lance://shelf/docs", "lance://shelf/docs?changed_rows=True&watch=new_rows"])
 def test_the_tab_of_an_asset_leads_to_its_table(browse: Get, database: Database, uri: str) -> None:
     Rights.give("reader", connections=["shelf"])
     make_table(database)
@@ -355,6 +356,11 @@ def test_programs_read_what_pages_show(reader: Get, database: Database) -> None:
     assert column["job"]["id"] == job.job_id
     found = json.loads(reader("/databases/shelf.json"))
     assert [one["name"] for one in found["tables"]] == ["docs"]
+    unknown = {"rows": None, "is_view": None, "pending": None, "failed": None, "state": "counting"}
+    document = documents.database_document(
+        "shelf", DatabaseDetails((TableCard("docs", counting=True),), {}, (), JobsPage((), None))
+    )
+    assert document["tables"] == [{"name": "docs", "source": None, **unknown}]
     assert [one["id"] for one in found["jobs"]] == [job.job_id]
 
 
@@ -517,6 +523,24 @@ def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Databa
     assert "no such model" not in page.rpartition("</pre>")[2]
 
 
+def test_a_job_that_is_done_with_failed_rows_warns_and_leads_to_them(reader: Get, database: Database) -> None:
+    @udf(data_type=pa.int64(), version="1", on_error="skip")
+    def strict(x: int) -> int:
+        return 1 // (x % 4)
+
+    table = make_table(database)
+    table.alter_columns({"y": strict})
+    job = table.backfill("y", udf=strict, runner="inline")
+    assert (job.state, job.rows_failed) == ("DONE", 25)
+    place = of_job("docs", job.job_id)
+    page = reader(place)
+    assert '<span class="state partial">DONE</span>' in page
+    assert page.count('href="#errors"') == 2
+    assert "25 rows failed and hold NULL." in text_of(page)
+    for listed in ("/databases/shelf", "/databases/shelf/tables/docs/standing"):
+        assert f'<a class="bad" href="/geneva{place}#errors">25</a>' in reader(listed)
+
+
 def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
     table = make_table(database)
     job_id = table.backfill("y", runner="inline").job_id
@@ -576,7 +600,7 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     assert {name: found[name][1:] for name in ("y", "z", "gone")} == {
         "y": ["2", "0"], "z": ["102", "0"], "gone": ["2", "0"],
     }  # fmt: skip
-    since = f'stale</span> for <time title="since {format_time(appended / 1e9)}">'
+    since = f'stale</span> for <time title="since {format_time(appended / 1e9)}"'
     assert part.count(since) >= 2
     assert found["gone"][0].startswith("stale for")
     assert found["z"][0] == "never computed"

@@ -15,8 +15,47 @@ if (window.parent !== window) {
   document.documentElement.dataset.framed = "";
 }
 
+// Times count on from the age that the server wrote, so that the browser's clock does not matter.
+const ages = new WeakMap();
+
+function sayAge(seconds) {
+  for (const [unit, size] of [["day", 86400], ["hour", 3600]]) {
+    if (seconds >= 2 * size) {
+      return `${Math.floor(seconds / size)} ${unit}s`;
+    }
+  }
+  return seconds >= 60 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds)} s`;
+}
+
+function tick() {
+  for (const time of document.querySelectorAll("time[data-age]")) {
+    if (!ages.has(time)) {
+      ages.set(time, performance.now() / 1000 - Number(time.dataset.age));
+    }
+    time.textContent = sayAge(performance.now() / 1000 - ages.get(time)) + (time.dataset.after ?? "");
+  }
+  const away = document.getElementById("away");
+  away.hidden = awaySince.size === 0;
+  if (!away.hidden) {
+    const age = sayAge((performance.now() - Math.min(...awaySince.values())) / 1000);
+    const said = `Airflow does not answer: this page was last updated ${age} ago, and may be wrong since.`;
+    if (away.textContent !== said) {
+      away.textContent = said;
+    }
+  }
+}
+
+// A page is right again this many milliseconds after the server is.
+const longestPause = 8000;
+const longestWait = 30000;
+
+// The parts of the page that could not be updated, with the time of their last update.
+const awaySince = new Map();
+
 // What has a data-live attribute is replaced by what lies there, until that has none itself.
 async function follow(element) {
+  const place = element.dataset.live;
+  let updated = performance.now();
   while (element.dataset.live !== undefined) {
     await new Promise((resolve) => setTimeout(resolve, Number(element.dataset.after)));
     if (document.hidden) {
@@ -24,7 +63,7 @@ async function follow(element) {
     }
     let fresh = null;
     try {
-      const answer = await fetch(element.dataset.live, { credentials: "same-origin" });
+      const answer = await fetch(place, { credentials: "same-origin", signal: AbortSignal.timeout(longestWait) });
       if (answer.status === 401 || answer.status === 403 || answer.status === 404) {
         location.reload();
         return;
@@ -38,9 +77,12 @@ async function follow(element) {
       // The server is away for a moment.
     }
     if (fresh === null) {
-      element.dataset.after = String(Math.min(2 * Math.max(Number(element.dataset.after), 1000), 60000));
+      awaySince.set(place, updated);
+      element.dataset.after = String(Math.min(2 * Math.max(Number(element.dataset.after), 1000), longestPause));
       continue;
     }
+    updated = performance.now();
+    awaySince.delete(place);
     if (element.dataset.then === "reload" && fresh.dataset.live === undefined) {
       location.reload();
       return;
@@ -66,6 +108,7 @@ async function follow(element) {
 for (const element of document.querySelectorAll("[data-live]")) {
   follow(element);
 }
+setInterval(tick, 1000);
 
 // Starts a run of the DAG that maintains a table, by Airflow's own API: it checks the user's rights, and logs who did it.
 // It takes JSON only, which no other site can send, and Airflow's cookie is not sent with another site's request.
