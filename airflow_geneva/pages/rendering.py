@@ -51,7 +51,7 @@ def first_line(text: str, most: int = 300) -> str:
 
 
 def passed(seconds: float) -> float:
-    """Return the seconds since a moment, to a tenth; pages.js counts on from there, whatever the browser's clock says."""
+    """Return the seconds since a moment; pages.js counts on from there, whatever the browser's clock says."""
     return round(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0), 1)
 
 
