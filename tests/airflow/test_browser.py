@@ -17,9 +17,8 @@ from fastapi import FastAPI, Request
 from airflow_geneva import Database
 from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
-from tests.airflow.test_pages import running_job
 from tests.support.browser import DRIVER, Browser, open_browser
-from tests.support.browsing import make_table, of_job
+from tests.support.browsing import make_table, of_job, running_job
 from tests.support.rights import Rights
 
 pytestmark = [

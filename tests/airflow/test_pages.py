@@ -32,7 +32,7 @@ from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
-from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
@@ -48,7 +48,19 @@ from airflow_geneva.pages.visible import VisibleDatabase
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support import within_reader
-from tests.support.browsing import SECRET, Get, assert_harmless, cells, ids_of, make_table, of_job, of_task, text_of
+from tests.support.browsing import (
+    PRINT,
+    SECRET,
+    Get,
+    assert_harmless,
+    cells,
+    ids_of,
+    make_table,
+    of_job,
+    of_task,
+    running_job,
+    text_of,
+)
 from tests.support.counting import double, triple
 from tests.support.driving import Driver
 from tests.support.hostile import DEEP, edit_definition, write_definition
@@ -400,34 +412,6 @@ def test_jobs_that_are_not_for_the_viewer_do_not_cut_a_page_short(reader: Get, d
     # A thousand were looked at; the rest is a click away.
     assert "before=20260101T000300-x" in page
     assert len(ids_of(reader("/databases/shelf?before=20260101T000300-x"))) == 50
-
-
-RUNNING = {
-    "kind": "backfill", "table": "docs", "column": "y", "udf": "triple", "udf_version": "v", "version": 1,
-    "rows_total": 2000, "rows_pending": 1000, "shards": 2, "reasons": {"never computed": 1000, "computed": 1000},
-}  # fmt: skip
-PRINT = "f" * 64
-
-
-def running_job(table: Table, started: float) -> str:
-    folder = JobFolder.of(table.location.checkpoints, "20260101T000000-running")
-    size = {"rows": 500, "fragments": 5, "staged": 0, "rows_staged": 0, "rows_held": 0}
-    folder.storage.write_json(plan_name(PRINT), {"shards": [size, size]})
-    folder.write_record({**RUNNING, "started": started}, PRINT)
-    progress = {
-        "at": started, "samples": [[0.0, 0], [5.0, 100], [10.0, 300]],
-        "rows": 500, "rows_computed": 280, "rows_checkpointed": 280, "rows_ready": 200, "rows_committed": 0,
-        "rows_failed": 20, "rows_reused": 0, "rows_skipped": 0, "rows_left": 0, "fragments": 5, "ready": 2,
-        "committed": 0, "seconds": 10.0, "versions": [],
-    }  # fmt: skip
-    folder.update_shard(PRINT, 0, applying=progress)
-    committing = {
-        **progress, "ready": 5, "rows_checkpointed": 480, "rows_ready": 480, "committed": 1, "rows_committed": 100,
-        "versions": [2],
-    }  # fmt: skip
-    folder.update_shard(PRINT, 1, committing=committing)
-    folder.update_shard(PRINT, 0, alive={"at": started, "step": "apply"})
-    return folder.job_id
 
 
 def test_a_running_job_moves(reader: Get, database: Database) -> None:

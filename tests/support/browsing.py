@@ -16,6 +16,7 @@ from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from fastapi.testclient import TestClient
 
 from airflow_geneva import Database, Table, connect
+from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
@@ -83,6 +84,34 @@ def make_table(database: Database, name: str = "docs", rows: int = 100) -> Table
     made = database.create_table(name, data, max_rows_per_file=25)
     made.add_columns({"y": triple})
     return made
+
+
+RUNNING = {
+    "kind": "backfill", "table": "docs", "column": "y", "udf": "triple", "udf_version": "v", "version": 1,
+    "rows_total": 2000, "rows_pending": 1000, "shards": 2, "reasons": {"never computed": 1000, "computed": 1000},
+}  # fmt: skip
+PRINT = "f" * 64
+
+
+def running_job(table: Table, started: float) -> str:
+    folder = JobFolder.of(table.location.checkpoints, "20260101T000000-running")
+    size = {"rows": 500, "fragments": 5, "staged": 0, "rows_staged": 0, "rows_held": 0}
+    folder.storage.write_json(plan_name(PRINT), {"shards": [size, size]})
+    folder.write_record({**RUNNING, "started": started}, PRINT)
+    progress = {
+        "at": started, "samples": [[0.0, 0], [5.0, 100], [10.0, 300]],
+        "rows": 500, "rows_computed": 280, "rows_checkpointed": 280, "rows_ready": 200, "rows_committed": 0,
+        "rows_failed": 20, "rows_reused": 0, "rows_skipped": 0, "rows_left": 0, "fragments": 5, "ready": 2,
+        "committed": 0, "seconds": 10.0, "versions": [],
+    }  # fmt: skip
+    folder.update_shard(PRINT, 0, applying=progress)
+    committing = {
+        **progress, "ready": 5, "rows_checkpointed": 480, "rows_ready": 480, "committed": 1, "rows_committed": 100,
+        "versions": [2],
+    }  # fmt: skip
+    folder.update_shard(PRINT, 1, committing=committing)
+    folder.update_shard(PRINT, 0, alive={"at": started, "step": "apply"})
+    return folder.job_id
 
 
 def of_job(table: str, job_id: str) -> str:
