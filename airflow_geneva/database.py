@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance_namespace import LanceNamespace
 
+    from airflow_geneva.database_plan import DatabasePlan
+    from airflow_geneva.engine.udf import UDF
+
 _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
 
 
@@ -114,6 +117,28 @@ class Database(Summarized):
             InvalidInput: the name would leave the database's folder, or a catalog has no such table.
         """
         return locate(self.uri, name, self.options)
+
+    def plan(self, what_if: Mapping[str, UDF | str] | None = None) -> DatabasePlan:
+        """Plan a run of all computed columns and views, in order of their dependencies; writes nothing.
+
+        For each it says how many rows are due now and why, how many more may become due once everything above it has
+        run, the seconds and the cost of that by earlier jobs, and what is blocked.
+
+        Args:
+            what_if: other UDFs, or their import paths, by ``table.column`` or ``view.column``: the plan is then that
+                of a run with this code, which computes all rows of these columns again.
+
+        Raises:
+            InvalidInput: `what_if` names no computed column, or gives no UDF.
+
+        Example:
+            ```python
+            print(db.plan(what_if={"docs.embedding": embed_v2}))
+            ```
+        """
+        from airflow_geneva.database_plan import plan_database
+
+        return plan_database(self, what_if)
 
     def jobs(self, newest: int | None = 100, table: str | None = None) -> list[Job]:
         """Return the newest jobs, newest first; older jobs are not read.

@@ -41,6 +41,7 @@ def get_provider_info() -> dict[str, Any]:
             "operators.plan_load",
             "operators.plan_refresh",
             "operators.promote",
+            "operators.refresh_database",
             "operators.views",
         ),
         "sensors": _modules("sensors.new_fragments"),

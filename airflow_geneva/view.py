@@ -263,6 +263,22 @@ class View(Table):
             raise
         return planned, Udfs.of_refresh(planned, load_udfs(definition))
 
+    def _plan_with(self, udfs: Mapping[str, UDF]) -> Plan:
+        """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
+        from airflow_geneva.engine.run.view import plan
+        from airflow_geneva.engine.run.view_columns import altered
+
+        dataset = self.location.open()
+        now = ViewDefinition.read(dataset.schema.metadata, self.name)
+        source = locate_source(self.location, now, self.sources)
+        before = {name: now.computed_column(name, self.name) for name in udfs}
+        specs = {
+            name: (udf, list(before[name].inputs)) if (was := before[name].udf) and was.name == udf.name else udf
+            for name, udf in udfs.items()
+        }
+        query = altered(self.location, now, dataset, source.open(), specs)
+        return plan(self.location, query, source, RefreshRequest(on_code_change="recompute"), dataset)
+
     def compare(
         self,
         column: str,

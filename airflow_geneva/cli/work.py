@@ -112,14 +112,36 @@ def plan(
     errors_only: _ErrorsOnly = False,
     recompute_mixed: _RecomputeMixed = False,
     ignore_checkpoints: _IgnoreCheckpoints = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Plan all columns and views of the database, in order of dependency.")
+    ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=MODULE:NAME", help="With --all: as if TABLE.COLUMN had this UDF; may be repeated."
+        ),
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="With --all: then compute them, one after another.")] = False,
+    runner: _Runner = "auto",
     source: Sources = None,
     conn_id: ConnectionId = None,
     allowed_place: AllowedPlaces = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print what a backfill or refresh would compute, and why.
 
-    With --job it prints the plan of that job. It writes nothing.
+    With --job it prints the plan of that job, with --all that of the database. It writes nothing, except with --run.
     """
+    whole = {"--what-if": what_if, "--run": run, "--json": as_json}
+    if given := [name for name, value in whole.items() if value and not everything]:
+        raise InvalidInput(f"{given[0]} is for the plan of a database: airflow-geneva plan DB --all {given[0]}.")
+    if everything:
+        if job is not None or view is not None:
+            raise InvalidInput("--all plans the whole database. Leave --job and --view out.")
+        _find_modules_here()
+        db, _ = open_database_argument(arguments, conn_id, allowed_place)
+        _plan_all(db, what_if or [], run, runner, as_json)
+        return
     if job is not None:
         db, _ = open_database_argument(arguments, conn_id, allowed_place)
         typer.echo(without_controls(_stored_plan(db, job)))
@@ -274,6 +296,23 @@ def copy(
     target = db if into is None else open_database(into, conn_id)
     made = target.copy_table(db.open_table(name), copied, rewrite)
     typer.echo(without_controls(f"{name} is copied to {made.uri}: {made.state()}."))
+
+
+def _plan_all(db: Database, what_if: Sequence[str], run: bool, runner: str, as_json: bool) -> None:
+    if wrong := [text for text in what_if if not all(text.partition("="))]:
+        raise InvalidInput(f"--what-if {wrong[0]} is not understood: give TABLE.COLUMN=MODULE:NAME.")
+    planned = db.plan({name: path for name, _, path in (text.partition("=") for text in what_if)})
+    if as_json and not run:
+        print_json(planned.to_json())
+        return
+    if not as_json:
+        typer.echo(without_controls(planned))
+    if run:
+        results = planned.run(
+            runner, None if as_json else lambda name, result: typer.echo(without_controls(f"{name}: {result}"))
+        )
+        if as_json:
+            print_json({name: result.to_json() for name, result in results.items()})
 
 
 def _find_modules_here() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_geneva.operators.plan_load import PlanLoadOperator
     from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
     from airflow_geneva.operators.promote import PromoteColumnOperator
+    from airflow_geneva.operators.refresh_database import RefreshDatabaseOperator
     from airflow_geneva.operators.views import CreateMaterializedViewOperator
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PlanLoadOperator",
     "PlanRefreshOperator",
     "PromoteColumnOperator",
+    "RefreshDatabaseOperator",
     "SparkApplication",
     "compute_shard",
     "spark_application",
@@ -49,6 +51,7 @@ _HOMES = {
     "PlanLoadOperator": "airflow_geneva.operators.plan_load",
     "PlanRefreshOperator": "airflow_geneva.operators.plan_refresh",
     "PromoteColumnOperator": "airflow_geneva.operators.promote",
+    "RefreshDatabaseOperator": "airflow_geneva.operators.refresh_database",
     "SparkApplication": "airflow_geneva.operators.application",
     "compute_shard": "airflow_geneva.operators.application",
     "spark_application": "airflow_geneva.operators.application",

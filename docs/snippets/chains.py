@@ -20,3 +20,7 @@ docs.backfill("words", runner="inline")
 long_docs.refresh(runner="inline")
 sentences.refresh(runner="inline")
 # --8<-- [end:refresh]
+# --8<-- [start:all]
+print(db.plan())  # what runs now, and what becomes due when it has run
+db.plan().run(runner="inline")
+# --8<-- [end:all]

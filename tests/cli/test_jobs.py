@@ -222,6 +222,23 @@ def test_plan_explains_the_refresh_of_a_view(table: Table, db: str) -> None:
     assert read("jobs", db) == []
 
 
+def test_plan_of_everything_says_what_would_run_and_runs_it(table: Table, db: str) -> None:
+    make_view(table, udfs.picky)
+    text = run("plan", db, "--all")
+    assert "Plan of " in text
+    assert "docs.y: 100 rows now (100 never computed)" in text
+    found = json.loads(run("plan", db, "--all", "--json", "--what-if", "docs.y=tests.support.counting:double"))
+    assert [one["name"] for one in found["targets"]] == ["docs.y", "picked"]
+    assert (found["changed"], found["targets"][0]["rows"]) == (["docs.y"], 100)
+    assert read("jobs", db) == []
+    assert "docs.y: " in run("plan", db, "--all", "--run", "--runner", "inline")
+    assert [job["state"] for job in read("jobs", db)] == ["DONE", "DONE"]
+    assert "docs.y: 0 rows now" in run("plan", db, "--all")
+    assert "airflow-geneva plan DB --all --run" in run("plan", db, "docs", "y", "--run", code=1)
+    assert "give TABLE.COLUMN=MODULE:NAME" in run("plan", db, "--all", "--what-if", "docs.y", code=1)
+    assert "Leave --job and --view out" in run("plan", db, "--all", "--view", "picked", code=1)
+
+
 def test_plan_says_what_cannot_be_asked_of_a_view(table: Table, db: str) -> None:
     assert "'docs' is a table and not a view" in run("plan", db, "--view", "docs", code=1)
     make_view(table, udfs.picky)

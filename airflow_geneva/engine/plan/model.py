@@ -87,6 +87,11 @@ class _JobSpec(ABC):
         """The UDFs that the job runs, by column."""
 
     @property
+    def all_udfs(self) -> dict[str, UdfDefinition]:
+        """The UDFs of the column or view, by column, also those that this job need not run."""
+        return self.udfs
+
+    @property
     @abstractmethod
     def identity(self) -> WorkIdentity:
         """The identity of the work, which gives the keys of the job's checkpoints their prefix."""
@@ -439,8 +444,12 @@ class RefreshSpec(_JobSpec):
 
     @property
     def udfs(self) -> dict[str, UdfDefinition]:
-        found = {column.name: column.udf for column in self.definition.columns if column.udf}
+        found = self.all_udfs
         return found if self.calls is None else {name: udf for name, udf in found.items() if name in self.calls}
+
+    @property
+    def all_udfs(self) -> dict[str, UdfDefinition]:
+        return {column.name: column.udf for column in self.definition.columns if column.udf}
 
     @property
     def cost_per_row(self) -> float:

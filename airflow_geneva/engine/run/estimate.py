@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.reader import ReadSize
 from airflow_geneva.engine.apply.udf_call import MappedBatch
-from airflow_geneva.engine.job.estimate import Call, Estimate, Size
+from airflow_geneva.engine.job.estimate import Call, Estimate, Interval, Size
 from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.fragments import live_offsets
@@ -209,6 +209,35 @@ def estimate_by_history(plan: Plan, runner: str, cluster: Runner | None = None) 
     """Estimate from earlier jobs, for the chosen runner; call no UDF."""
     size, history = size_of(plan, runner, cluster), plan.earlier().measured
     return Estimate.by_history(size, history) if history else Estimate.unknown(size)
+
+
+def estimate_between(plan: Plan, least: int, most: int) -> tuple[Interval | None, Interval | None]:
+    """Estimate the seconds and the cost of a job of `least` to `most` rows by earlier jobs; call no UDF.
+
+    Returns:
+        Seconds and cost, each from the lower end for `least` to the upper end for `most` rows; None if it is not known.
+    """
+    history = plan.earlier().measured
+    sizes = [_size(plan, history[0].runner or "inline" if history else "inline", rows) for rows in (least, most)]
+
+    def estimate(size: Size) -> Estimate:
+        if not size.rows:
+            return Estimate.of_nothing()
+        return Estimate.by_history(size, history) if history else Estimate.unknown(size)
+
+    low, high = map(estimate, sizes)
+    ends = [(getattr(low, name), getattr(high, name)) for name in ("seconds", "cost")]
+    seconds, cost = (None if a is None or b is None else Interval(a.low, b.high) for a, b in ends)
+    return seconds, cost
+
+
+def _size(plan: Plan, runner: str, rows: int) -> Size:
+    """The size of a plan as if it had other rows; all functions run on rows that it does not have yet."""
+    size = size_of(plan, runner)
+    costs = [udf.cost for udf in plan.spec.all_udfs.values() if udf.cost is not None]
+    now, later = min(rows, size.rows), max(rows - size.rows, 0)
+    cost = ((size.cost_per_row or 0.0) * now + sum(costs) * later) / max(rows, 1) if costs else None
+    return replace(size, rows=rows, fragments=max(size.fragments, 1), shards=max(size.shards, 1), cost_per_row=cost)
 
 
 def size_of(plan: Plan, runner: str, cluster: Runner | None = None) -> Size:

@@ -60,32 +60,46 @@ def add_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, 
 
 def alter_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
     """Give computed columns of a view other UDFs; see `View.alter_columns`."""
+    change_query(view, lambda now, dataset: QueryChange(altered(view, now, dataset, source.open(), specs)))
 
-    def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange:
-        read, query = source.open(), now
-        for key, spec in specs.items():
-            columns, filled = {column.name: column for column in query.columns}, filled_by(query.columns)
-            check_columns(view.name, list(columns), key_names(key))
-            first = filled.get(key_names(key)[0], key_names(key)[0])
-            then = query.computed_column(first, view.name)
-            if {filled.get(name) for name in key_names(key)} != {first}:
-                raise InvalidInput(
-                    f"Columns {list(key_names(key))} of view {view.name!r} are not filled by one function. Name each "
-                    "with its own."
-                )
-            earlier = query.columns[: query.columns.index(then)]
-            found = _resolved(view, query, earlier, dataset, read, {first: spec})
-            udf = found.columns[0].udf
-            assert udf is not None
-            assert then.udf is not None
-            check_view_type(view.name, first, then.type, udf, then.udf if then.field else None)
-            other = (udf.name, udf.input_columns) != (then.udf.name, then.udf.input_columns)
-            changed = replace(then, udf=udf, revision=int(dataset.version) + 1 if other else then.revision)
-            after = tuple(changed if column is then else column for column in query.columns)
-            query = _reading(query, after, found, read)
-        return QueryChange(query)
 
-    change_query(view, change)
+def altered(
+    view: TableLocation,
+    query: ViewDefinition,
+    dataset: lance.LanceDataset,
+    read: lance.LanceDataset,
+    specs: Mapping[Any, Any],
+) -> ViewDefinition:
+    """Return a view's query with other UDFs for computed columns; write nothing.
+
+    Args:
+        dataset, read: a version of the view, and of its source.
+        specs: see `View.alter_columns`.
+
+    Raises:
+        InvalidInput: see `View.alter_columns`.
+    """
+    for key, spec in specs.items():
+        columns, filled = {column.name: column for column in query.columns}, filled_by(query.columns)
+        check_columns(view.name, list(columns), key_names(key))
+        first = filled.get(key_names(key)[0], key_names(key)[0])
+        then = query.computed_column(first, view.name)
+        if {filled.get(name) for name in key_names(key)} != {first}:
+            raise InvalidInput(
+                f"Columns {list(key_names(key))} of view {view.name!r} are not filled by one function. Name each "
+                "with its own."
+            )
+        earlier = query.columns[: query.columns.index(then)]
+        found = _resolved(view, query, earlier, dataset, read, {first: spec})
+        udf = found.columns[0].udf
+        assert udf is not None
+        assert then.udf is not None
+        check_view_type(view.name, first, then.type, udf, then.udf if then.field else None)
+        other = (udf.name, udf.input_columns) != (then.udf.name, then.udf.input_columns)
+        changed = replace(then, udf=udf, revision=int(dataset.version) + 1 if other else then.revision)
+        after = tuple(changed if column is then else column for column in query.columns)
+        query = _reading(query, after, found, read)
+    return query
 
 
 def drop_columns(view: TableLocation, source: TableLocation, names: Sequence[str]) -> None:

@@ -1,0 +1,355 @@
+"""Plan all computed columns and views of a database: what runs now, and what becomes due when columns above it ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from airflow_geneva.engine.display import Described, counted
+from airflow_geneva.engine.job.estimate import Interval
+from airflow_geneva.engine.lance_io.filters import where_columns
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.siblings import Output
+from airflow_geneva.engine.results import BackfillResult
+from airflow_geneva.engine.udf import UDF, load_udf
+from airflow_geneva.engine.udf.definition import columns_to_take, definition_in
+from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed
+from airflow_geneva.view import View
+
+if TYPE_CHECKING:
+    from airflow_geneva.database import Database
+    from airflow_geneva.engine.plan.model import Plan
+    from airflow_geneva.table import Table
+
+RowSet: TypeAlias = dict[int, Ranges]
+"""Rows of a table by fragment, as physical offsets."""
+
+_SHOWN_REASONS = 3
+
+
+@dataclass(frozen=True, repr=False)
+class TargetPlan(Described):
+    """What one run of everything does to a column, or to a view.
+
+    Args:
+        name: ``table.column``, or the name of the view.
+        table: the table, or the view.
+        above: the names of the columns and views from which it is computed.
+        blocked: why it cannot be computed; "" if it can.
+        rows: rows that its functions would run on now; for a view without functions, rows that enter it.
+        least, most: the bounds of this number after everything above it has run; `most` is None if it is not known.
+        seconds, cost: for `least` to `most` rows, by earlier jobs; None if nothing is known.
+        reasons: number of rows that are due now, by reason.
+        because: the names above it whose runs may make more rows due.
+        plan: its plan as of now; None if it is blocked.
+    """
+
+    name: str
+    table: str
+    above: tuple[str, ...]
+    blocked: str = ""
+    rows: int = 0
+    least: int = 0
+    most: int | None = 0
+    seconds: Interval | None = None
+    cost: Interval | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    because: tuple[str, ...] = ()
+    plan: Plan | None = field(default=None, compare=False)
+
+    @property
+    def due(self) -> bool:
+        """Whether a job has something to do now: rows to run, or checkpoints or rows that left to make visible."""
+        return self.plan is not None and (bool(self.plan.shards) or bool(self.plan.swap and not self.plan.swap.idle))
+
+    @property
+    def exact(self) -> bool:
+        """Whether the number of rows is known."""
+        return not self.blocked and self.least == self.most
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {name: value for name, value in vars(self).items() if name != "plan"}
+        return {**plain, "reasons": dict(self.reasons)}
+
+    def __str__(self) -> str:
+        if self.blocked:
+            return f"{self.name}: blocked: {self.blocked}"
+        reasons = sorted(self.reasons.items(), key=lambda item: -item[1])[:_SHOWN_REASONS]
+        why = f" ({', '.join(f'{rows:,} {reason}' for reason, rows in reasons)})" if self.rows and reasons else ""
+        parts = [f"{counted(self.rows, 'row')} now{why}"]
+        if not self.exact:
+            bound = "an unknown number" if self.most is None else f"at most {self.most:,}"
+            least = f"at least {self.least:,} and " if self.least < self.rows else ""
+            parts.append(f"{least}{bound} after {', '.join(self.because)}")
+        parts += [f"{self.seconds} s"] if self.seconds is not None and self.most else []
+        parts += [f"cost {self.cost}"] if self.cost is not None and self.most else []
+        return f"{self.name}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True, repr=False)
+class DatabasePlan(Described):
+    """What one run of all computed columns and views would do, in order of their dependencies; writes nothing.
+
+    Args:
+        changed: the columns for which other code was given; such a plan cannot be run.
+    """
+
+    database: Database
+    targets: tuple[TargetPlan, ...]
+    changed: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> TargetPlan:
+        for target in self.targets:
+            if target.name == name:
+                return target
+        raise KeyError(
+            f"{name!r} is not in the plan. It has: {', '.join(one.name for one in self.targets) or 'nothing'}."
+        )
+
+    @property
+    def seconds(self) -> Interval | None:
+        """Seconds of all jobs, one after another; None if one of them is not known."""
+        return self._sum(target.seconds for target in self.targets if not target.blocked and target.most != 0)
+
+    @property
+    def cost(self) -> Interval | None:
+        """Cost of all jobs; None if no function or slot has a price."""
+        known = [target.cost for target in self.targets if target.cost is not None]
+        return self._sum(known) if known else None
+
+    @staticmethod
+    def _sum(parts: Iterable[Interval | None]) -> Interval | None:
+        whole = Interval(0, 0)
+        for part in parts:
+            if part is None:
+                return None
+            whole = whole + part
+        return whole
+
+    def to_json(self) -> dict[str, Any]:
+        targets = [target.to_json() for target in self.targets]
+        whole = {"seconds": self.seconds, "cost": self.cost, "changed": list(self.changed)}
+        return {"database": self.database.uri, **whole, "targets": targets}
+
+    def __str__(self) -> str:
+        blocked = sum(bool(target.blocked) for target in self.targets)
+        what = counted(len(self.targets), "computed column or view", "computed columns and views")
+        lines = [f"Plan of {self.database.uri}: {what}{f', {blocked} blocked' if blocked else ''}"]
+        lines += [f"  if {name} had the given code" for name in self.changed]
+        lines += [f"  {target}" for target in self.targets]
+        seconds, cost = self.seconds, self.cost
+        whole = [f"{seconds} s one after another"] if seconds is not None and seconds.high else []
+        whole += [f"cost {cost}"] if cost is not None and cost.high else []
+        return "\n".join(lines + ([f"  All: {', '.join(whole)}"] if whole else []))
+
+    def run(
+        self, runner: str = "auto", on_result: Callable[[str, BackfillResult], object] | None = None
+    ) -> dict[str, BackfillResult]:
+        """Compute everything in this order, one job after another in this process, and return the results by name.
+
+        What is blocked, and what was up to date and stays so, is left out. If a job fails, what is computed from its
+        column or view is left out, and the others run.
+
+        Args:
+            runner: as for :meth:`airflow_geneva.Table.backfill`.
+            on_result: is called with the name and the result of each job when it ends.
+
+        Raises:
+            InvalidInput: other code was given to `Database.plan`; nothing was started.
+            JobFailed: jobs failed, after the others have run.
+        """
+        if self.changed:
+            raise InvalidInput(
+                f"This plan is what would happen if {', '.join(self.changed)} had other code, and cannot be run. Give "
+                "the columns that code with alter_columns(), and plan again."
+            )
+        results: dict[str, BackfillResult] = {}
+        failed: dict[str, str] = {}
+        for target in self.targets:
+            if target.plan is None or not (target.due or any(name in results for name in target.above)):
+                continue
+            if below := [name for name in target.above if name in failed]:
+                failed[target.name] = f"not run, because {', '.join(below)} failed"
+                continue
+            table, spec = self.database.open_table(target.table), target.plan.spec
+            try:
+                if isinstance(table, View):
+                    done = table.refresh(runner=runner)
+                else:
+                    done = table.backfill(str(spec.column), runner=runner)
+            except GenevaError as error:
+                failed[target.name] = str(error).partition("\n")[0]
+                continue
+            results[target.name] = done
+            if on_result is not None:
+                on_result(target.name, done)
+        if failed:
+            listed = "\n".join(f"  {name}: {why}" for name, why in failed.items())
+            raise JobFailed(f"{len(failed)} of {counted(len(self.targets), 'target')} failed:\n{listed}")
+        return results
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A column, with those that its function fills too, or a view; `reads` are columns of the table `source`."""
+
+    table: Table
+    columns: tuple[str, ...]
+    source: str
+    reads: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.name}.{self.columns[0]}" if self.columns else self.table.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{self.table.name}.{column}" for column in self.columns) or (self.name,)
+
+
+def _targets(database: Database) -> Iterator[_Target]:
+    for name in database.table_names():
+        table = database.open_table(name)
+        if isinstance(table, View):
+            definition = table.view_definition
+            inside = definition.source_database == database.uri
+            reads = tuple(column.name.partition(".")[0] for column in definition.reads)
+            yield _Target(table, (), definition.source_table if inside else "", reads)
+        else:
+            schema, found = table.schema, set[str]()
+            for part in schema:
+                if part.name not in found and (udf := definition_in(part)) is not None:
+                    columns = Output.in_schema(schema, part.name).columns
+                    found.update(columns)
+                    reads = udf.input_columns or columns_to_take(schema, part.name)
+                    yield _Target(table, columns, name, tuple(path.partition(".")[0] for path in reads))
+
+
+def _in_order(targets: Iterable[_Target]) -> list[tuple[_Target, tuple[_Target, ...]]]:
+    """Sort targets by dependency, each with those from which it is computed."""
+    found = list(targets)
+    makers = {(one.table.name, column): one for one in found for column in one.columns}
+    views = {one.table.name: one for one in found if not one.columns}
+    above: dict[str, tuple[_Target, ...]] = {}
+    for one in found:
+        made = [makers[one.source, column] for column in one.reads if (one.source, column) in makers]
+        made += [views[one.source]] if one.source in views else []
+        above[one.name] = tuple(dict.fromkeys(other for other in made if other is not one))
+    named = {one.name: one for one in found}
+    order = TopologicalSorter({name: [other.name for other in others] for name, others in above.items()})
+    try:
+        return [(named[name], above[name]) for name in order.static_order()]
+    except CycleError as error:
+        raise InvalidInput(f"Columns or views are computed from each other: {' -> '.join(error.args[1])}.") from None
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What a run changes in a table: `rows` at their places now, and `others` rows at new places, None if unknown."""
+
+    rows: RowSet = field(default_factory=dict)
+    others: int | None = 0
+
+    @property
+    def count(self) -> int | None:
+        return None if self.others is None else sum(map(len, self.rows.values())) + self.others
+
+
+def plan_database(database: Database, what_if: Mapping[str, UDF | str] | None = None) -> DatabasePlan:
+    """Plan a run of everything; see `Database.plan`."""
+    ordered = _in_order(_targets(database))
+    wanted = {name: load_udf(udf) if isinstance(udf, str) else udf for name, udf in (what_if or {}).items()}
+    _check_names(wanted, ordered)
+    planned: dict[str, TargetPlan] = {}
+    changes: dict[str, _Changes] = {}
+    for target, above in ordered:
+        running = [one for one in above if one.name in changes and changes[one.name].count != 0]
+        try:
+            plan = _plan(target, wanted)
+        except GenevaError as error:
+            what = " ".join(str(error).split())
+            planned[target.name] = TargetPlan(target.name, target.table.name, tuple(one.name for one in above), what)
+            continue
+        found = TargetPlan(
+            name=target.name,
+            table=target.table.name,
+            above=tuple(one.name for one in above),
+            rows=plan.rows_to_run,
+            reasons=_reasons(plan),
+            because=tuple(one.name for one in running),
+            plan=plan,
+        )
+        planned[target.name], changes[target.name] = _within_cascade(
+            target, found, plan, [changes[one.name] for one in running], running
+        )
+    return DatabasePlan(database, tuple(planned.values()), tuple(wanted))
+
+
+def _check_names(wanted: Mapping[str, object], ordered: Iterable[tuple[_Target, object]]) -> None:
+    known = {name for target, _ in ordered for name in (*target.names, *_columns_of(target))}
+    for name, udf in wanted.items():
+        if name not in known:
+            raise InvalidInput(f"{name!r} is no computed column: name it as table.column. Those are: {sorted(known)}.")
+        if not isinstance(udf, UDF):
+            raise InvalidInput(f"{udf!r:.100} is not a UDF. Give a function made with @udf(...), or its import path.")
+
+
+def _reasons(plan: Plan) -> dict[str, int]:
+    found = Counter[str]()
+    for task in plan.fragments:
+        found[task.reason] += task.rows
+    return dict(found)
+
+
+def _columns_of(target: _Target) -> Iterator[str]:
+    if isinstance(target.table, View):
+        yield from (f"{target.name}.{column.name}" for column in target.table.view_definition.columns if column.udf)
+
+
+def _plan(target: _Target, wanted: Mapping[str, UDF]) -> Plan:
+    table = target.table
+    if isinstance(table, View):
+        other = {name.rpartition(".")[2]: udf for name, udf in wanted.items() if name.rpartition(".")[0] == target.name}
+        return table._plan_with(other) if other else table.plan_refresh()
+    udf = next((wanted[name] for name in target.names if name in wanted), None)
+    return table.plan_backfill(target.columns[0], udf, on_code_change="recompute" if udf else "error")
+
+
+def _within_cascade(
+    target: _Target, found: TargetPlan, plan: Plan, changed: list[_Changes], above: list[_Target]
+) -> tuple[TargetPlan, _Changes]:
+    """Bound the rows that run after everything above has run, and say what the run of this target changes."""
+    from airflow_geneva.engine.run.estimate import estimate_between
+
+    due: RowSet = {task.id: task.chosen for task in plan.fragments}
+    missing: RowSet = {task.id: task.missing_selected for task in plan.fragments}
+    coming: RowSet = {}
+    others: int | None = 0
+    for one in changed:
+        for fragment, rows in one.rows.items():
+            coming[fragment] = coming.get(fragment, Ranges.empty()) | rows
+        others = None if others is None or one.others is None else others + one.others
+    more = sum(len(rows - missing.get(fragment, Ranges.empty())) for fragment, rows in coming.items())
+    least, most = found.rows, None if others is None else found.rows + more + others
+    definition = None if not isinstance(target.table, View) else target.table.view_definition
+    if definition is not None and changed:
+        filtered = where_columns(definition.where, list(target.reads))
+        if others != 0 or definition.has_limit or set(filtered) & {name for one in above for name in one.columns}:
+            least = 0
+        if definition.limit is not None:
+            most = definition.limit
+    seconds, cost = estimate_between(plan, least, most) if most is not None else (None, None)
+    if any(udf.dedup for udf in plan.spec.udfs.values()):
+        least = 0
+    for fragment, rows in coming.items():
+        due[fragment] = due.get(fragment, Ranges.empty()) | rows
+    if definition is None:
+        made = _Changes(due)
+    elif definition.explode is not None and (due or others != 0):
+        made = _Changes({}, None)
+    else:
+        made = _Changes({}, None if others is None else sum(map(len, due.values())) + others)
+    return replace(found, least=least, most=most, seconds=seconds, cost=cost), made
