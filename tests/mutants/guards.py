@@ -704,7 +704,7 @@ GUARDS = [
         "A promotion that is tried again after a kill would fail, or be made twice.",
         "if promoted is None or self.column in schema_names or self.keep_as not in schema_names:",
         "if True:",
-        (PROMOTED + "test_a_call_that_was_made_already_changes_nothing",),
+        (PROMOTED + "test_values_index_and_function_change_in_one_version_and_back",),
     ),
     Guard(
         "A candidate would be promoted although rows have come since it was verified.",

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import connect, expect, udf
+from airflow_geneva import connect, udf
 from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.lance_io.table_versions import read_transaction
 from airflow_geneva.engine.plan.request import BackfillRequest
 from airflow_geneva.engine.run import promotion
+from airflow_geneva.engine.run.column_function import ColumnFunction
 from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
 from airflow_geneva.engine.run.prepare import Udfs
-from airflow_geneva.engine.udf.definition import former_names
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed
 from airflow_geneva.query import Query
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
+from tests.support.promoted import (
+    VECTOR,
+    back,
+    calls,
+    embed_v1,
+    embed_v2,
+    models,
+    promote,
+    two_models,
+    view_of_two_models,
+)
 from tests.support.tables import MakeTable
-
-VECTOR = pa.list_(pa.float32(), 2)
-calls: list[tuple[str, int]] = []
-
-
-@udf(data_type=VECTOR, version="1")
-def embed_v1(x: int) -> list[float]:
-    calls.append(("embed_v1", x))
-    return [1.0, float(x)]
-
-
-@udf(data_type=VECTOR, version="2", expect=[expect.not_null()])
-def embed_v2(x: int) -> list[float] | None:
-    calls.append(("embed_v2", x))
-    return [2.0, float(x)] if x >= 0 else None
 
 
 @udf(data_type=pa.float32(), version="1")
@@ -50,73 +47,83 @@ def twice(first: float) -> float:
 
 @pytest.fixture
 def table(make_table: MakeTable) -> Table:
-    """100 rows with both columns, complete and indexed."""
+    calls.clear()
+    return two_models(make_table(100))
+
+
+@pytest.fixture(params=["table", "view"])
+def live(request: pytest.FixtureRequest, make_table: MakeTable) -> Live:
     calls.clear()
     table = make_table(100)
-    table.add_columns({"embedding": embed_v1, "embedding_v2": embed_v2})
-    for name in ("embedding", "embedding_v2"):
-        table.backfill(name, runner="inline")
-        table.lance.create_index(name, "IVF_FLAT", num_partitions=1)
-    return table
+    return Live(two_models(table) if request.param == "table" else view_of_two_models(table), table)
 
 
-def promote(table: Table, **options: Any) -> promotion.Promoting:
-    return table.promote_column("embedding_v2", to="embedding", keep_as="embedding_v1", **options)
+@dataclass(frozen=True)
+class Live:
+    """What has the columns, a table or a view, and the table that has their input."""
+
+    place: Table | View
+    table: Table
+
+    def compute(self) -> None:
+        """Compute what is due in both columns, whatever their names are."""
+        if isinstance(self.place, View):
+            self.place.refresh(runner="inline")
+        else:
+            names = sorted({"embedding", "embedding_v1", "embedding_v2"} & set(self.place.schema.names))
+            self.place.backfill(names, runner="inline")
+
+    def column_function(self, version: int | None = None) -> ColumnFunction:
+        return self.place.column_function("embedding", version)
 
 
-def back(table: Table) -> promotion.Promoting:
-    return table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")
+def index_names(live: Table | View) -> dict[str, str]:
+    return {index.columns[0]: index.name for index in promotion.read_indexes(live.lance)}
 
 
-def models(table: Table, column: str = "embedding") -> set[float | None]:
-    return {None if value is None else value[0] for value in table.lance.to_table([column])[column].to_pylist()}
-
-
-def index_names(table: Table) -> dict[str, str]:
-    return {index.columns[0]: index.name for index in promotion.read_indexes(table.lance)}
-
-
-def test_values_index_and_function_change_in_one_version_and_back(table: Table) -> None:
-    before, version, indexes = table.lance, table.version, index_names(table)
+def test_values_index_and_function_change_in_one_version_and_back(live: Live) -> None:
+    place = live.place
+    before, version, indexes = place.lance, place.version, index_names(place)
     files = sorted(path for fragment in before.get_fragments() for path in map(str, fragment.data_files()))
-    done = promote(table)
-    assert done.version == table.version == version + 1
+    done = promote(place)
+    assert done.version == place.version == version + 1
     assert not done.already
-    assert models(table) == {2.0}
-    assert models(table, "embedding_v1") == {1.0}
-    assert table.column_function("embedding")(7) == [2.0, 7.0]
-    assert table.column_function("embedding", version)(7) == [1.0, 7.0]
-    assert index_names(table) == {
-        "embedding": indexes["embedding_v2"],
-        "embedding_v1": indexes["embedding"],
-    }
-    assert files == sorted(p for f in table.lance.get_fragments() for p in map(str, f.data_files()))
-    found = table.lance.to_table(columns=["x"], nearest={"column": "embedding", "q": [2.0, 40.0], "k": 1})
-    assert found["x"].to_pylist() == [40]
-    assert "The way back: table.promote_column('embedding_v1', to='embedding', keep_as='embedding_v2')" in str(done)
-    back(table)
-    assert table.version == version + 2
-    assert models(table) == {1.0}
-    assert models(table, "embedding_v2") == {2.0}
-    assert table.column_function("embedding")(7) == [1.0, 7.0]
-    assert former_names(table.schema, "embedding") == ["embedding_v1"]
+    assert (models(place), models(place, "embedding_v1")) == ({2.0}, {1.0})
+    assert live.column_function()(7) == [2.0, 7.0]
+    assert live.column_function(version)(7) == [1.0, 7.0]
+    assert "100 rows of version 2" in str(live.column_function())
+    assert index_names(place) == {"embedding": indexes["embedding_v2"], "embedding_v1": indexes["embedding"]}
+    assert files == sorted(p for f in place.lance.get_fragments() for p in map(str, f.data_files()))
+    found = place.lance.to_table(columns=["id"], nearest={"column": "embedding", "q": [2.0, 40.0], "k": 1})
+    assert found["id"].to_pylist() == [40]
+    assert "promote_column('embedding_v1', to='embedding', keep_as='embedding_v2')" in str(done)
+    again = promote(place)
+    assert again.already
+    assert again.version == place.version == version + 1
+    assert "was promoted already" in str(again)
+    back(place)
+    assert place.version == version + 2
+    assert (models(place), models(place, "embedding_v2")) == ({1.0}, {2.0})
+    assert live.column_function()(7) == [1.0, 7.0]
 
 
-def test_nothing_is_computed_again_and_new_rows_get_the_new_model(table: Table) -> None:
-    promote(table)
-    table.add([{"id": 100, "x": 100}])
+def test_nothing_is_computed_again_and_new_rows_get_the_new_model(live: Live) -> None:
+    promote(live.place)
+    live.table.add([{"id": 100, "x": 100}])
     calls.clear()
     for _ in range(2):
-        table.backfill("embedding", runner="inline")
-        table.backfill("embedding_v1", runner="inline")
-    assert calls == [("embed_v2", 100), ("embed_v1", 100)]
-    back(table)
-    promote(table)
-    table.lance.optimize.compact_files(target_rows_per_fragment=1000)
+        live.compute()
+    assert sorted(calls) == [("embed_v1", 100), ("embed_v2", 100)]
+    back(live.place)
+    promote(live.place)
+    live.place.lance.optimize.compact_files(target_rows_per_fragment=1000)
     calls.clear()
-    assert table.backfill("embedding", runner="inline").rows_run == 0
-    assert table.backfill("embedding_v1", runner="inline").rows_run == 0
+    live.compute()
     assert calls == []
+    live.table.lance.update({"x": "x + 1000"}, where="id = 3")
+    live.compute()
+    assert sorted(calls) == [("embed_v1", 1003), ("embed_v2", 1003)]
+    assert (models(live.place), models(live.place, "embedding_v1")) == ({2.0}, {1.0})
 
 
 @udf(data_type=VECTOR, version="3")
@@ -138,16 +145,6 @@ def test_what_a_job_computed_before_it_failed_is_not_computed_again_under_the_ne
     seen = [x for name, x in calls if name == "embed_until_60"]
     assert sorted(seen) == sorted([*range(100), 60])
     assert table.backfill("embedding_v2", runner="inline").rows_run == 0
-
-
-def test_a_call_that_was_made_already_changes_nothing(table: Table) -> None:
-    promote(table)
-    version = table.version
-    again = promote(table)
-    assert again.already
-    assert again.version == table.version == version
-    assert models(table) == {2.0}
-    assert "was promoted already" in str(again)
 
 
 def test_an_incomplete_candidate_is_refused_with_its_number(table: Table) -> None:

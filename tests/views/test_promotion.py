@@ -22,23 +22,10 @@ from airflow_geneva.engine.views.definition import QUERY_KEY
 from airflow_geneva.errors import CommitConflict, InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
+from tests.support import promoted
 from tests.support.forge import forge
+from tests.support.promoted import VECTOR, back, calls, embed_v1, embed_v2, models, promote, view_of_two_models
 from tests.support.tables import MakeTable
-
-VECTOR = pa.list_(pa.float32(), 2)
-calls: list[tuple[str, int]] = []
-
-
-@udf(data_type=VECTOR, version="1")
-def embed_v1(x: int) -> list[float]:
-    calls.append(("embed_v1", x))
-    return [1.0, float(x)]
-
-
-@udf(data_type=VECTOR, version="2", expect=[expect.not_null()])
-def embed_v2(x: int) -> list[float]:
-    calls.append(("embed_v2", x))
-    return [2.0, float(x)]
 
 
 @udf(data_type=pa.float32(), version="1")
@@ -56,71 +43,22 @@ def database_of(table: Table) -> Database:
     return connect(table.location.database_uri)
 
 
-def view_of(table: Table, **more: Any) -> View:
-    """A view of all rows, with both columns, complete and indexed."""
-    columns = {"id": "id", "embedding": (embed_v1, ["x"]), "embedding_v2": (embed_v2, ["x"]), **more}
-    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
-    view.refresh(runner="inline")
-    for name in ("embedding", "embedding_v2"):
-        view.lance.create_index(name, "IVF_FLAT", num_partitions=1)
-    return view
-
-
-def promote(view: View, **options: Any) -> promotion.Promoting:
-    return view.promote_column("embedding_v2", to="embedding", keep_as="embedding_v1", **options)
-
-
-def back(view: View) -> promotion.Promoting:
-    return view.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")
-
-
-def models(view: View, column: str = "embedding") -> set[float | None]:
-    return {None if value is None else value[0] for value in view.to_arrow([column])[column].to_pylist()}
-
-
-def test_values_index_function_and_query_change_in_one_version_and_back(table: Table) -> None:
-    view = view_of(table)
-    version, before = view.version, view.view_definition
-    done = promote(view)
-    assert done.version == view.version == version + 1
-    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
-    assert view.column_function("embedding")(7) == [2.0, 7.0]
-    assert view.column_function("embedding", version)(7) == [1.0, 7.0]
-    assert "40 rows of version 2" in str(view.column_function("embedding"))
-    near = {"column": "embedding", "q": [2.0, 30.0], "k": 1}
-    assert view.lance.to_table(columns=["id"], nearest=near)["id"].to_pylist() == [30]
+def test_the_query_is_promoted_in_the_same_version_and_back(table: Table) -> None:
+    view = view_of_two_models(table)
+    before = view.view_definition
+    promote(view)
     assert [(one.name, one.udf.name) for one in view.view_definition.columns if one.udf] == [
         ("embedding_v1", "embed_v1"),
         ("embedding", "embed_v2"),
     ]
-    assert promote(view).already
-    back(view)
-    assert view.version == version + 2
-    assert view.view_definition == before
-    assert (models(view), models(view, "embedding_v2")) == ({1.0}, {2.0})
-
-
-def test_nothing_is_computed_again_and_new_rows_get_the_new_model(table: Table) -> None:
-    view = view_of(table)
-    calls.clear()
-    promote(view)
     assert view.plan_refresh().rows_pending == 0
     assert not view.refresh(runner="inline").changed
-    table.add(pa.table({"id": [40], "x": [40]}))
-    assert view.refresh(runner="inline").rows_computed == 1
-    assert sorted(calls) == [("embed_v1", 40), ("embed_v2", 40)]
     back(view)
-    assert view.plan_refresh().rows_pending == 0
-    promote(view)
-    table.lance.update({"x": "x + 100"}, where="id = 3")
-    assert view.refresh(runner="inline").rows_computed == 1
-    rows = view.to_arrow()
-    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
-    assert sorted(value[1] for value in rows["embedding"].to_pylist())[-1] == 103.0
+    assert view.view_definition == before
 
 
 def test_a_changed_function_is_found_under_the_new_name(table: Table) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     promote(view)
 
     @udf(data_type=VECTOR, version="3", name="embed_v2")
@@ -136,7 +74,7 @@ def test_a_changed_function_is_found_under_the_new_name(table: Table) -> None:
     ("of", "then", "value"), [("embedding_v2", "embedding", 2.0), ("embedding", "embedding_v1", 1.0)]
 )
 def test_a_column_that_is_computed_from_one_goes_on_to_read_it(table: Table, of: str, then: str, value: float) -> None:
-    view = view_of(table, first=(first, [of]))
+    view = view_of_two_models(table, first=(first, [of]))
     before = view.view_definition
     promote(view)
     assert view.view_definition.column("first").inputs == (then,)
@@ -192,7 +130,7 @@ def test_rows_that_no_refresh_computed_are_not_compared(table: Table) -> None:
 
 
 def test_views_of_the_view_see_the_new_values(table: Table) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     later = view.query().select(["id", "embedding"]).create_materialized_view(database_of(table), "later")
     later.refresh(runner="inline")
     planned = view.plan_promotion("embedding_v2", to="embedding", keep_as="embedding_v1")
@@ -222,7 +160,7 @@ def started(view: View, table: Table) -> tuple[PlannedJob, Plan, Udfs]:
 
 
 def test_it_waits_for_a_refresh_that_runs(table: Table) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     job, _, _ = started(view, table)
     with pytest.raises(CommitConflict, match=f"job {job.spec.job_id} computes near"):
         promote(view)
@@ -230,7 +168,7 @@ def test_it_waits_for_a_refresh_that_runs(table: Table) -> None:
 
 def test_a_refresh_that_was_planned_before_swaps_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else values would get the names of the other model."""
-    view = view_of(table)
+    view = view_of_two_models(table)
     job, made, udfs = started(view, table)
     monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
     finish = PlannedJob.finish
@@ -256,7 +194,7 @@ def promote_and_die(database: str, point: str) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize(("point", "written"), [("promote.before", 0), ("promote.after", 1)])
 def test_a_killed_promotion_is_made_once(table: Table, point: str, written: int) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     version, arguments = view.version, {"database": table.location.database_uri, "point": point}
     assert forge().run("tests.views.test_promotion:promote_and_die", arguments, {}) == -signal.SIGKILL
     assert view.version == version + written
@@ -269,7 +207,7 @@ def test_a_killed_promotion_is_made_once(table: Table, point: str, written: int)
 def test_what_is_expected_meanwhile_is_expected_of_the_same_column(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     promoted = changed_schema
 
     def expecting_first(*arguments: Any) -> Any:
@@ -287,7 +225,7 @@ def test_what_is_expected_meanwhile_is_expected_of_the_same_column(
 def test_a_promotion_while_expectations_are_set_is_not_taken_back(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     changed = changed_schema
 
     def promoting_first(*arguments: Any) -> Any:
@@ -303,7 +241,7 @@ def test_a_promotion_while_expectations_are_set_is_not_taken_back(
 
 
 def test_two_columns_of_a_view_are_compared(table: Table) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     found = view.compare("embedding", "embedding_v2", queries=[3, 30], neighbors=3)
     assert found.rows == 40
     assert "cosine similarity" in str(found)
@@ -316,13 +254,13 @@ def test_two_columns_of_a_view_are_compared(table: Table) -> None:
 def test_values_of_earlier_code_are_named_beside_those_of_the_newest(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
 
     @udf(data_type=VECTOR, version="3", name="embed_v2")
     def changed(x: int) -> list[float]:
         return [3.0, float(x)]
 
-    monkeypatch.setitem(globals(), "embed_v2", changed)
+    monkeypatch.setattr(promoted, "embed_v2", changed)
     table.add(pa.table({"id": [40], "x": [40]}))
     view.refresh(runner="inline", on_code_change="new_rows")
     promote(view, require_complete=False)
@@ -336,7 +274,7 @@ def test_values_of_earlier_code_are_named_beside_those_of_the_newest(
 def test_a_task_that_is_tried_again_after_a_promotion_says_that_the_plan_must_run_again(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     job, made, udfs = started(view, table)
     monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
     promote(view)
@@ -350,7 +288,7 @@ def test_a_task_that_is_tried_again_after_a_promotion_says_that_the_plan_must_ru
 def test_a_finish_that_is_tried_again_after_a_promotion_leaves_the_rows(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = view_of(table)
+    view = view_of_two_models(table)
     job, made, udfs = started(view, table)
     committed = [apply_and_commit(job, shard, udfs, Stopwatch()) for shard in made.shards]
     monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
