@@ -125,12 +125,15 @@ def make_table(tmp_path: Path) -> MakeTable:
 
 
 @pytest.fixture(scope="session")
-def java_home() -> Iterator[str]:
+def java_home(request: pytest.FixtureRequest) -> Iterator[str]:
     """Java for Spark in this process's environment, whatever the machine has."""
     from airflow_geneva.spark.installation import java_environment
 
     os.environ.update(java_environment(SCRATCH / "java"))
-    with archive_classes(CLASSES) if "PYTEST_XDIST_WORKER" in os.environ else nullcontext():
+    starts = sum(item.get_closest_marker("spark") is not None for item in request.session.items)
+    # Java writes the archive in 15 s, and a start saves 2 s with it.
+    pays = "PYTEST_XDIST_WORKER" in os.environ and starts > 8
+    with archive_classes(CLASSES) if pays else nullcontext():
         yield os.environ["JAVA_HOME"]
 
 

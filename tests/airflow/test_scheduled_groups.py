@@ -12,7 +12,7 @@ import pytest
 import airflow_geneva
 from tests.support.stack import RUN_SECONDS, start_stack, wait_for
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.core]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 DAGS = """
 from airflow.sdk import DAG

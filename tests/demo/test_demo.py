@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ import lance
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from airflow_geneva import connect
 from dags_examples.demo.__main__ import InUse, claim, run_demo
 from dags_examples.demo.report import nearest
-from dags_examples.demo.rest import TaskState
-from dags_examples.demo.runs import Run, Target
+from dags_examples.demo.rest import AirflowApi, TaskState
+from dags_examples.demo.runs import Run, RunFollower, Target, wait_for_dag
 from dags_examples.demo.stack import AirflowStopped, DemoHome, airflow_environment, run_airflow
+from dags_examples.demo.upkeep import DemoRuns
 from dags_examples.demo.verses import COLUMN, VIEW, WORDY, append_books, count_wordy, create_verses, read_books
 
 ROOT = Path(__file__).parents[2]
@@ -205,24 +207,56 @@ def test_an_airflow_that_does_not_start_is_told_with_the_reason(home: DemoHome) 
     assert mentioning(home) == []
 
 
+LOADING = """
+from airflow.sdk import DAG
+
+from airflow_geneva.task_groups import LoadColumnsTaskGroup
+
+with DAG("load", schedule=None):
+    LoadColumnsTaskGroup(table="docs", source={source!r}, on="id", database={database!r}, inline_below_rows=1000)
+"""
+
+
 @pytest.mark.core
 @pytest.mark.airflow
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view_follows(
-    home: DemoHome, books: list[pa.Table], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: DemoHome, books: list[pa.Table], new_airflow_db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its Airflow runs a DAG of the third task group as well: starting another one takes a minute."""
     # Airflow reads each file of its DAGs folder in a process of its own, and the demo runs two of 17.
     dags = tmp_path / "dags"
     shutil.copytree(DAGS / "embedding_udfs", dags / "embedding_udfs")
     for name in (".airflowignore", "backfill_embeddings.py", "refresh_wordy_verses.py"):
         shutil.copy(DAGS / name, dags)
+    loaded = connect(tmp_path / "db").create_table("docs", pa.table({"id": range(10)}), max_rows_per_file=5)
+    source, captions = tmp_path / "delivery.parquet", [f"page {row}" for row in range(10)]
+    pq.write_table(pa.table({"id": range(10), "caption": captions}), source)
+    (dags / "load_captions.py").write_text(LOADING.format(source=str(source), database=str(tmp_path / "db")))
+    runs: list[Run] = []
+
+    class RunsAndLoad(DemoRuns):
+        def run(self, api: AirflowApi, name: str, new: Sequence[pa.Table]) -> list[str]:
+            problems = super().run(api, name, new)
+            if not new and not problems:
+                wait_for_dag(api, "load")
+                load = Target("load", "load", connect(tmp_path / "db"), "docs", home.counts / "none.txt")
+                follower = RunFollower(api, load, self.console)
+                api.trigger("load")
+                runs.append(follower.follow("load"))
+            return problems
+
     monkeypatch.setattr("dags_examples.demo.__main__.DAGS", dags)
+    monkeypatch.setattr("dags_examples.demo.__main__.DemoRuns", RunsAndLoad)
+    monkeypatch.setattr("dags_examples.demo.stack._migrate", lambda home, _: copy_database(new_airflow_db, home))
     said = io.StringIO()
     (home.root / "left over").mkdir()
     problems = run_demo(home, books[-8:], 2, "tears wiped away", Console(file=said, width=120))
     text = said.getvalue()
     assert problems == [], text
+    assert [(run.state, run.result["state"], run.result["rows_loaded"]) for run in runs] == [("success", "DONE", 10)]
+    assert loaded.to_arrow()["caption"].to_pylist() == captions
     computed, late = sum(book.num_rows for book in books[-8:-2]), sum(book.num_rows for book in books[-2:])
     assert f"{computed:,} rows computed, 0 skipped; the UDF itself counted {computed:,}." in text
     assert f"0 rows computed, {computed:,} skipped; the UDF itself counted 0." in text
@@ -258,6 +292,11 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view
     ]
     assert not (home.root / "left over").exists()
     assert mentioning(home) == []
+
+
+def copy_database(new: Path, home: DemoHome) -> None:
+    """Airflow's own command made it for all tests."""
+    shutil.copyfile(new, home.airflow / "airflow.db")
 
 
 # In the place of Airflow: what a component starts, and what of it does not end with the component.

@@ -125,7 +125,7 @@ def assert_right(target: Table | View, make: Callable[[Table], Table], table: Ta
 
 
 @pytest.mark.parametrize("make", [column, view, exploded])
-@pytest.mark.parametrize("interval", [5, None], ids=["interval", "commit"])
+@pytest.mark.parametrize("interval", slow_after(1, [5, None]), ids=["interval", "commit"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_killed_run_repeats_an_interval(
     make_table: MakeTable,

@@ -13,6 +13,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -358,7 +359,13 @@ class Histories(RuleBasedStateMachine):
         self.remember()
 
 
+class LongHistories(Histories):
+    """More of them, and longer ones."""
+
+
 TestHistories: Callable[..., Any] = Histories.TestCase
-Histories.TestCase.settings = settings(
+Histories.TestCase.settings = settings(max_examples=10, stateful_step_count=15, deadline=None)
+TestLongHistories: Callable[..., Any] = pytest.mark.slow(LongHistories.TestCase)
+LongHistories.TestCase.settings = settings(
     max_examples=1_000 if SOAK else 25, stateful_step_count=60 if SOAK else 25, deadline=None
 )

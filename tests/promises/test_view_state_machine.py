@@ -14,6 +14,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -484,7 +485,14 @@ class ViewHistories(RuleBasedStateMachine):
 
 FIRST = udfs.first
 
+
+class LongViewHistories(ViewHistories):
+    """More of them, and longer ones."""
+
+
 TestViewHistories: Callable[..., Any] = ViewHistories.TestCase
-ViewHistories.TestCase.settings = settings(
+ViewHistories.TestCase.settings = settings(max_examples=10, stateful_step_count=15, deadline=None)
+TestLongViewHistories: Callable[..., Any] = pytest.mark.slow(LongViewHistories.TestCase)
+LongViewHistories.TestCase.settings = settings(
     max_examples=1_000 if SOAK else 25, stateful_step_count=40 if SOAK else 20, deadline=None
 )

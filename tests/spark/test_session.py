@@ -86,7 +86,6 @@ def table_jobs(tmp_path: Path) -> list[Job]:
     return list(airflow_geneva.connect(tmp_path / "db").jobs())
 
 
-@pytest.mark.core
 def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 5_000, 700)
     table.add_columns({"y": logged})
