@@ -186,7 +186,7 @@ async def read_into(body: bytearray, answer: Any) -> None:
 
 
 def decode(body: bytes | bytearray | str) -> Any:
-    """Parse JSON; `ForeignAnswer` if it is none, or nested too deeply."""
+    """Parse JSON; `ForeignAnswer` if the text is not JSON, or is nested too deeply."""
     try:
         return json.loads(body)
     except RecursionError:
@@ -303,7 +303,7 @@ def read_vector(answer: Any, dimensions: int) -> np.ndarray:
 
 
 def vector_of(value: Any) -> np.ndarray | None:
-    """Return a vector, which is a list of numbers or their bytes in base64; None if it is none, or not finite."""
+    """Return a vector from a list of numbers or their bytes in base64; None for other values or non-finite numbers."""
     try:
         match value:
             case str():

@@ -133,7 +133,7 @@ router = APIRouter(prefix=PREFIX + "{conn_id}/v1", route_class=NamespaceRoute)
 
 
 async def token_viewer(request: Request) -> CurrentUser:
-    """Return the user of the request's bearer token; a browser's cookie, which other sites can use, counts for none."""
+    """Return the user of the bearer token; a browser's cookie does not count, because other sites can use it."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         raise HTTPException(401)

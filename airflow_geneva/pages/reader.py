@@ -71,7 +71,7 @@ def unpack(body: bytes) -> Any:
 
 
 def pack_call(call: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Pickle a call; users stay in the API server, and the reader gets one who asks it."""
+    """Pickle a call. The user stays in the API server; the reader gets a stand-in that asks the server."""
     written = io.BytesIO()
     _CallPickler(written, pickle.HIGHEST_PROTOCOL).dump((call, arguments))
     return written.getvalue()

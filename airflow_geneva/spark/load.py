@@ -132,7 +132,7 @@ class _SourceTask:
             yield from (_converted(batch, schema) for batch in self.delivery.batches(part, self.with_values))
 
     def carry(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert rows of a DataFrame, whose order is not known: they are not numbered."""
+        """Convert rows of a DataFrame. They get no numbers, because their order is not known."""
         schema = _as_spark(self.schema)
         yield from (_converted(self.delivery.carry(batch, 0, self.with_values), schema) for batch in rows)
 

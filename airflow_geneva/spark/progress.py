@@ -103,7 +103,7 @@ class Allowance:
         if time.monotonic() >= self._until:
             return True
         given, spent = self.signs.allowed.get(str(self.task)), self.spent()
-        # Until calls report a cost, nobody knows that they do.
+        # Whether calls report a cost is unknown until one does.
         if given is None:
             return self.capped and (spent > 0 or bool(self.signs.allowed))
         return spent >= given

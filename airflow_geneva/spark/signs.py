@@ -54,7 +54,7 @@ class DriverSigns:
 
     @property
     def seconds_left(self) -> float | None:
-        """For how long tasks may go on from `read_at`, or a moment less; None: the job has no such cap."""
+        """Seconds that tasks may continue after `read_at`, or slightly fewer; None: the job has no such cap."""
         return (self._read or {}).get("seconds_left")
 
     def read(self) -> None:

@@ -189,7 +189,7 @@ def _run_stage(
 
     task_spec, signs = runner.task_spec, DriverSigns(runner.task_spec.progress)
     signs.write()
-    # A row of a number is a Spark task. A shared server gets no more of them than shall run at once.
+    # Each row holds one number, and is one Spark task. A shared server gets only as many tasks as may run at once.
     partitions = min(groups, task_spec.slots) if is_connect(session) else groups
     # Neither needs pandas, as `mapInArrow` does on the driver, nor pyarrow in the JVM's protocol.
     run = udf(runner, BinaryType(), useArrow=False).asNondeterministic()
@@ -236,7 +236,7 @@ def _run_stage(
 
 
 def _explained(error: BaseException, spec: JobSpec, session: SparkSession) -> BaseException:
-    """Explain what Spark's own message does not: a Python that lacks a package, is not there, or died."""
+    """Explain what Spark's own message does not: a Python that lacks a package, is missing, or died."""
     python = "the workers' Python" if is_connect(session) else str(session.sparkContext.pythonExec)
     found: str | None = None
     if package := missing_package(str(error)):
@@ -348,7 +348,7 @@ class _GroupRunner:
         return reports
 
     def _once(self, kept: dict[_Stage, Made], make: Callable[[], Made]) -> Made:
-        """Return what all tasks of a stage share that a worker process runs."""
+        """Return what this worker process shares among its tasks of a stage."""
         key = (self.task_spec.plan, self.task_spec.attempt, self.stage)
         if key not in kept:
             kept.clear()

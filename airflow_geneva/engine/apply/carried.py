@@ -38,7 +38,7 @@ class CarriedValues:
     Args:
         view: the planned version of the view.
         columns, explode: those of its query.
-        limit: most bytes of the values that are added to a batch.
+        limit: maximum bytes of the values that are added to a batch.
     """
 
     view: lance.LanceDataset

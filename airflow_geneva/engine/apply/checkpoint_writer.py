@@ -36,7 +36,7 @@ _NO_IDS = np.empty(0, np.uint64)
 
 
 def joint_filter_evaluated(steps: Sequence[StepResult], runs: RowRuns) -> Ranges:
-    """Return the rows that were looked at in any of the steps; `runs` are the rows on which the UDF ran in them."""
+    """Return the rows on which a step evaluated the filter; `runs` are the rows on which the UDF ran in these steps."""
     found = [step.filter_evaluated for step in steps]
     parts = [computed_rows(runs)] if None in found else []
     return Ranges.union([*parts, *(rows for rows in found if rows is not None)])

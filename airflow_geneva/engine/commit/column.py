@@ -392,8 +392,8 @@ class ShardCommitter:
         self._by_others += len(rows) - ours
 
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Record fragments whose values stay, so that they need no commit: known failures failed again, or a load found
-        the values that are there."""
+        """Record fragments that need no commit, because their values stay: known failures failed again, or a load found
+        equal values."""
         version = self.spec.udf_version
         repeated = [c for c in candidates if c.staged.leaves_unchanged or c.only_failed_again(version)]
         facts = [
@@ -511,7 +511,7 @@ class ShardCommitter:
         self._keep(found)
 
     def _keep(self, verdict: Verification) -> None:
-        """Record the outcome of candidates that are no longer committed."""
+        """Record the candidates that leave this commit: done, removed or lost."""
         self._done.extend(verdict.done)
         self._removed.extend(verdict.removed)
         self._lost.extend(verdict.lost)

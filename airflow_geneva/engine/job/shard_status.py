@@ -103,7 +103,7 @@ class ShardStatus(Counts):
 
     @property
     def applied_per_second(self) -> float:
-        """Mean speed of the computation once it has ended or failed; 0 if it goes on, or had nothing to do."""
+        """Mean speed of the computation once it has ended or failed; 0 while it runs, or if it had nothing to do."""
         if self.step in (WAITING, *AT_WORK):
             return 0.0
         if self.step == FAILED and len(self.samples) > 1 and (passed := self.samples[-1][0] - self.samples[0][0]) > 0:

@@ -347,7 +347,7 @@ _ATTO |= {"m": 60 * _ATTO["s"], "h": 3_600 * _ATTO["s"], "D": 86_400 * _ATTO["s"
 
 
 def _is_nat(value: Any) -> bool:
-    """Whether this is NumPy's or pandas' time that is none."""
+    """Whether this is the missing time (NaT) of NumPy or pandas."""
     kinds = (np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
     return isinstance(value, kinds) and bool(value != value)
 

@@ -129,7 +129,7 @@ class Decisions:
         return any(self.columns(origin) != () for origin in (_USUAL, *(origin for origin, _ in fragment.unusual)))
 
     def left(self, fragment: SourceFragment) -> SourceFragment:
-        """Return a fragment on which no column runs, as the next snapshot describes it."""
+        """Describe a fragment for the next snapshot, if no column runs on its rows."""
         if not fragment.unusual and not self.after(_USUAL, ()):
             return fragment
         return fragment.with_origins((self.after(origin, ()), rows) for origin, rows in fragment.origins)

@@ -82,7 +82,7 @@ def _filled_blobs(dataset: lance.LanceDataset, fragment_ids: list[int], columns:
 
 
 def check_unknown_values(spec: BackfillSpec, filled: Iterator[tuple[int, Ranges]], own: UdfDefinition | None) -> None:
-    """Stop a backfill before it computes over values whose origin no ledger of the table tells.
+    """Stop a backfill before it replaces values whose origin is recorded in no ledger of the table.
 
     Args:
         filled: the rows that are due and hold a value, by fragment.

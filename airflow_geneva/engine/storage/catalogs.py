@@ -119,7 +119,7 @@ def options_in(options: StorageOptions, database_uri: str) -> StorageOptions:
     """Return the storage options with which a source in a database is opened, from those of a view of it.
 
     Raises:
-        InvalidInput: it is another catalog, which nobody has given.
+        InvalidInput: it is in another catalog, whose properties are not known.
     """
     if database_uri == (catalog_uri(options) or ""):
         return options
