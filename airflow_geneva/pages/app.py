@@ -30,7 +30,13 @@ from airflow_geneva.pages.access import (
     table_of_asset,
     visible_database,
 )
-from airflow_geneva.pages.databases import DatabaseDetails, Filters, read_database, read_graph
+from airflow_geneva.pages.databases import (
+    DatabaseDetails,
+    Filters,
+    count_freshness_with_above,
+    read_database,
+    read_graph,
+)
 from airflow_geneva.pages.documents import answer, database_document, job_document, table_document
 from airflow_geneva.pages.jobs import ErrorsPage, JobDetails, find_job, list_errors
 from airflow_geneva.pages.namespace import PREFIX, failure, router
@@ -38,7 +44,7 @@ from airflow_geneva.pages.own_threads import in_own_threads
 from airflow_geneva.pages.readers import ReaderLost, read
 from airflow_geneva.pages.rendering import HEADERS, NOT_KEPT, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, read_jobs_of
-from airflow_geneva.pages.tables import compare, count_freshness, describe_whole_table, read_histories
+from airflow_geneva.pages.tables import compare, describe_whole_table, read_histories
 from airflow_geneva.pages.visible import VisibleDatabase
 from airflow_geneva.pages.xcoms import databases_of, jobs_of_dag, jobs_of_run
 
@@ -204,7 +210,7 @@ def send_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
     """Send a table or view with the rows that are due, as far as they are known within two seconds."""
     opened, location = place
     key = (conn_id, location.name)
-    found = read(viewer, key, count_freshness, opened, location, _COUNT_SECONDS)
+    found = read(viewer, key, count_freshness_with_above, opened, location, _COUNT_SECONDS)
     return answer(table_document(read(viewer, key, describe_whole_table, location), found))
 
 
@@ -280,7 +286,7 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Send the freshness of a table's columns and views that can be counted within two seconds."""
     opened, location = place
-    found = read(viewer, (conn_id, location.name), count_freshness, opened, location, _COUNT_SECONDS)
+    found = read(viewer, (conn_id, location.name), count_freshness_with_above, opened, location, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
 
 

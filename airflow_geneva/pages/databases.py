@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from urllib.parse import urlencode
 
 from airflow_geneva.database import Database
 from airflow_geneva.engine.api import NEVER, STALE, UP_TO_DATE, Job, ViewDefinition
 from airflow_geneva.engine.results import FAILED
 from airflow_geneva.engine.storage.engine_errors import is_failure
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError
 from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
 from airflow_geneva.pages.jobs import JobsPage, list_jobs
-from airflow_geneva.pages.tables import ColumnRow, CountCache, describe_table, freshness
+from airflow_geneva.pages.tables import ColumnRow, CountCache, FreshnessView, count_freshness, describe_table, freshness
 from airflow_geneva.pages.visible import VisibleDatabase
 
 COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
-_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, UP_TO_DATE)
+STALE_ABOVE = "source is stale"
+"""Up to date with columns or views that are not, or that are computed from such ones."""
+_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, STALE_ABOVE, UP_TO_DATE)
 _KEPT_SECONDS = 60.0
 _CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
 
@@ -31,7 +35,7 @@ class TableCard:
 
     `computed` is its computed columns, or the view itself, each with its freshness. `source` is the table of this
     database that a view reads, and `elsewhere` the definition of a view that reads another database. `jobs` are the
-    newest jobs of its columns, by name.
+    newest jobs of its columns, by name. `stale_above` names the stale column or view above those that are up to date.
     """
 
     name: str
@@ -43,12 +47,14 @@ class TableCard:
     counting: bool = False
     broken: bool = False
     jobs: Mapping[str, Job] | None = None
+    stale_above: Mapping[str, str] = field(default_factory=dict)
 
     def state_of(self, item: ColumnRow) -> str:
         job = (self.jobs or {}).get(item.name)
         if job is not None and job.open:
             return WAITING if job.time_left is not None and job.time_left.waits else RUNNING
-        return item.standing.state if item.standing else UNKNOWN
+        found = item.standing.state if item.standing else UNKNOWN
+        return STALE_ABOVE if found == UP_TO_DATE and item.name in self.stale_above else found
 
     @property
     def state(self) -> str:
@@ -167,10 +173,72 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
     if filters != replace(Filters(), fresh=filters.fresh):
         listed = list_jobs(opened, filters.before or None, names, state=filters.state or None)
     cards = read_cards(opened, [name for name in names if opened.may_see(name)], newest.jobs, seconds)
+    cards = _knowing_above(opened, cards, newest.jobs, seconds)
     states = Counter(card.state for card in cards)
     chosen = tuple(card for card in cards if filters.fresh in ("", card.state))
     running = tuple(job for job in newest.jobs if job.open and job.table in names)
     return DatabaseDetails(chosen, states, running, listed, opened.missing)
+
+
+def _knowing_above(
+    opened: VisibleDatabase, cards: list[TableCard], jobs: Sequence[Job], seconds: float
+) -> list[TableCard]:
+    """Add what is stale above each column and view, also in tables that are not among `cards`."""
+    known = {card.name: card for card in cards}
+    while missing := {card.source for card in known.values() if card.source} - set(known):
+        more = read_cards(opened, [name for name in sorted(missing) if opened.may_see(name)], jobs, seconds)
+        known |= dict.fromkeys(missing, TableCard("", counting=True)) | {card.name: card for card in more}
+    found = find_stale_above([card for card in known.values() if card.name])
+    return [replace(card, stale_above=found.get(card.name, {})) for card in cards]
+
+
+def count_freshness_with_above(opened: VisibleDatabase, location: TableLocation, seconds: float) -> FreshnessView:
+    """Count pending rows within a time limit, and say what is stale above columns and views that are up to date."""
+    until = time.monotonic() + seconds
+    found = count_freshness(opened, location, seconds)
+    if found.counting:
+        return found
+    jobs = [row.job for row in (*found.columns, *found.views) if row.job]
+    names = [location.name, *(row.name for row in found.views)]
+    left = max(until - time.monotonic(), 0.0)
+    cards = _knowing_above(opened, read_cards(opened, names, jobs, left), jobs, left)
+    above = {
+        name: stale for card in cards for name, stale in card.stale_above.items() if card.is_view or card is cards[0]
+    }
+
+    def add(row: ColumnRow) -> ColumnRow:
+        fresh = row.standing is not None and row.standing.state == UP_TO_DATE
+        return replace(row, stale_above=above.get(row.name, "")) if fresh else row
+
+    waits = any(card.counting for card in cards)
+    return FreshnessView(tuple(map(add, found.columns)), tuple(map(add, found.views)), waits)
+
+
+def find_stale_above(cards: Sequence[TableCard]) -> dict[str, dict[str, str]]:
+    """Return, by table and by column or view, the name of a stale column or view from which it is computed."""
+    above: dict[Key, list[Key]] = {}
+    for origin, key in _edges({card.name: card for card in cards}):
+        above.setdefault(key, []).append(origin)
+    states = {
+        (card.name, *(() if card.is_view else (item.name,))): item.standing.state
+        for card in cards
+        for item in card.computed
+        if item.standing
+    }
+    found: dict[Key, str] = {}
+    try:
+        ordered = list(TopologicalSorter(above).static_order())
+    except CycleError:
+        return {}
+    for key in ordered:
+        for origin in above.get(key, ()):
+            stale = ".".join(origin) if states.get(origin) in (STALE, NEVER) else found.get(origin)
+            if stale:
+                found.setdefault(key, stale)
+    tables: dict[str, dict[str, str]] = {}
+    for key, stale in found.items():
+        tables.setdefault(key[0], {})[key[-1]] = stale
+    return tables
 
 
 def read_graph(opened: VisibleDatabase, seconds: float) -> tuple[DatabaseDetails, Graph]:
@@ -187,10 +255,11 @@ def draw_graph(cards: Sequence[TableCard]) -> Graph:
 
 def _nodes(card: TableCard) -> Iterator[Node]:
     kind = "view" if card.is_view else "table"
-    yield Node((card.name,), card.state if card.is_view or card.broken else PLAIN, kind)
+    state = card.state if card.is_view or card.broken else PLAIN
+    yield Node((card.name,), state, kind, card.stale_above.get(card.name, "") if card.is_view else "")
     if not card.is_view:
         for column in card.computed:
-            yield Node((card.name, column.name), card.state_of(column), "column")
+            yield Node((card.name, column.name), card.state_of(column), "column", card.stale_above.get(column.name, ""))
 
 
 def _edges(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:

@@ -18,11 +18,15 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Node:
-    """A table, view or column; the key of a column is its table and name. x and y are the upper left corner."""
+    """A table, view or column; the key of a column is its table and name. x and y are the upper left corner.
+
+    `above` names the stale column or view above one that is up to date.
+    """
 
     key: Key
     state: str
     kind: str
+    above: str = ""
     x: int = 0
     y: int = 0
 

@@ -123,7 +123,7 @@ class ColumnRow:
     freshness; None while it is counted, and for plain data. `error` says why the freshness is unknown. `job` is the
     newest job that the viewer may see. `inputs` are the columns from which it is computed. `since` is the time since
     which it has been stale: None while it is searched, 0 if unknown. `sources` are other databases in which the viewer
-    may see the view's source.
+    may see the view's source. `stale_above` names a stale column or view from which one that is up to date is computed.
     """
 
     name: str
@@ -137,6 +137,7 @@ class ColumnRow:
     is_view: bool = False
     sources: tuple[str, ...] = ()
     elsewhere: bool = False
+    stale_above: str = ""
 
     @property
     def is_computed(self) -> bool:

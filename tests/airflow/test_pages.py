@@ -635,6 +635,32 @@ def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(re
     assert "RUNNING 1,000 rows with the service, which says when it answers" in " ".join(text_of(page).split())
 
 
+def test_a_view_of_a_stale_view_is_not_green(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    first = table.query().select(["x"]).create_materialized_view(database, "first")
+    second = first.query().select(["x"]).create_materialized_view(database, "second")
+    third = second.query().select(["x"]).create_materialized_view(database, "third")
+    for view in (first, second, third):
+        view.refresh(runner="inline")
+    path = "/databases/shelf"
+    assert states_of(whole(reader, f"{path}/live"))["third"] == "up to date"
+    table.add(pa.table({"x": pa.array([1], pa.int64())}))
+    within_reader.forget_counts()
+    told = "up to date with first, which is stale"
+    for narrowed in ("/live", "/live?table=third"):
+        page = whole(reader, f"{path}{narrowed}")
+        assert states_of(page)["third"] == "source is stale"
+        assert told in text_of(page)
+    assert f"view second: {told}" in whole(reader, f"{path}/graph/live")
+    for standing in ("third", "second"):
+        page = whole(reader, f"{path}/tables/{standing}/standing")
+        assert stands(page)["third"][0] == "source is stale"
+        assert told in text_of(page)
+    first.refresh(runner="inline")
+    within_reader.forget_counts()
+    assert "up to date with second, which is stale" in text_of(whole(reader, f"{path}/live"))
+
+
 def whole(reader: Get, path: str) -> str:
     """A part of a page once everything in it is counted."""
     until = time.monotonic() + 120
