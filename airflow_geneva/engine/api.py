@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.checkpoint.provenance import version_label
     from airflow_geneva.engine.cleanup import collect, find_garbage
     from airflow_geneva.engine.cleanup.garbage import KINDS, Garbage, add_up, parse_ttl, readable_bytes
-    from airflow_geneva.engine.job.current_errors import ErrorGroup, group_errors
+    from airflow_geneva.engine.job.current_errors import ErrorCause, ErrorGroup, count_causes, group_errors
     from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
     from airflow_geneva.engine.job.estimate import LIMITS, Estimate
     from airflow_geneva.engine.job.folder import (
@@ -197,7 +197,7 @@ _HOMES = {
     "job.shard_status": ("ShardStatus", "in_parallel"),
     "job.status": ("Job", "job_ids", "read_job", "read_jobs"),
     "job.error_records": ("ErrorRecord", "read_errors"),
-    "job.current_errors": ("ErrorGroup", "group_errors"),
+    "job.current_errors": ("ErrorCause", "ErrorGroup", "count_causes", "group_errors"),
     "job.outbox": ("OutboxEntry", "find_commits", "read_outbox", "remove_from_outbox", "write_outbox"),
     # Tables and views: what they define, how fresh they are, and what may go.
     "lance_io.table_versions": ("VersionStamp", "open_version", "stamp_of"),

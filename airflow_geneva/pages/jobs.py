@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from airflow_geneva.engine.api import (
-    ErrorGroup,
+    ErrorCause,
     ErrorRecord,
     Job,
     JobFolder,
     ShardStatus,
-    group_errors,
+    count_causes,
     in_parallel,
     is_job_id,
     job_ids,
@@ -33,7 +33,7 @@ _READ_FOR_ONE = 10
 SHARDS_SHOWN = 50
 ERRORS_A_PAGE = 25
 _MOST_ERRORS = 1_000
-_MOST_GROUPS = 5
+_MOST_CAUSES = 5
 _MOST_COMMITS = 100
 _STEPS = 60
 _LEAST_RED = 0.6
@@ -171,13 +171,13 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
 
 @dataclass(frozen=True)
 class ErrorsPage:
-    """One page of a job's failed rows, the number of records that were `read`, and the most frequent causes."""
+    """One page of a job's failed rows, the number of records that were `read`, and the most frequent causes of all."""
 
     records: tuple[ErrorRecord, ...]
     page: int
     pages: int
     read: int
-    groups: tuple[ErrorGroup, ...]
+    causes: tuple[ErrorCause, ...]
 
 
 def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
@@ -186,4 +186,5 @@ def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
     pages = max(-(-len(records) // ERRORS_A_PAGE), 1)
     page = min(max(page, 1), pages)
     chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
-    return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(group_errors(records)[:_MOST_GROUPS]))
+    causes = count_causes(location.checkpoints, job_id)[:_MOST_CAUSES]
+    return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(causes))

@@ -541,7 +541,7 @@ def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
     folder.storage.write_json("job.json", {**record, "ended": {**record["ended"], "errors": 1500}})
     page = reader(of_job("docs", job_id))
     assert "1,500 error records, of which 1,000 are listed here" in text_of(page)
-    assert "1,000 rows ValueError row ..." in text_of(page)
+    assert "1,500 rows ValueError row ..." in text_of(page)
     assert "page 1 of 40" in text_of(page)
     listed = [row for row in cells(page) if len(row) == 5 and row[1] == "3"]
     assert len(listed) == 25

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_geneva.engine.job import error_records
 from airflow_geneva.engine.job.busy import Busy
+from airflow_geneva.engine.job.current_errors import count_causes, group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
@@ -572,3 +573,15 @@ def test_an_error_record_names_the_row_and_shows_the_traceback() -> None:
         "  Traceback:",
         "    here",
     ]
+
+
+def test_causes_count_all_records_and_of_a_row_that_ran_again_the_newest(
+    folder: JobFolder, checkpoints: Storage
+) -> None:
+    write_errors(folder.storage, "a", [replace(error(row), message=f"row {row}\nmore") for row in range(300)])
+    write_errors(folder.storage, "b", [replace(error(row, at=200.0), message="no 'x'") for row in range(10)])
+    causes = count_causes(checkpoints, folder.job_id)
+    assert [(cause.rows, cause.message) for cause in causes] == [(290, "row ..."), (10, "no 'x'")]
+    groups = group_errors(read_errors(checkpoints, folder.job_id))
+    assert [(one.rows, one.message, one.kind) for one in groups] == [(c.rows, c.message, c.kind) for c in causes]
+    assert count_causes(checkpoints, "20260102T000000-b") == []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva.engine.display import Listed, counted
-from airflow_geneva.engine.job.error_records import ErrorRecord
+from airflow_geneva.engine.job.error_records import IDENTITY, ErrorRecord, error_batches
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.results import DONE, PARTIAL
@@ -19,22 +23,37 @@ _VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?<![A-Za-z_])[-+]?\d[\w.+-]*""")
 """The parts in which messages of one cause usually differ: quoted texts and numbers."""
 
 
-@dataclass(frozen=True, repr=False)
-class ErrorGroup(Listed):
-    """Rows of a column that failed for one cause.
+_MOST_RECORDS = 1_000_000
+_Cause: TypeAlias = tuple[str, str, str]
+"""A column, an exception, and the first line of its message."""
+
+
+@dataclass(frozen=True)
+class ErrorCause:
+    """The number of rows of a column that failed for one cause.
 
     Args:
         column: the column.
         exception: name of the exception's class.
         message: the first line of its text, with ``...`` for quoted texts and numbers if these differ.
         rows: number of records.
-        example: the newest record.
     """
 
     column: str
     exception: str
     message: str
     rows: int
+
+    @property
+    def kind(self) -> str:
+        """The exception's name as it is written in code."""
+        return self.exception.removeprefix("builtins.")
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorGroup(ErrorCause, Listed):
+    """Rows of a column that failed for one cause; `example` is the newest record."""
+
     example: ErrorRecord
 
     def to_json(self) -> dict[str, Any]:
@@ -42,20 +61,48 @@ class ErrorGroup(Listed):
 
     def __str__(self) -> str:
         rows = f"{counted(self.rows, 'row')} of {self.column}"
-        return f"{rows}: {self.example.kind}: {self.message}\n  for example {self.example}"
+        return f"{rows}: {self.kind}: {self.message}\n  for example {self.example}"
+
+
+def count_causes(checkpoints: Storage, job_id: str) -> list[ErrorCause]:
+    """Count all error records of a job by cause, the most frequent first; beyond a million they are lower bounds."""
+    parts = list[pa.Table]()
+    for batch in error_batches(checkpoints, job_id, ("exception", "message", "time")):
+        line = pc.replace_substring_regex(batch.column("message"), r"(?s)\n.*", "")
+        parts.append(pa.Table.from_batches([batch]).drop_columns("message").append_column("line", line))
+        if sum(part.num_rows for part in parts) > _MOST_RECORDS:
+            break
+    if not parts:
+        return []
+    by_row = pa.concat_tables(parts).sort_by("time").group_by(list(IDENTITY), use_threads=False)
+    newest = by_row.aggregate([("exception", "last"), ("line", "last")])
+    cause = ("column", "exception_last", "line_last")
+    counts = newest.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
+    return _by_cause({tuple(row[name] for name in cause): row["count_all"] for row in counts})
 
 
 def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:
     """Group records, newest first, by column, exception and message; the largest group comes first."""
-    found: dict[tuple[str, str, str], list[ErrorRecord]] = {}
+    counts, newest = Counter[_Cause](), dict[_Cause, ErrorRecord]()
     for record in records:
-        message = _VALUE.sub("...", record.message.partition("\n")[0])
-        found.setdefault((record.column, record.exception, message), []).append(record)
-    groups = []
-    for (column, exception, pattern), rows in found.items():
-        texts = {record.message.partition("\n")[0] for record in rows}
-        groups.append(ErrorGroup(column, exception, pattern if len(texts) > 1 else texts.pop(), len(rows), rows[0]))
-    return sorted(groups, key=lambda group: -group.rows)
+        line = record.message.partition("\n")[0]
+        counts[record.column, record.exception, line] += 1
+        newest.setdefault((record.column, record.exception, _VALUE.sub("...", line)), record)
+    return [
+        ErrorGroup(**vars(cause), example=newest[cause.column, cause.exception, _VALUE.sub("...", cause.message)])
+        for cause in _by_cause(counts)
+    ]
+
+
+def _by_cause(counts: Mapping[_Cause, int]) -> list[ErrorCause]:
+    found: dict[_Cause, dict[str, int]] = {}
+    for (column, exception, line), rows in counts.items():
+        found.setdefault((column, exception, _VALUE.sub("...", line)), {})[line] = rows
+    causes = [
+        ErrorCause(column, exception, pattern if len(lines) > 1 else next(iter(lines)), sum(lines.values()))
+        for (column, exception, pattern), lines in found.items()
+    ]
+    return sorted(causes, key=lambda cause: -cause.rows)
 
 
 def failing_now(

@@ -7,6 +7,8 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +45,7 @@ _SCHEMA = pa.schema(
 )
 _MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
 """The most bytes, expanded, and rows of one file."""
+_FILES_AT_ONCE = 16
 _ROWS_AT_ONCE, _MOST_DISTINCT = 1_024, 1_000_000
 _LONG_SECONDS, _MOST_COUNTED = 0.05, 256
 _COUNTED: dict[str, tuple[float, int]] = {}
@@ -51,7 +54,8 @@ _COUNTED: dict[str, tuple[float, int]] = {}
 FATAL = -1
 """The `rule` of a failure that ended the job."""
 
-_IDENTITY = ("job_id", "column", "row_id", "attempt")
+IDENTITY = ("job_id", "column", "row_id", "attempt")
+"""Columns that identify a record; of several with the same values, the newest counts."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +151,7 @@ def read_errors(
             break
         for row in _rows(batch.slice(0, most)):
             record = ErrorRecord(**row)
-            key = tuple(row[name] for name in _IDENTITY)
+            key = tuple(row[name] for name in IDENTITY)
             if column in (None, record.column) and (key not in newest or newest[key].time < record.time):
                 newest[key] = record
     return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))[:most]
@@ -157,7 +161,7 @@ def count_errors(job: Storage) -> int:
     """Count the error records of one job, without duplicates; a count above a million is a lower bound."""
     chosen = [name for name in job.list_files(ERRORS) if _is_error_file(name)]
     found = set[int]()
-    for batch in _batches(job, chosen, _IDENTITY):
+    for batch in _batches(job, chosen, IDENTITY):
         found.update(hash(tuple(row.values())) for row in _rows(batch))
         if len(found) > _MOST_DISTINCT:
             break
@@ -194,16 +198,36 @@ def _error_files(checkpoints: Storage, job_id: str | None) -> list[str]:
     return [f"jobs/{job_id}/{name}" for name in job.list_files(ERRORS) if _is_error_file(name)]
 
 
+def _contents(folder: Storage, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield files with their content, without files that are gone."""
+
+    def read(name: str) -> bytes | None:
+        try:
+            return folder.read_bytes(name)
+        except FileNotFoundError:
+            return None
+
+    rest = iter(names)
+    while part := list(islice(rest, _FILES_AT_ONCE)):
+        found = folder.side_by_side(*(partial(read, name) for name in part))
+        yield from ((name, data) for name, data in zip(part, found, strict=True) if data is not None)
+
+
 def _is_error_file(name: str) -> bool:
     return name.endswith(_SUFFIX) and f"/{name}".rpartition("/")[0].endswith(f"/{ERRORS}")
+
+
+def error_batches(checkpoints: Storage, job_id: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a job's error records; a row that was run again has several, of which the newest counts."""
+    return _batches(checkpoints, sorted(_error_files(checkpoints, job_id)), (*IDENTITY, *columns))
 
 
 def _batches(
     folder: Storage, names: Iterable[str], columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    for name in names:
+    for name, data in _contents(folder, names):
         try:
-            batch = from_bytes(folder.read_bytes(name), columns, _MOST_BYTES)
+            batch = from_bytes(data, columns, _MOST_BYTES)
             if columns is None:
                 if "key" not in batch.schema.names:  # written before tables had keys
                     batch = batch.append_column(_SCHEMA.field("key"), pa.array([""] * batch.num_rows))
@@ -213,7 +237,5 @@ def _batches(
             if wrong or batch.num_rows > _MOST_ROWS:
                 raise ValueError(f"it has {batch.num_rows:,} rows, and other types or NULL in the columns {wrong}")
             yield batch
-        except FileNotFoundError:
-            continue
         except (LookupError, ValueError) as error:
             logger.warning("Cannot read the error records in %s; they are left out: %s", folder.path(name), error)
