@@ -7,10 +7,11 @@ import pickle
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.row_ranges import Ranges, from_lists, to_lists
 
 OFFSETS = st.sets(st.integers(0, 60), max_size=40)
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
@@ -35,6 +36,17 @@ def test_union_intersection_and_difference_are_those_of_sets(left: set[int], rig
         assert_canonical(made)
         assert made == Ranges.from_offsets(sorted(wanted))
         assert hash(made) == hash(Ranges.from_offsets(sorted(wanted)))
+
+
+@given(st.lists(st.none() | OFFSETS, max_size=4))
+def test_lists_of_bounds_hold_sets_and_none(members: list[set[int] | None]) -> None:
+    sets = [None if one is None else Ranges.from_offsets(sorted(one)) for one in members]
+    for kind in (pa.list_(pa.int64()), pa.list_(pa.uint32())):
+        stored = to_lists(sets, kind)
+        assert stored.type == kind
+        assert stored.to_pylist() == [None if s is None else [at for pair in s for at in pair] for s in sets]
+        kept = stored.filter(stored.is_valid())
+        assert list(from_lists(kept)) == [s for s in sets if s is not None]
 
 
 @given(PAIRS)

@@ -8,10 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.run import view as run
 from airflow_geneva.engine.udf import udf
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed, UnknownValues
@@ -82,6 +84,30 @@ def test_a_refresh_of_changes_the_view_does_not_read_writes_no_version(make_tabl
     table.lance.cleanup_old_versions(older_than=timedelta(0))
     assert_nothing_to_refresh(view, trace)
     assert len(trace) == 100
+
+
+def test_a_plan_after_a_compaction_of_the_source_reads_no_row(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    table.lance.update({"x": "x + 1"}, where="id % 9 = 1")
+    refresh(view)
+    table.lance.optimize.compact_files()
+    compacted = table.version
+    table.lance.delete("id = 5")
+    table.lance.update({"x": "x + 1"}, where="id = 7")
+    read = list[object]()
+    for kind in (lance.LanceDataset, lance.LanceFragment):
+        scanner = kind.scanner
+        monkeypatch.setattr(kind, "scanner", lambda of, *a, s=scanner, **k: read.append(of) or s(of, *a, **k))
+    plan = view.plan_refresh(src_version=compacted)
+    assert (plan.rows_pending, plan.swap and plan.swap.gone, read) == (0, Ranges.empty(), [])
+    assert view.plan_refresh().rows_pending == 1
+    assert read
+    monkeypatch.undo()
+    refresh(view)
+    assert_equals_query(view, table, Asked())
 
 
 def test_a_view_goes_back_to_an_earlier_source_version(make_table: MakeTable, trace: Trace) -> None:

@@ -297,8 +297,12 @@ def _intersection(left: Ranges, right: Ranges) -> Ranges:
 
 
 def to_lists(sets: Iterable[Ranges | None], data_type: pa.ListType) -> pa.Array:
-    """Store each set as a list of its bounds."""
-    return pa.array([None if s is None else np.stack([s.starts, s.ends], 1).ravel() for s in sets], data_type)
+    """Store each set as a list of its bounds, and None as NULL."""
+    found = list(sets)
+    bounds = np.concatenate([np.stack([s.starts, s.ends], 1).ravel() for s in found if s is not None] or [_EMPTY.starts])
+    cuts = np.cumsum([0, *(0 if s is None else 2 * len(s.starts) for s in found)])
+    offsets = pa.array(cuts, pa.int32(), mask=np.array([*(s is None for s in found), False]))
+    return pa.ListArray.from_arrays(offsets, pa.array(bounds).cast(data_type.value_type), data_type)
 
 
 def from_lists(lists: pa.ListArray) -> Iterator[Ranges]:

@@ -429,7 +429,7 @@ def compare_source(
     found = SourceChanges(history, then_names)
     seen = cache(lambda: Ranges.union(f.ids for f in before.values()))
     here: list[Ranges] = []
-    kept: set[str] = set()
+    kept: set[str] = set()  # of fragments whose rows are all still there, in the same fragment or a compacted one
     for files in computed_rows.manifest.values():
         if files.live_rows == 0:
             continue
@@ -443,8 +443,11 @@ def compare_source(
             found.given_up += len(then.failed)
             continue
         now = files if history is computed_rows else history.manifest[files.id]
-        fragment, after, given_up = _changed(files, now, computed_rows, before, seen, decide)
-        here.append(fragment.ids)
+        parents = _parents(files, computed_rows, before)
+        kept.update(parent.signature for parent in parents)
+        fragment, after, given_up = _changed(files, now, computed_rows, parents, seen, decide)
+        if not parents:
+            here.append(fragment.ids)
         found.given_up += given_up
         found.fragments.append(after)
         if fragment.rows:
@@ -490,26 +493,27 @@ def _changed(
     files: FragmentFiles,
     now: FragmentFiles,
     computed_rows: ComputedRows,
-    before: Mapping[str, SourceFragment],
+    parents: Sequence[SourceFragment],
     seen: Callable[[], Ranges],
     decide: Decisions,
 ) -> tuple[ChangedFragment, SourceFragment, int]:
     """Find the rows of a fragment that run; `seen` returns the row ids in the snapshot.
 
     `files` are those of the columns that the query read at the snapshot, `now` those of the columns that it reads now.
-    Return also the fragment for the next snapshot, without new failures, and the number of rows that were given up.
+    `parents` is what `_parents` returns. Return also the fragment for the next snapshot, without new failures, and the
+    number of rows that were given up.
     """
-    ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
-    if ids is None and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
+    ids, live = Ranges.union(parent.ids for parent in parents), Ranges.of(0, files.physical_rows)
+    if not parents and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
         live = live_offsets(computed_rows.dataset, files)
         ids = Ranges(live.starts + physical.start, live.ends + physical.start)
-    elif ids is None:
+    elif not parents:
         offsets, row_ids = computed_rows.rows(files)
         ids = Ranges.from_offsets(row_ids)
         live = Ranges.from_offsets(offsets) if files.deletion else live
     elif files.deletion:
-        live = before[files.signature].live
-    known = computed_rows.resolve(files, live) if ids & seen() else {}
+        live = parents[0].live
+    known = computed_rows.resolve(files, live) if parents or ids & seen() else {}
     fragment = ChangedFragment(now, live, ids, live, partial(computed_rows.rows, files))
     rows, given_up = live - Ranges.union(known.values()), 0
     groups, origins = list[RowsAgain](), list[tuple[Origin, Ranges]]()
@@ -558,19 +562,21 @@ def _offsets_of(offsets: Offsets, ids: RowIdArray, wanted: Ranges) -> Ranges:
     return Ranges.from_offsets(offsets[wanted.mask(ids)])
 
 
-def _ids_before_compaction(
+def _parents(
     files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
-) -> Ranges | None:  # fmt: skip
-    """Return the row ids of a fragment if it, or every fragment compacted into it, is in the snapshot; else None."""
+) -> list[SourceFragment]:  # fmt: skip
+    """Return the fragments of the snapshot that hold the very rows of a fragment, if there are such.
+
+    It is the fragment itself, or those that were compacted into it.
+    """
     then = before.get(files.signature)
     if then is not None:
-        return then.ids if then.deletion == files.deletion else None
+        return [then] if then.deletion == files.deletion else []
     compaction = computed_rows.compaction_of(files)
     if compaction is None or not compaction.alone or files.deletion:
-        return None
-    parents = [parent for parent in compaction.replaced if parent.live_rows]
-    parts = [ids for p in parents if (ids := _ids_before_compaction(p, computed_rows, before)) is not None]
-    return Ranges.union(parts) if len(parts) == len(parents) else None
+        return []
+    parts = [_parents(parent, computed_rows, before) for parent in compaction.replaced if parent.live_rows]
+    return [parent for part in parts for parent in part] if all(parts) else []
 
 
 def choose_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -307,6 +308,7 @@ class ViewDefinition:
         return json.dumps(marked, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
+    @lru_cache(maxsize=16)  # a refresh reads the same definition ten times
     def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
         """Parse the output of `to_json`; `InvalidInput` if another system or a later version of this one wrote it."""
         try:
