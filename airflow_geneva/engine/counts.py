@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from operator import add, sub
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,14 @@ class Sums:
     """Values that add up field by field; a field that adds up in another way has it as `add` in its metadata."""
 
     def __add__(self, other: Self) -> Self:
-        both = ((one, getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-        return replace(self, **{one.name: one.metadata.get("add", add)(ours, theirs) for one, ours, theirs in both})
+        ours, theirs = vars(self), vars(other)
+        return type(self)(**{name: together(ours[name], theirs[name]) for name, together in self._parts()})
+
+    @classmethod
+    @cache
+    def _parts(cls) -> list[tuple[str, Callable[[Any, Any], Any]]]:
+        """Return how each field adds up; looked up once, because several sums are added for each call of a function."""
+        return [(one.name, one.metadata.get("add", add)) for one in fields(cls)]
 
     @classmethod
     def from_json(cls, document: object) -> Self:

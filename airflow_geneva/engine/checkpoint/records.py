@@ -247,7 +247,9 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
 def encode_runs(offsets: Offsets, ids: RowIds) -> RowRuns:
     """Encode rows with ascending offsets as runs: within a run, offset and row id both increase by one."""
     signed = ids.view(np.int64)
-    parted = (offsets[1:] - offsets[:-1] != 1) | (signed[1:] - signed[:-1] != 1)
+    parted = signed[1:] - signed[:-1] != 1
+    if len(offsets) and offsets[-1] - offsets[0] >= len(offsets):
+        parted |= offsets[1:] - offsets[:-1] != 1
     starts = np.concatenate(([0], np.flatnonzero(parted) + 1)) if len(offsets) else np.empty(0, np.int64)
     return np.stack([offsets[starts], signed[starts], np.diff(starts, append=len(offsets))], 1)
 
@@ -283,16 +285,16 @@ def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
     if len(runs) == 0:
         return runs, b""
     starts, ids, lengths = runs.T
-    ends, shift = starts + lengths, ids - starts
-    firsts = np.flatnonzero(np.diff(shift, prepend=shift[:1] - 1))
-    lasts = np.append(firsts[1:], len(runs)) - 1
-    stretches = runs[firsts]
-    stretches[:, 2] = ends[lasts] - starts[firsts]
+    shift = ids - starts
+    firsts = np.concatenate(([0], np.flatnonzero(shift[1:] != shift[:-1]) + 1))
+    counts = np.diff(firsts, append=len(runs))
+    stretches, lasts = runs[firsts], firsts + counts - 1
+    stretches[:, 2] = starts[lasts] + lengths[lasts] - starts[firsts]
     places = int(stretches[:, 2].sum())
     if places > _PLACES_A_RUN * (len(runs) - len(firsts)):
         return runs, b""
-    before = np.repeat(stretches[:, 0] - _before(stretches), lasts - firsts + 1)
-    return stretches, np.packbits(Ranges.from_bounds(starts - before, ends - before).bitmap(0, places)).tobytes()
+    begins = starts - np.repeat(stretches[:, 0] - _before(stretches), counts)
+    return stretches, np.packbits(Ranges.from_bounds(begins, begins + lengths).bitmap(0, places)).tobytes()
 
 
 def unpack_runs(stretches: RowRuns, bits: bytes) -> RowRuns:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_geneva.engine.lance_io.fragments import damaged_file, open_fragment
-from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, damaged_file, open_fragment
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
 from airflow_geneva.engine.lance_io.sql_text import Token, names_in, read_sql, replace_tokens
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
@@ -26,6 +27,7 @@ _TIME_FUNCTIONS = {
 }
 _WITHOUT_BRACKETS = {"current_timestamp", "current_date", "current_time"}
 _RANDOM_FUNCTIONS = {"random", "rand", "uuid"}
+_FEW_ROWS, _MOST_ROWS = 1 << 16, 1 << 20
 
 
 def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
@@ -109,15 +111,26 @@ def _selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], wher
         return {}
     fragments = [open_fragment(dataset, fragment_id) for fragment_id in fragment_ids]
     scanner = dataset.scanner(columns=[], filter=where, with_row_address=True, fragments=fragments)
-    parts = [
-        Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64)) for batch in scanner.to_batches()
-    ]
-    addresses = Ranges.union(parts)
-    wanted = np.array(sorted(fragment_ids), np.int64)
-    cuts = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
-    found: dict[int, Ranges] = {}
-    for at, fragment_id in enumerate(wanted.tolist()):
-        starts, ends = (bounds[cuts[at] : cuts[at + 1]] for bounds in (addresses.starts, addresses.ends))
-        if len(starts):
-            found[fragment_id] = Ranges(starts - (fragment_id << 32), ends - (fragment_id << 32))
-    return found
+    parts: dict[int, list[Ranges]] = {}
+    for addresses in _joined(batch.column("_rowaddr").to_numpy().view(np.int64) for batch in scanner.to_batches()):
+        alone = _fragment_of(addresses.min()) == _fragment_of(addresses.max())
+        for rows in [addresses] if alone else np.split(addresses, np.flatnonzero(np.diff(addresses >> 32)) + 1):
+            parts.setdefault(_fragment_of(rows[0]), []).append(Ranges.from_offsets(rows & OFFSET_BITS))
+    return {fragment_id: Ranges.union(parts[fragment_id]) for fragment_id in sorted(parts)}
+
+
+def _joined(batches: Iterable[Offsets]) -> Iterator[Offsets]:
+    """Join addresses of one fragment, or of several small ones: sets are made faster from many rows at once."""
+    held, rows = list[Offsets](), 0
+    for batch in filter(len, batches):
+        if rows >= _MOST_ROWS or (rows >= _FEW_ROWS and _fragment_of(held[0][0]) != _fragment_of(batch[-1])):
+            yield np.concatenate(held)
+            held, rows = [], 0
+        held.append(batch)
+        rows += len(batch)
+    if held:
+        yield np.concatenate(held)
+
+
+def _fragment_of(address: np.int64) -> int:
+    return int(address) >> 32

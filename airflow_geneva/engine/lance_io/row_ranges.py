@@ -7,6 +7,7 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,11 @@ class Ranges:
 
     def __len__(self) -> int:
         """Number of offsets, not of ranges."""
-        if len(self.starts) == 1:
-            return int(self.ends[0] - self.starts[0])
-        return int((self.ends - self.starts).sum())
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        return int(self.ends.sum() - self.starts.sum())
 
     def __bool__(self) -> bool:
         return len(self.starts) > 0
@@ -128,6 +131,8 @@ class Ranges:
         high = int(np.searchsorted(self.starts, end, side="left"))
         if low >= high:
             return _EMPTY
+        if high - low == len(self.starts) and start <= self.starts[0] and self.ends[-1] <= end:
+            return self
         starts, ends = self.starts[low:high].copy(), self.ends[low:high].copy()
         starts[0], ends[-1] = max(int(starts[0]), start), min(int(ends[-1]), end)
         return Ranges(starts, ends)
@@ -163,10 +168,11 @@ class Ranges:
 
     def bitmap(self, start: int, end: int) -> npt.NDArray[np.bool_]:
         """Return for each offset of ``[start, end)``, in which all ranges lie, whether it is in the set."""
-        edges = np.zeros(end - start + 1, np.int8)
-        edges[self.starts - start] = 1
-        edges[self.ends - start] = -1
-        return np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
+        edges = np.zeros(end - start + 1, np.bool_)
+        edges[self.starts - start] = True
+        edges[self.ends - start] = True
+        inside: npt.NDArray[np.bool_] = np.logical_xor.accumulate(edges[:-1])
+        return inside
 
     def within(self, start: int, end: int) -> Ranges:
         return self & Ranges.of(start, end)
@@ -299,7 +305,9 @@ def _intersection(left: Ranges, right: Ranges) -> Ranges:
 def to_lists(sets: Iterable[Ranges | None], data_type: pa.ListType) -> pa.Array:
     """Store each set as a list of its bounds, and None as NULL."""
     found = list(sets)
-    bounds = np.concatenate([np.stack([s.starts, s.ends], 1).ravel() for s in found if s is not None] or [_EMPTY.starts])
+    bounds = np.concatenate(
+        [np.stack([s.starts, s.ends], 1).ravel() for s in found if s is not None] or [_EMPTY.starts]
+    )
     cuts = np.cumsum([0, *(0 if s is None else 2 * len(s.starts) for s in found)])
     offsets = pa.array(cuts, pa.int32(), mask=np.array([*(s is None for s in found), False]))
     return pa.ListArray.from_arrays(offsets, pa.array(bounds).cast(data_type.value_type), data_type)

@@ -178,6 +178,6 @@ class Caps:
             self._look_at = time.monotonic() + max(LOOK_SECONDS, _LOOKS_SHARE * (time.monotonic() - began))
         if self.seconds_left is not None and self.seconds_left <= 0:
             raise CapReached(f"stopped at its cap of {sizing.max_seconds:g} seconds (max_seconds)")
-        priced = sizing.price_per_slot_hour or self.spent.reported
-        if self.cost_left is not None and priced and self.cost_left <= 0:
+        cost_left = self.cost_left
+        if cost_left is not None and cost_left <= 0 and (sizing.price_per_slot_hour or self.spent.reported):
             raise CapReached(f"stopped at its cap of {sizing.max_cost:g} (max_cost)")
