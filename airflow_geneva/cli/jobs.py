@@ -58,12 +58,14 @@ def jobs(
         print_json([job.to_json() for job in found])
         return
     numbers = (">took", ">due", ">run", ">computed", ">reused", ">committed", ">failed", ">left")
-    grid = make_grid("job", "state", "column", "started", *numbers)
+    priced = any(job.cost is not None for job in found)
+    grid = make_grid("job", "state", "column", "started", *numbers, *([">cost"] if priced else []))
     grid.columns[0].no_wrap = True
     for job in found:
         counts = (job.rows_pending, job.rows_run, job.rows_computed, job.rows_reused, job.rows_committed)
         shown = (job.id, _state(job), plain(job.target), format_time(job.started), duration(job.took))
-        grid.add_row(*shown, *(f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left)))
+        numbers = tuple(f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left))
+        grid.add_row(*shown, *numbers, *([f"{job.cost or 0.0:,.4g}"] if priced else []))
     open_console().print(grid if found else "No jobs.")
 
 

@@ -428,6 +428,8 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
 
 def _about_run(context: Context) -> tuple[str, dict[str, Any]]:
     """Return a text that identifies one attempt of a plan task, and the description of its run for the job's record."""
-    ti = context["ti"]
+    ti, dag_run = context["ti"], context["dag_run"]
     run = f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}"
-    return run, {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}}
+    by = f" by {dag_run.triggering_user_name}" if dag_run.triggering_user_name else ""
+    task = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}
+    return run, {"airflow": task, "started_by": f"{getattr(dag_run.run_type, 'value', dag_run.run_type)} run{by}"}

@@ -97,6 +97,6 @@ def _card(card: TableCard) -> dict[str, Any]:
 
 
 def _in_short(job: Job) -> dict[str, Any]:
-    fields = ("id", "kind", "table", "column", "view", "state", "dead", "started", "ended")
+    fields = ("id", "kind", "table", "column", "view", "state", "dead", "started", "ended", "started_by", "cost")
     rows = ("rows_pending", "rows_committed", "rows_failed", "rows_left")
     return {name: getattr(job, name) for name in (*fields, *rows)}

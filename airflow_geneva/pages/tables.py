@@ -424,6 +424,11 @@ class JobHistory:
             ("rows", tuple(job.rows_computed for job in self.jobs)),
             ("seconds", tuple(job.took for job in self.jobs)),
             ("failed", tuple(job.rows_failed for job in self.jobs)),
+            *(
+                [("cost", tuple(round(job.cost or 0.0, 4) for job in self.jobs))]
+                if any(job.cost for job in self.jobs)
+                else []
+            ),
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -200,6 +202,23 @@ def test_errors_groups_what_fails_now_by_its_cause(table: Table, db: str) -> Non
     assert len(read("errors", db)) == 4
     table.lance.delete("x = 30")
     assert "ZeroDivisionError" not in run("errors", db)
+
+
+def test_a_job_says_what_it_cost_and_who_started_it(table: Table, db: str) -> None:
+    priced = udf(data_type=pa.int64(), version="7", cost=0.5)(lambda x: x)
+    table.alter_columns({"y": priced})
+    assert "cost" not in run("jobs", db)
+    first = table.backfill("y", udf=priced, runner="inline", where="x < 40")
+    second = table.backfill("y", udf=priced, runner="inline", price_per_slot_hour=3600.0)
+    text = run("status", db, first.job_id)
+    assert "  cost 20 (estimated 20)" in text
+    assert f" by {getpass.getuser()}@{socket.gethostname()}, " in text
+    found = read("status", db, second.job_id)
+    spent = found["cost"] - 60 * 0.5
+    assert 0 < spent < sum(found["seconds"].values()) * 16
+    assert found["cost_expected"][0] <= found["cost"]
+    assert [float(line.split()[-1]) for line in run("jobs", db).splitlines() if "DONE" in line][1] == 20
+    assert read("jobs", db)[1]["cost"] == 20
 
 
 def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:

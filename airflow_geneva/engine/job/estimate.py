@@ -176,10 +176,11 @@ class Estimate:
         found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {counted(table.num_rows, 'row')}", cost)
         return replace(found, sample=table)
 
-    def pace(self) -> dict[str, float]:
-        """Return the values that a job's record keeps to estimate the remaining time of the running job."""
+    def pace(self) -> dict[str, Any]:
+        """Return what a job's record keeps: values to estimate the time left of the running job, and the cost."""
         known = {"start_seconds": self.start_seconds, "rows_per_second": self.rows_per_second}
-        return {name: round(value, 6) for name, value in known.items() if value is not None}
+        kept: dict[str, Any] = {name: round(value, 6) for name, value in known.items() if value is not None}
+        return kept if self.cost is None else {**kept, "cost": [round(end, 6) for end in self.cost]}
 
     def above(self, limits: Mapping[str, float]) -> str:
         """Describe the upper ends that are above their limits, or unknown; "" if there is none.

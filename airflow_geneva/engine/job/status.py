@@ -12,6 +12,7 @@ from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.display import Listed, counted, duration, format_time
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.error_records import count_errors_so_far
+from airflow_geneva.engine.job.estimate import Interval
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, is_job_id
 from airflow_geneva.engine.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD
@@ -89,6 +90,10 @@ class Job(Listed, Counts):
         siblings: the other columns that the UDF fills.
         key_column: the column's name in checkpoint keys; None: `column`.
         time_left: estimated time until its end; None once it has ended, or is dead.
+        started_by: the user, host and program that started it, or the kind of DAG run and its user.
+        cost: what it has cost, as calls reported it or at the declared cost of rows, and at the price of slots once it
+            has ended; None if nothing has a price.
+        cost_expected: the interval of the cost that was estimated when it was planned; None if it was not.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
     """
 
@@ -129,6 +134,9 @@ class Job(Listed, Counts):
     key_column: str | None = None
     time_left: TimeLeft | None = None
     usage: Usage = field(default_factory=Usage)
+    started_by: str | None = None
+    cost: float | None = None
+    cost_expected: Interval | None = None
 
     @property
     def open(self) -> bool:
@@ -184,6 +192,14 @@ class Job(Listed, Counts):
         return sum(shard.rows_per_second for shard in self.shards) if self.open else 0.0
 
     @property
+    def priced(self) -> str:
+        """The cost, beside the one that was estimated; "" if nothing has a price."""
+        known = "" if self.cost is None else f"{self.cost:,.4g}"
+        expected = "" if self.cost_expected is None else f"estimated {self.cost_expected}"
+        told = f"{known} ({expected})" if known and expected else known or expected
+        return f"cost {told}" if told else ""
+
+    @property
     def busy(self) -> str:
         """How busy the function is in running shards; "" if none runs. After the end, it is in the job's notes."""
         running = [shard.busy for shard in self.shards if shard.step == "applying"] if self.open else []
@@ -236,6 +252,7 @@ class Job(Listed, Counts):
             where = "one process" if self.runner == "inline" else "Spark"
             lines.append(f"  planned for {where}: {self.runner_reason}")
         lines.extend([f"  {self.usage}"] if self.usage else [])
+        lines.extend([f"  {self.priced}"] if self.priced else [])
         lines.extend(f"  {checked}" for checked in self.checked)
         lines.extend([f"  not in an index yet: {counted(self.unindexed_rows, 'row')}"] if self.unindexed_rows else [])
         lines.extend([] if self.airflow is None else [f"  Airflow: {self.airflow}"])
@@ -244,7 +261,8 @@ class Job(Listed, Counts):
         return lines
 
     def _when(self) -> str:
-        began = f"started {format_time(self.started)}"
+        by = f" by {self.started_by}" if self.started_by else ""
+        began = f"started {format_time(self.started)}{by}"
         if self.ended is not None:
             return f"{began}, took {duration(self.took)}"
         what = f" in step {self.step}" if self.step else ""
@@ -356,6 +374,7 @@ def _job(
         siblings=tuple(record.get("siblings", ())),
         key_column=record.get("key_column"),
         airflow=run_by,
+        cost_expected=_interval((chosen.get("expected") or {}).get("cost")),
     )
     job = _with_shards(job, int(record.get(ROWS_RUN, 0)))
     if job.open:
@@ -368,7 +387,11 @@ def _job(
     return job if ended is None else _with_result(job, ended)
 
 
-_AS_RECORDED = ("kind", "table", "column", "view", "source", "where", "version", "read_version")
+def _interval(document: object) -> Interval | None:
+    return Interval(*map(float, document)) if isinstance(document, list) and len(document) == 2 else None
+
+
+_AS_RECORDED = ("kind", "table", "column", "view", "source", "where", "version", "read_version", "started_by")
 
 
 def _resumed(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:
@@ -399,6 +422,7 @@ def _with_shards(job: Job, run_before: int) -> Job:
         **replace(counts, rows_skipped=job.rows_skipped, rows_left=left).counts(),
         rows_run=run_before + used.rows,
         usage=used.reported,
+        cost=used.paid or None,
         seconds=in_order(seconds),
         commits=tuple(sorted({version for shard in job.shards for version in shard.versions})),
     )
@@ -422,4 +446,5 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         checked=found.checked,
         usage=found.usage,
         unindexed_rows=found.unindexed_rows,
+        cost=ended.get("cost", found.usage.cost or None),
     )

@@ -533,13 +533,16 @@ class PlannedJob:
         result = replace(speed.saved.added_to(result), checked=checked)
         notes = [note for document in self.applied for note in document.get("notes", ())]
         result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)]), *notes))
-        result = self._with_usage(result, usage_of(self._statuses))
+        used, price = usage_of(self._statuses), self.spec.sizing.price_per_slot_hour
+        result = self._with_usage(result, used)
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
             sizing = self.spec.sizing
             tasks = 1 if about.get("runner") == "inline" else sizing.concurrency
             about |= {"speed": speed.to_json(), "slots": tasks * sizing.intra_applier_concurrency}
+        if paid := used.paid + speed.seconds * (price or 0.0) / 3600:
+            about["cost"] = round(paid, 6)
         starts = [document["start_seconds"] for document in self.applied if document.get("start_seconds")]
         if starts:
             about["start_seconds"] = round(sum(starts) / len(starts), 3)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +29,8 @@ from airflow_geneva.engine.udf.code_archive import CodeArchive, archive_name, co
 from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
 
 logger = logging.getLogger("airflow_geneva.run")
+
+_LONGEST_PROGRAM = 200
 
 
 def record_plan(
@@ -61,6 +67,7 @@ def record_plan(
         **spec.describe(),
         **({} if choice is None else choice.describe()),
         "started": time.time(),
+        "started_by": this_program(),
         "state": PENDING,
         "rows_total": plan.rows_total,
         "rows_pending": plan.rows_pending,
@@ -90,6 +97,16 @@ def record_plan(
     fault_point("plan.saved")
     _log_reused_checkpoints(plan)
     return saved
+
+
+def this_program() -> str:
+    """Return the user, the host and the program of this process, as ``ann@desk, airflow-geneva``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"user {os.getuid()}"
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "Python"
+    return f"{user}@{socket.gethostname()}, {program}"[:_LONGEST_PROGRAM]
 
 
 def with_stamps(plan: Plan, location: TableLocation) -> Plan:
