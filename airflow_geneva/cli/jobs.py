@@ -64,8 +64,8 @@ def jobs(
     for job in found:
         counts = (job.rows_pending, job.rows_run, job.rows_computed, job.rows_reused, job.rows_committed)
         shown = (job.id, _state(job), plain(job.target), format_time(job.started), duration(job.took))
-        numbers = tuple(f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left))
-        grid.add_row(*shown, *numbers, *([f"{job.cost or 0.0:,.4g}"] if priced else []))
+        cells = [f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left)]
+        grid.add_row(*shown, *cells, *([f"{job.cost or 0.0:,.4g}"] if priced else []))
     open_console().print(grid if found else "No jobs.")
 
 
