@@ -85,11 +85,13 @@ settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick
 DURATIONS = Path(__file__).with_name("durations.json")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that none of them begins when the other workers are done."""
+    """Begin with the files whose selected tests take longest: none of them begins when the other workers are done."""
+    taken = json.loads(DURATIONS.read_text(encoding="utf-8"))
     seconds: Counter[str] = Counter()
-    for node, taken in json.loads(DURATIONS.read_text(encoding="utf-8")).items():
-        seconds[node.partition("::")[0]] += taken
+    for item in items:
+        seconds[item.nodeid.partition("::")[0]] += taken.get(item.nodeid, 0)
     items.sort(key=lambda item: -seconds[item.nodeid.partition("::")[0]])
 
 

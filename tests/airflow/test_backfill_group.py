@@ -11,7 +11,6 @@ import pytest
 from airflow.sdk import DAG, Param, task
 
 from airflow_geneva import udf
-from airflow_geneva.assets import lance_asset
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.operators import ApplyOperator, CommitOperator, FinishOperator, PlanBackfillOperator
@@ -236,16 +235,6 @@ def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_cle
     [event] = events(desk.asset)
     assert event["to_version"] == desk.table.version
     assert event["rows_computed"] == 3 * ROWS
-
-
-@pytest.mark.shows("Retries", "the same, and a shard fails after its last retry")
-def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
-    desk.append("a")
-    desk.define(n="length")
-    desk.break_at("a00")
-    run = Driver.trigger(make_dag(desk, default_args={"retries": 2})).go()
-    assert run.tries("backfill.finish") == 1
-    assert run.tries("backfill.shards.apply", 0) == 3
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -513,55 +502,6 @@ def test_the_conf_of_a_run_names_no_function_database_or_connection_that_the_aut
         assert not [name for name, value in run.rendered(task_id).items() if value in given.values()]
 
 
-def test_numbers_may_come_out_of_templates(desk: Desk) -> None:
-    desk.append("abc")
-    desk.define(n="length")
-    params = {"version": desk.table.version, "size": 2, "again": False, "nothing": ""}
-    desk.append("d")
-    dag = make_dag(
-        desk,
-        params=params,
-        read_version="{{ params.version }}",
-        shard_size="{{ params.size }}",
-        checkpoint_interval="{{ 2.5 }}",
-        ignore_checkpoints="{{ params.again }}",
-        batch_size="{{ params.nothing }}",
-        inline_below_rows="{{ 1000 * 1000 }}",
-    )
-    run = Driver.trigger(dag).go()
-    assert run.state == "success", run.errors
-    assert len(run.xcom("backfill.plan")) == 2
-    assert desk.calls() == texts("abc")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"shard_size": "{{ 'many' }}"}, "shard_size='many' is not a whole number"),
-        ({"checkpoint_interval": "soon"}, "checkpoint_interval='soon' is not a number"),
-        ({"ignore_checkpoints": "perhaps"}, "ignore_checkpoints='perhaps' is neither true nor false"),
-        ({"column": "{{ '' }}"}, "column='' is empty"),
-        ({"table": "elsewhere"}, "There is no table 'elsewhere'"),
-        ({"column": "m"}, "Column 'm' is not defined in table"),
-        ({"udf": "no_such_module:f"}, "importing module 'no_such_module' raised"),
-        ({"udf": "geneva_dag_udfs:upper"}, "Type mismatch for column 'n'"),
-        ({"where": "nonsense > 1"}, "nonsense"),
-        ({"read_version": 99}, "Version 99"),
-        ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
-        ({"on_unknown_values": "{{ 'keep' }}"}, "on_unknown_values='keep' is unknown"),
-    ],
-)
-def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong: dict[str, Any], told: str) -> None:
-    desk.append("a")
-    desk.define(n="length")
-    run = Driver.trigger(make_dag(desk, **wrong)).go()
-    assert run.state == "failed"
-    assert told in run.error("backfill.plan")
-    assert run.states()["backfill.shards.apply"] == "upstream_failed"
-    assert "There is no plan" in run.error("backfill.finish")
-    assert desk.calls() == []
-
-
 def test_a_finish_that_names_no_task_of_its_dag_says_so(desk: Desk) -> None:
     with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
         FinishOperator(task_id="finish", plan_task_id="plan", table=desk.table.name)
@@ -600,30 +540,6 @@ def test_a_skipped_plan_skips_the_whole_group(desk: Desk) -> None:
     run = Driver.trigger(dag).go()
     assert run.state == "success", run.errors
     assert run.states()["backfill.finish"] == "skipped"
-
-
-def test_a_templated_table_is_announced_as_well(desk: Desk) -> None:
-    desk.append("a")
-    desk.define(n="length")
-    dag = make_dag(desk, table="{{ params.table }}", params={"table": desk.table.name})
-    for _ in range(2):
-        run = Driver.trigger(dag).go()
-        assert run.state == "success", run.errors
-    [event] = events(desk.asset)
-    assert event["to_version"] == desk.table.version
-
-
-def test_the_group_works_inside_another_group_and_shows_its_asset(desk: Desk) -> None:
-    from airflow.sdk import TaskGroup
-
-    desk.append("a")
-    desk.define(n="length")
-    with DAG(f"dag_{desk.table.name}", schedule=None) as dag, TaskGroup("outer"):
-        BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9)
-    assert dag.get_task("outer.backfill.finish").outlets == [lance_asset(desk.table.name)]
-    run = Driver.trigger(dag).go()
-    assert run.state == "success", run.errors
-    assert desk.values() == dict.fromkeys(texts("a"), 3)
 
 
 def test_a_udf_is_named_by_its_import_path(desk: Desk) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, TaskGroup, task
+from airflow.sdk import DAG, task
 
 from airflow_geneva import View, connect
 from airflow_geneva.assets import lance_asset
@@ -218,14 +218,6 @@ def test_a_failed_shard_leaves_the_view_as_it_was_and_is_mended_by_clearing_it(d
     assert len(announced(view)) == 2
 
 
-def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
-    desk.append("a")
-    desk.break_at("a00")
-    run = Driver.trigger(make_dag(make_view(desk), default_args={"retries": 2})).go()
-    assert run.tries("refresh.finish") == 1
-    assert run.tries("refresh.shards.apply", 0) == 3
-
-
 @pytest.mark.parametrize("killed", ["refresh.shards.apply", "refresh.shards.commit", "refresh.finish"])
 @pytest.mark.shows("Clear", "clear `apply`, `commit` or `finish` of a refresh after it was killed there")
 def test_a_killed_task_is_cleared_and_the_run_goes_on_from_there(desk: Desk, killed: str) -> None:
@@ -409,59 +401,6 @@ def test_a_swap_that_was_changed_is_not_carried_out(desk: Desk) -> None:
     assert run.tries("refresh.finish") == tries + 1
     assert "Clear the plan task with its downstream tasks" in run.error("refresh.finish")
     assert shown(view) == {}
-
-
-def test_numbers_may_come_out_of_templates(desk: Desk) -> None:
-    desk.append("abc")
-    view = make_view(desk)
-    params = {"version": desk.table.version, "size": 2, "again": False, "nothing": "", "rows": 5}
-    desk.append("d")
-    run = go(
-        view,
-        params=params,
-        src_version="{{ params.version }}",
-        shard_size="{{ params.size }}",
-        max_rows_per_fragment="{{ params.rows }}",
-        ignore_checkpoints="{{ params.again }}",
-        batch_size="{{ params.nothing }}",
-        inline_below_rows="{{ 1000 * 1000 }}",
-    )
-    assert len(run.xcom("refresh.plan")) == 2
-    assert shown(view) == dict.fromkeys(texts("abc"), 3)
-    assert [fragment.count_rows() for fragment in view.lance.get_fragments()] == [5] * 6
-
-
-def test_a_templated_view_inside_another_group_is_announced_as_well(desk: Desk) -> None:
-    desk.append("a")
-    view = make_view(desk)
-    with DAG(f"dag_{view.name}", schedule=None, params={"view": view.name}) as dag, TaskGroup("outer"):
-        RefreshTaskGroup(view="{{ params.view }}", inline_below_rows=10**9)
-    run = Driver.trigger(dag).go()
-    assert run.state == "success", run.errors
-    assert len(announced(view)) == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"view": "{{ '' }}"}, "view='' is empty"),
-        ({"view": "elsewhere"}, "There is no table 'elsewhere'"),
-        ({"src_version": 99}, "Version 99"),
-        ({"src_version": "new"}, "src_version='new' is not a whole number"),
-        ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
-        ({"on_unknown_values": "{{ 'fill' }}"}, "is for columns"),
-        ({"errors_only": "{{ 1 == 1 }}"}, "it was never refreshed"),
-        ({"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 is not valid"),
-        ({"shard_size": 0}, "shard_size=0 is not valid"),
-    ],
-)
-def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong: dict[str, Any], told: str) -> None:
-    desk.append("a")
-    run = Driver.trigger(make_dag(make_view(desk), **wrong)).go()
-    assert run.state == "failed"
-    assert told in run.error("refresh.plan")
-    assert run.states()["refresh.shards.apply"] == "upstream_failed"
-    assert desk.calls() == []
 
 
 def test_a_table_is_not_refreshed(desk: Desk) -> None:
