@@ -193,6 +193,11 @@ def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup |
     return made
 
 
+def _asked(given: Mapping[str, Any], *but: str) -> dict[str, Any]:
+    """Return what a group passes to its plan task: the variables of its `__init__` that are arguments of its own."""
+    return {name: given[name] for name in given if name not in ("self", "__class__", "group_id", "shared", *but)}
+
+
 def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:
     """Remove and return the arguments that are not None."""
     found = {name: given.pop(name, None) for name in names}
@@ -258,30 +263,14 @@ class BackfillTaskGroup(_ShardGroup):
         indexes: str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
-        asked = {
-            "table": table,
-            "column": column,
-            "udf": udf,
-            "where": where,
-            "read_version": read_version,
-            "commit_granularity": commit_granularity,
-            "on_code_change": on_code_change,
-            "on_unknown_values": on_unknown_values,
-            "continue_from": continue_from,
-            "errors_only": errors_only,
-            "recompute_mixed": recompute_mixed,
-            "ignore_checkpoints": ignore_checkpoints,
-            "max_failed": max_failed,
-            "indexes": indexes,
-        }
-        super().__init__(group_id, PlanBackfillOperator, table, asked, **shared)
+        super().__init__(group_id, PlanBackfillOperator, table, _asked(locals()), **shared)
 
 
 class LoadColumnsTaskGroup(_ShardGroup):
     """Load values that others computed, by key: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
     On Spark a shuffle joins the table's keys with the source. Only fragments with a value that differs are written. A
-    killed task goes on with the fragments that are not staged yet. Text parameters are templated, and empty text means
+    killed task continues with the fragments that are not staged yet. Text parameters are templated, and empty text means
     None.
 
     Args:
@@ -330,21 +319,7 @@ class LoadColumnsTaskGroup(_ShardGroup):
         indexes: str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
-        asked = {
-            "table": table,
-            "source": source,
-            "on": on,
-            "columns": columns,
-            "format": format,
-            "on_missing": on_missing,
-            "on_duplicate": on_duplicate,
-            "where": where,
-            "adopt": adopt,
-            "commit_granularity": commit_granularity,
-            "ignore_checkpoints": ignore_checkpoints,
-            "indexes": indexes,
-        }
-        super().__init__(group_id, PlanLoadOperator, table, asked, **shared)
+        super().__init__(group_id, PlanLoadOperator, table, _asked(locals()), **shared)
 
 
 class RefreshTaskGroup(_ShardGroup):
@@ -402,16 +377,4 @@ class RefreshTaskGroup(_ShardGroup):
         indexes: str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
-        asked = {
-            "view": view,
-            "src_version": src_version,
-            "sources": sources,
-            "max_rows_per_fragment": max_rows_per_fragment,
-            "on_code_change": on_code_change,
-            "on_unknown_values": on_unknown_values,
-            "errors_only": errors_only,
-            "ignore_checkpoints": ignore_checkpoints,
-            "max_failed": max_failed,
-            "indexes": indexes,
-        }
-        super().__init__(group_id, PlanRefreshOperator, view, asked, source, **shared)
+        super().__init__(group_id, PlanRefreshOperator, view, _asked(locals(), "source"), source, **shared)
