@@ -270,7 +270,7 @@ class LoadColumnsTaskGroup(_ShardGroup):
     """Load values that others computed, by key: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
     On Spark a shuffle joins the table's keys with the source. Only fragments with a value that differs are written. A
-    killed task continues with the fragments that are not staged yet. Text parameters are templated, and empty text means
+    killed task continues with the fragments that are not staged yet. Text parameters are templated; empty text means
     None.
 
     Args:
