@@ -12,7 +12,7 @@ import pytest
 from lance.arrow import bfloat16_array
 
 from airflow_geneva import connect, udf
-from airflow_geneva.engine.lance_io.arrays import check_storable, rows_at, rows_where
+from airflow_geneva.engine.lance_io.arrays import check_storable, rows_at
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
 
@@ -228,10 +228,7 @@ def test_items_of_fixed_size_lists_may_be_declared_not_null(make_table: MakeTabl
 def test_rows_of_sliced_nested_fixed_size_lists_are_those_that_were_asked_for(values: pa.Array) -> None:
     plain = values.to_pylist()
     part = values.slice(3, 4)
-    positions, mask = pa.array([2, None, 0]), pa.array([False, True, False, True])
-    assert rows_at(part, positions).to_pylist() == [plain[5], None, plain[3]]
-    assert rows_where(part, mask).to_pylist() == [plain[4], plain[6]]
+    assert rows_at(part, pa.array([2, None, 0])).to_pylist() == [plain[5], None, plain[3]]
     batch = pa.record_batch({"row": pa.array(range(4)), "v": part})
     for rows in (batch, pa.Table.from_batches([batch, batch])):
         assert rows_at(rows, pa.array([3, 1])).to_pylist() == [{"row": at, "v": plain[3 + at]} for at in (3, 1)]
-    assert rows_where(pa.Table.from_batches([batch]), mask)["v"].to_pylist() == [plain[4], plain[6]]

@@ -41,7 +41,7 @@ from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.speed import UdfSpeed
-from airflow_geneva.engine.lance_io.arrays import rows_where, single_batch
+from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.table_key import RowNames
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
@@ -330,7 +330,7 @@ class Applier:
         if chosen is not None and not (mask := chosen[part]).all():
             kept = np.flatnonzero(mask)
             offsets, ids = offsets[kept], ids[kept]
-            batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
+            batch = rows_at(batch, pa.array(kept))
         if self.mapper.needs_row_ids:
             batch = batch.append_column(ROW_ID, pa.array(ids, pa.uint64()))
         return _BegunStep(calls, span, offsets, ids, filter_evaluated, batch.nbytes, self.mapper.begin(batch))

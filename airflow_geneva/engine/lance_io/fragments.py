@@ -511,7 +511,7 @@ def row_ids(
 
 def offsets_of(rows: pa.Table | pa.RecordBatch) -> Offsets:
     """Return the physical offsets of rows that were read with row addresses: the low 32 bits of an address."""
-    offsets: Offsets = rows.column("_rowaddr").to_numpy().astype(np.int64) & OFFSET_BITS
+    offsets: Offsets = rows.column("_rowaddr").to_numpy().view(np.int64) & OFFSET_BITS
     return offsets
 
 

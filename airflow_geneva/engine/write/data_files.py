@@ -18,7 +18,7 @@ from airflow_geneva.engine.apply.reader import ReadSize, fixed_width, read_rows,
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, decode_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointedRows, read_values
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
-from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, rows_where
+from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.blobs import as_blobs, is_blob, is_blob_type
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
@@ -135,7 +135,7 @@ def assemble(
                 values = output.joined(rows.columns.columns)
                 free = at[rows.offsets - start] < 0
                 if not free.all():
-                    values = rows_where(values, pa.array(free))
+                    values = rows_at(values, pa.array(np.flatnonzero(free)))
                 old.record(len(values), values.nbytes)
                 left -= values.nbytes
                 if left < 0:
