@@ -228,7 +228,7 @@ def computed_rows(runs: RowRuns) -> Ranges:
 
 def _one_list(item: pa.StructType, columns: Iterable[npt.NDArray[np.int64]]) -> pa.Array:
     """Build a list column of one row from the fields of its structs."""
-    arrays = [pa.array(values).cast(part.type) for values, part in zip(columns, item, strict=True)]
+    arrays = [pa.array(values.astype(part.type.to_pandas_dtype())) for values, part in zip(columns, item, strict=True)]
     return pa.ListArray.from_arrays([0, len(arrays[0])], pa.StructArray.from_arrays(arrays, fields=list(item)))
 
 
@@ -250,6 +250,8 @@ def encode_runs(offsets: Offsets, ids: RowIds) -> RowRuns:
     parted = signed[1:] - signed[:-1] != 1
     if len(offsets) and offsets[-1] - offsets[0] >= len(offsets):
         parted |= offsets[1:] - offsets[:-1] != 1
+    if len(offsets) and not parted.any():
+        return np.array([[offsets[0], signed[0], len(offsets)]], np.int64)
     starts = np.concatenate(([0], np.flatnonzero(parted) + 1)) if len(offsets) else np.empty(0, np.int64)
     return np.stack([offsets[starts], signed[starts], np.diff(starts, append=len(offsets))], 1)
 
@@ -282,7 +284,7 @@ def merge_runs(groups: Sequence[RowRuns]) -> RowRuns:
 
 def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
     """Pack runs for storage: runs that are close together become a few longer spans and a bitmap of their offsets."""
-    if len(runs) == 0:
+    if len(runs) < 2:
         return runs, b""
     starts, ids, lengths = runs.T
     shift = ids - starts

@@ -9,10 +9,11 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_geneva.engine.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.engine.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs
@@ -28,6 +29,14 @@ from airflow_geneva.errors import InvalidInput
 
 _KEY = b"crc32"
 _METADATA = ""
+_STRUCT, _BOOL = pa.struct([]).id, pa.bool_().id
+_LISTS = {pa.list_(pa.null()).id, pa.large_list(pa.null()).id}
+_TEXTS = {pa.string().id, pa.binary().id, pa.large_string().id, pa.large_binary().id}
+_LARGE = {pa.large_list(pa.null()).id, pa.large_string().id, pa.large_binary().id}
+_LENGTHS = {4: pa.int32().id, 8: pa.int64().id}
+"""The types of the lengths of lists, by their width in bytes."""
+_NUMBERS = {getattr(pa, f"{kind}int{bits}")().id for kind in ("", "u") for bits in (8, 16, 32, 64)}
+_NUMBERS |= {pa.float16().id, pa.float32().id, pa.float64().id}
 
 
 class CheckpointStore:
@@ -277,43 +286,50 @@ def _column(array: pa.Array) -> int | None:
 
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether Lance preserves the layout of values of a type."""
-    tests = pa.types
-    if tests.is_struct(kind):
+    if kind.id == _STRUCT:
         return all(_is_plain(field.type) for field in kind)
-    if tests.is_list(kind) or tests.is_large_list(kind):
+    if kind.id in _LISTS:
         return _is_plain(kind.value_type)
-    return bool(tests.is_integer(kind) or tests.is_floating(kind) or tests.is_boolean(kind) or _is_text(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    return kind.id in _NUMBERS or kind.id in _TEXTS or kind.id == _BOOL
 
 
 def _array(array: pa.Array, crc: int) -> int:
     """Compute a checksum that ignores the content of NULL slots and the array's offset in its buffers."""
-    crc = zlib.crc32(bytes([array.type.id, *len(array).to_bytes(8, "little")]), crc)
+    kind = array.type
+    crc = _head(kind.id, len(array), crc)
     if array.null_count:
         crc = zlib.crc32(_bits(array.is_valid()), crc)
         array = array.drop_null()
-    kind = array.type
     if len(array) == 0:
         return crc
-    if pa.types.is_struct(kind):
+    if kind.id == _STRUCT:
         for child in array.flatten():
             crc = _array(child, crc)
         return crc
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _array(array.flatten(), _array(pc.list_value_length(array), crc))
-    if pa.types.is_boolean(kind):
+    if kind.id in _LISTS:
+        bounds = _bounds(array)
+        lengths = bounds[1:] - bounds[:-1]
+        crc = zlib.crc32(lengths.tobytes(), _head(_LENGTHS[lengths.itemsize], len(array), crc))
+        return _array(array.flatten(), crc)
+    if kind.id == _BOOL:
         return zlib.crc32(_bits(array), crc)
-    if _is_text(kind):
-        _, offsets, data = array.buffers()
-        kind = np.dtype(np.int64 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else np.int32)
-        bounds = np.frombuffer(offsets, kind)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        return zlib.crc32(memoryview(data or b"")[bounds[0] : bounds[-1]], zlib.crc32(np.diff(bounds).tobytes(), crc))
+    if kind.id in _TEXTS:
+        data, bounds = array.buffers()[2], _bounds(array).astype(np.int64)
+        lengths = bounds[1:] - bounds[:-1]
+        return zlib.crc32(memoryview(data or b"")[bounds[0] : bounds[-1]], zlib.crc32(lengths.tobytes(), crc))
     width = kind.bit_width // 8
     first, last = array.offset * width, (array.offset + len(array)) * width
     return zlib.crc32(memoryview(array.buffers()[1])[first:last], crc)
+
+
+def _head(kind: int, length: int, crc: int) -> int:
+    return zlib.crc32(bytes([kind, *length.to_bytes(8, "little")]), crc)
+
+
+def _bounds(array: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
+    """Return where each text or list of an array begins, and where the last one ends."""
+    kind: Any = np.int64 if array.type.id in _LARGE else np.int32
+    return np.frombuffer(array.buffers()[1], kind)[array.offset : array.offset + len(array) + 1]
 
 
 def _bits(array: pa.BooleanArray) -> bytes:

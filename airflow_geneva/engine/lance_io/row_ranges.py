@@ -103,6 +103,8 @@ class Ranges:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ranges):
             return NotImplemented
+        if self is other:
+            return True
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
 
     def __hash__(self) -> int:
@@ -127,6 +129,8 @@ class Ranges:
         return _intersection(self, other)
 
     def _clipped(self, start: int, end: int) -> Ranges:
+        if start <= self.starts[0] and self.ends[-1] <= end:
+            return self
         low = int(np.searchsorted(self.ends, start, side="right"))
         high = int(np.searchsorted(self.starts, end, side="left"))
         if low >= high:
@@ -140,9 +144,9 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
-        if self == other:
-            return _EMPTY
         low, high = int(self.starts[0]), int(self.ends[-1])
+        if (len(other.starts) == 1 and other.covers(low, high)) or self == other:
+            return _EMPTY
         gap_starts = np.concatenate(([min(low, int(other.starts[0]))], other.ends))
         gap_ends = np.concatenate((other.starts, [max(high, int(other.ends[-1]))]))
         keep = gap_ends > gap_starts
@@ -179,6 +183,8 @@ class Ranges:
 
     def covers(self, start: int, end: int) -> bool:
         """Whether ``[start, end)`` lies in one range."""
+        if len(self.starts) == 1:
+            return bool(self.starts[0] <= start and end <= self.ends[0])
         at = int(np.searchsorted(self.starts, start, side="right")) - 1
         return at >= 0 and end <= int(self.ends[at])
 
