@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -75,7 +76,12 @@ class FileWriter:
     def close(self) -> None:
         with self._explaining(None):
             self._publish()
-            check_complete(self.path)
+            check_complete(self.path, self.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the published file; 0 if its writer does not report it."""
+        return getattr(self._writer, "size_bytes", 0) or 0
 
     def _publish(self) -> None:
         self._writer.close()
@@ -111,11 +117,6 @@ class DataFileWriter(FileWriter):
         none = np.empty(0, np.int64)
         return tuple((name, Ranges.from_offsets(np.concatenate([none, *found]))) for name, found in self._nulls.items())
 
-    @property
-    def size_bytes(self) -> int:
-        """The size of the published file; 0 if its writer does not report it."""
-        return getattr(self._writer, "size_bytes", 0) or 0
-
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``."""
         fault_point("staged.write")
@@ -135,10 +136,16 @@ class DataFileWriter(FileWriter):
             self.file, self.path = closed, join(self.dataset.uri, "data", closed)
 
 
+_FOLDERS: WeakKeyDictionary[lance.LanceDataset, Storage] = WeakKeyDictionary()
+"""The folders of open datasets, except those with credentials that expire."""
+
+
 def _data_files(dataset: lance.LanceDataset) -> Storage:
+    if (known := _FOLDERS.get(dataset)) is not None:
+        return known
     place, (catalog, table, options) = join(dataset.uri, "data"), access_of(dataset)
     if catalog is None or table is None:
-        return Storage.at(place, options)
+        return _FOLDERS.setdefault(dataset, Storage.at(place, options))
     return Storage(place, options_for(catalog, table))
 
 
@@ -156,8 +163,8 @@ def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -
     )
 
 
-def check_complete(path: str) -> None:
-    """Remove a local Lance file that is truncated, and raise `OSError`.
+def check_complete(path: str, size: int = 0) -> None:
+    """Remove a local Lance file that is truncated, or has another size than its writer reported, and raise `OSError`.
 
     On a full local disk or an exhausted quota, Lance reports no error for the last bytes. An object store always stores
     a file completely or not at all.
@@ -165,8 +172,9 @@ def check_complete(path: str) -> None:
     if not is_local(path):
         return
     with open(path, "rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - len(_LAST_BYTES), 0))
-        whole = file.read() == _LAST_BYTES
+        found = os.fstat(file.fileno()).st_size
+        file.seek(max(found - len(_LAST_BYTES), 0))
+        whole = file.read() == _LAST_BYTES and size in (0, found)
     if not whole:
         os.unlink(path)
         raise OSError(errno.ENOSPC, "the file is truncated: the disk is full or a quota is reached")

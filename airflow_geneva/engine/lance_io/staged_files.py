@@ -16,9 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.data_file import FOOTER_BYTES, DataFileWriter, LanceFile
-from airflow_geneva.engine.storage.files import in_threads
+from airflow_geneva.engine.storage.files import AT_A_TIME, in_threads
 from airflow_geneva.engine.storage.timeouts import StoreThreads
-from airflow_geneva.engine.storage.uri import is_local
 
 if TYPE_CHECKING:
     import lance
@@ -67,10 +66,14 @@ class StagedFiles:
         self._described: dict[str, Future[DataFile]] = {}
 
     def add(self, writer: DataFileWriter) -> None:
-        """Remember a file that this process has just written to an object store, where writes are all-or-nothing."""
-        if writer.size_bytes and not is_local(writer.path):
+        """Remember a file that this process has just written completely."""
+        if writer.size_bytes:
             layout = writer.schema, writer.dataset.data_storage_version
             self._known[writer.file] = _Known(writer.rows, writer.size_bytes, layout, time.monotonic())
+
+    def forget(self, name: str) -> None:
+        """Release what is known of a file; the next call that needs it opens the file again."""
+        self._known.pop(name, None)
 
     def count_rows(self, dataset: lance.LanceDataset, name: str, rows: int = 0, size: int = 0) -> int | None:
         """Return the number of rows of a file; None if it is missing or damaged. Only the first call opens it.
@@ -150,4 +153,5 @@ class StagedFiles:
             versions = first.file_major_version, first.file_minor_version
             return DataFile(name, first.fields, first.column_indices, *versions, found.size)
 
-        return [first, *in_threads(like_first, names[1:])]
+        local = LanceFile.of_table(dataset, "").folder.local
+        return [first, *in_threads(like_first, names[1:], 1 if local else AT_A_TIME)]

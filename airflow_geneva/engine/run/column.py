@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from airflow_geneva.engine.apply.isolation.runner import OpenMapper
 from airflow_geneva.engine.apply.reader import fixed_width
 from airflow_geneva.engine.checkpoint.facts import append_ledger, fold_ledgers, may_fold, seen
@@ -120,7 +122,12 @@ class ColumnTarget(ReusableColumn, Target):
 
     def open_writer(self, fragment: FragmentTask) -> ColumnFileWriter:
         rows, limit = fragment.files.physical_rows, self.spec.sizing.batch_bytes
-        return ColumnFileWriter(self.source, self.output, rows, limit)
+        return ColumnFileWriter(self.source, self._file_schema, self.output, rows, limit)
+
+    @cached_property
+    def _file_schema(self) -> pa.Schema:
+        schema = self.source.schema
+        return pa.schema([schema.field(name) for name in self.output.columns])
 
     def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
         return {
@@ -189,7 +196,15 @@ class ColumnPublisher(Publisher):
                 remove_broken(target, broken, (str(spec.key(fragment)) for fragment in damaged))
                 continue
             self.newest = committer.newest or self.newest
+            self._forget(candidates)
             return result
+
+    def _forget(self, candidates: Iterable[Candidate]) -> None:
+        """Release what is known of staged files after their commit: a job may have very many of them."""
+        for candidate in candidates:
+            self.target.data.forget(candidate.staged.file)
+            if self.target.written is not None:
+                self.target.written.pop(str(self.spec.key(candidate.task)), None)
 
     def _reporter(self, shard: Shard, candidates: Sequence[Candidate]) -> ProgressReporter:
         """Return a reporter for the progress of a shard's commit."""

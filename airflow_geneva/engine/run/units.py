@@ -37,7 +37,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
-from airflow_geneva.engine.storage.files import Storage, in_threads
+from airflow_geneva.engine.storage.files import AT_A_TIME, Storage, in_threads
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.write.data_files import ColumnFileWriter, ViewFileWriter
 from airflow_geneva.errors import StorageError
@@ -432,7 +432,7 @@ def _look(
         index, live = target.index(fragment), live_offsets(target.source, fragment.files)
         return index, live, target.staged(fragment, index, live)
 
-    return in_threads(look, fragments)
+    return in_threads(look, fragments, 1 if target.store.storage.local else AT_A_TIME)
 
 
 def stage_computed(

@@ -52,6 +52,7 @@ from airflow_geneva.engine.write.data_files import (
     ViewFileWriter,
     fit_rows,
     reorder_rows,
+    view_file_schema,
 )
 from airflow_geneva.errors import InvalidInput
 
@@ -151,11 +152,19 @@ class ViewTarget(ReusableView, Target):
         return True
 
     def open_writer(self, fragment: FragmentTask) -> ViewFileWriter:
-        return ViewFileWriter(self.view, self.spec.definition.explode, self.spec.plain_blobs)
+        return ViewFileWriter(self.view, self._file_schema, self.spec.definition.explode)
+
+    @cached_property
+    def _file_schema(self) -> pa.Schema:
+        return view_file_schema(self.view, self.spec.plain_blobs)
+
+    @cached_property
+    def _field_ids(self) -> tuple[int, ...]:
+        return tuple(field.id() for field in self.view.lance_schema.fields())
 
     def layout(self, fragment: FragmentTask, live: Ranges, filter_evaluated: Ranges) -> dict[str, Any]:
         return {
-            "output_field_ids": tuple(field.id() for field in self.view.lance_schema.fields()),
+            "output_field_ids": self._field_ids,
             "output_files": (),
             "live": fragment.due,
             "filter_evaluated": fragment.due,

@@ -46,9 +46,10 @@ class ColumnFileWriter:
     NULLs of some types take memory too, so they are written in batches of at most ``limit`` bytes.
     """
 
-    def __init__(self, dataset: lance.LanceDataset, output: Output, physical_rows: int, limit: int) -> None:
-        schema = dataset.schema
-        self.schema = pa.schema([schema.field(name) for name in output.columns])
+    def __init__(
+        self, dataset: lance.LanceDataset, schema: pa.Schema, output: Output, physical_rows: int, limit: int
+    ) -> None:
+        self.schema = schema
         self.rows = 0
         self._output = output
         self._type = output.type(schema)
@@ -261,16 +262,20 @@ def staged_file(dataset: lance.LanceDataset, name: str) -> LanceFile:
     return LanceFile.of_table(dataset, name, lambda error: BrokenFile(name))
 
 
-class ViewFileWriter:
-    """Writes rows of a view's query to a data file; only blobs that are written as `plain` bytes can be read back."""
+def view_file_schema(view: lance.LanceDataset, plain: bool = False) -> pa.Schema:
+    """Return the columns of a view's data files; only blobs that are written as `plain` bytes can be read back."""
+    # Users may add columns to a view. They are not part of the query, and new rows hold NULL in them.
+    schema = view.schema
+    fields = [schema.field(name) for name in own_columns(schema)]
+    return pa.schema(pa.field(one.name, pa.large_binary()) if plain and is_blob(one) else one for one in fields)
 
-    def __init__(self, view: lance.LanceDataset, explode: str | None = None, plain: bool = False) -> None:
+
+class ViewFileWriter:
+    """Writes rows of a view's query to a data file."""
+
+    def __init__(self, view: lance.LanceDataset, schema: pa.Schema, explode: str | None = None) -> None:
         self.explode = explode
-        # Users may add columns to a view. They are not part of the query, and new rows hold NULL in them.
-        self.schema = pa.schema([view.schema.field(name) for name in own_columns(view.schema)])
-        if plain:
-            fields = (pa.field(field.name, pa.large_binary()) if is_blob(field) else field for field in self.schema)
-            self.schema = pa.schema(fields)
+        self.schema = schema
         self.rows = 0
         self.file = DataFileWriter(view, self.schema)
         self.finish = self.file.finish
@@ -360,11 +365,11 @@ def reorder_rows(
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
     firsts = np.concatenate(([0], np.cumsum(lengths)))
     widths = FileWidths(len(staged), limit)
-    files = []
+    files, schema = [], view_file_schema(view)
     size = most or rows
     for start in range(0, rows, size):
         chosen = order[start : start + size]
-        writer = ViewFileWriter(view)
+        writer = ViewFileWriter(view, schema)
         at = 0
         while at < len(chosen):
             window = chosen[at : at + WINDOW_ROWS]
