@@ -43,7 +43,7 @@ TOGETHER = (
     "services",
 )
 OTHERS = (*TOGETHER, "f", "f16m")
-COLD_CASES = ("a", "c", "a16m")
+COLD_CASES = ("a", "c", "small", "a16m")
 
 
 class BenchmarkRun:
