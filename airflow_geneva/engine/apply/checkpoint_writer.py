@@ -115,5 +115,6 @@ class CheckpointWriter:
 
     def _write_records(self) -> None:
         named = zip(self.records, self.names.of([record.row_id for record in self.records]), strict=True)
-        write_records(self.spec, self.fragment, self.job, [replace(record, key=key) for record, key in named])
+        records = [replace(record, key=key) if key else record for record, key in named]
+        write_records(self.spec, self.fragment, self.job, records)
         self.records = []

@@ -70,10 +70,12 @@ def error_records(
         runs[rows.mask(failed)] = before + 1
     now = time.time()
     source = spec.source_name
-    records = []
+    records, makers = [], dict[str, tuple[str, str, str]]()
     for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
         for one in (failure, *failure.also):
-            column, udf, udf_version = _maker(spec, one.column)
+            if one.column not in makers:
+                makers[one.column] = _maker(spec, one.column)
+            column, udf, udf_version = makers[one.column]
             records.append(
                 ErrorRecord(
                     job_id=spec.job_id,

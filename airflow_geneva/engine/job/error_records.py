@@ -6,7 +6,7 @@ import logging
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -110,7 +110,7 @@ class ErrorRecord(Listed):
         return self.row_address & 0xFFFFFFFF
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
     def __str__(self) -> str:
         source = f" of source {self.source}" if self.source else ""

@@ -218,7 +218,7 @@ class _BatchRun:
         self._answer(start, made, troubles, end=True)
 
     def _answer(self, start: int, values: pa.Array, troubles: Iterable[tuple[int, CallFailure]], end: bool) -> None:
-        header = {"start": start, "troubles": [(row, asdict(trouble)) for row, trouble in troubles], "end": end}
+        header = {"start": start, "troubles": [(row, vars(trouble)) for row, trouble in troubles], "end": end}
         header["usage"] = asdict(self.meter.take())
         send(self.answers, header, values_to_bytes(values))
 
