@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
 from airflow_geneva.engine.apply import fitting
-from airflow_geneva.engine.apply.isolation.process import POOL
+from airflow_geneva.engine.apply.isolation.process import POOL, WorkerProcess
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.udf import UDF, load_udf, udf
@@ -297,6 +297,39 @@ def test_rows_that_end_the_process_in_any_way_are_skipped(function: UDF) -> None
     assert "was killed by SIGKILL (out of memory?)." in crashes[2]
 
 
+@pytest.mark.parametrize(
+    ("deadly", "starts"),
+    [
+        # The first worker, one after each death, and a spare that stands by.
+        ([EXIT, SEGFAULT, EXIT], 5),
+        # Another process or the kernel may have killed the worker: the row runs once more, alone.
+        ([KILL], 3),
+    ],
+)
+def test_a_row_that_ends_its_worker_costs_one_start(
+    monkeypatch: pytest.MonkeyPatch, deadly: list[int], starts: int
+) -> None:
+    POOL.dismiss()
+    started, start = list[WorkerProcess](), WorkerProcess._start
+    monkeypatch.setattr(WorkerProcess, "_start", lambda self, theirs: started.append(self) or start(self, theirs))
+    values = [at for row in deadly for at in (1, row, 2)]
+    mapped = run(failing.scalar, values)
+    POOL.dismiss()
+    assert_as_modelled(mapped, values)
+    assert len(started) == starts
+
+
+def test_the_worker_after_a_death_was_started_before_it() -> None:
+    POOL.dismiss()
+    with open_batch_mapper(failing.talkative) as mapper:
+        (_, second) = mapper(pa.record_batch({"x": [EXIT, 1]})).values.to_pylist()
+        for spare in list(POOL.spares.values()):
+            spare.join()
+        spares = {str(child.process.pid) for child in POOL.idle}
+        (_, third) = mapper(pa.record_batch({"x": [EXIT, 2]})).values.to_pylist()
+    assert spares == {third} - {second}
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_by_chance_costs_no_row(tmp_path: Path) -> None:
     at_first = tmp_path / "died"
@@ -320,8 +353,8 @@ def _dies_once(file: str) -> Callable[[int], int]:
 def test_values_that_were_sent_back_are_not_computed_again(tmp_path: Path) -> None:
     mapped = run(failing.slow_and_counted, [1, 2, EXIT, 3], marks=[str(tmp_path)] * 4)
     assert mapped.values.to_pylist() == [10, 20, None, 30]
-    assert {file.name: len(file.read_text()) for file in tmp_path.iterdir()} == {"1": 1, "2": 1, "3": 1, str(EXIT): 2}
-    assert mapped.rows_called == 5
+    assert {file.name: len(file.read_text()) for file in tmp_path.iterdir()} == {"1": 1, "2": 1, "3": 1, str(EXIT): 1}
+    assert mapped.rows_called == 4
 
 
 def test_a_process_that_left_another_one_behind_is_missed_all_the_same() -> None:

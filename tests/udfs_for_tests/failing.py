@@ -129,6 +129,8 @@ def repeat(data: bytes, n: int) -> bytes:
 @udf(data_type=pa.string(), on_error="skip", version="1")
 def talkative(x: int) -> str:
     """Writes to stdout in every way, and says where it runs."""
+    if x < 0:
+        do(x)
     print("hello", x)
     sys.stdout.write("x" * 100_000)
     os.write(1, b"raw")

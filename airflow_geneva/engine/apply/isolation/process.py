@@ -6,6 +6,7 @@ import contextlib
 import json
 import mmap
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -43,16 +44,22 @@ serve(orders, answers, shared)
 """
 _LOOK_SECONDS = 1.0
 _DEATH_SECONDS = 5.0
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""Signals that a process causes itself; others come from the kernel, for lack of memory, or from other processes."""
 
 
 @dataclass(eq=False)
 class WorkerLost(Exception):
-    """A worker process died or was killed; ``reason`` completes a sentence, ``row`` is None outside of a call."""
+    """A worker process died or was killed; ``reason`` completes a sentence, ``row`` is None outside of a call.
+
+    `by_itself`: it exited or crashed, and neither lack of memory, a failed device nor another process explains that.
+    """
 
     reason: str
     row: int | None
     timed_out: bool
     by_device: bool = False
+    by_itself: bool = False
 
 
 class UdfSetupFailed(Exception):
@@ -268,13 +275,20 @@ class WorkerProcess:
         timed_out = overdue is not None and bool(began) and now - began >= overdue
         if device is not None:
             return WorkerLost(f"ended because its device failed ({device})", row, False, by_device=True)
-        return WorkerLost(_fate(self.process.returncode), row if began else None, timed_out)
+        by_itself = overdue is None and _ended_by_itself(self.process.returncode)
+        return WorkerLost(_fate(self.process.returncode), row if began else None, timed_out, by_itself=by_itself)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     # macOS refuses if only a zombie is left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ended_by_itself(returncode: int | None) -> bool:
+    """Whether a process exited or crashed, and no limit of its memory, which other rows may use up, is the cause."""
+    crashed = returncode is not None and (returncode >= 0 or -returncode in _CRASHES)
+    return crashed and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def _fate(returncode: int | None) -> str:
@@ -295,15 +309,37 @@ class WorkerPool:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.idle: list[WorkerProcess] = []
+        self.spares: dict[WorkerKey, threading.Thread] = {}
         os.register_at_fork(after_in_child=self._after_fork)
 
     def acquire(self, udf_reference: UdfReference, within: float | None = None) -> WorkerProcess:
         """Return a worker process for a UDF: an idle one or a new one, see `WorkerProcess`."""
         worker_key = WorkerKey.of(udf_reference)
+        with self.lock:
+            starting = self.spares.pop(worker_key, None)
+        if starting is not None:
+            starting.join()
         while (child := self._take(worker_key)) is not None:
             if child.answers_still():
                 return child
         return WorkerProcess(worker_key, self.forget, within)
+
+    def start_spare(self, udf_reference: UdfReference, within: float | None = None) -> None:
+        """Start an idle worker for a UDF in the background, unless there is one: after one died, more may die."""
+        worker_key = WorkerKey.of(udf_reference)
+
+        def start() -> None:
+            with contextlib.suppress(UdfSetupFailed, OSError):  # raised again when a worker is needed
+                self.release_worker(WorkerProcess(worker_key, self.forget, within))
+            with self.lock:
+                if self.spares.get(worker_key) is threading.current_thread():
+                    del self.spares[worker_key]
+
+        with self.lock:
+            if worker_key in self.spares or any(child.worker_key == worker_key for child in self.idle):
+                return
+            starting = self.spares[worker_key] = threading.Thread(target=start, name="geneva-spare", daemon=True)
+            starting.start()
 
     def release_worker(self, child: WorkerProcess) -> None:
         """Return a worker to the pool; kill it if it is in the middle of an order."""
@@ -321,6 +357,10 @@ class WorkerPool:
 
     def dismiss(self) -> None:
         """Kill the idle workers."""
+        with self.lock:
+            spares, self.spares = self.spares, {}
+        for starting in spares.values():
+            starting.join()
         with self.lock:
             idle, self.idle = self.idle, []
         for child in idle:
@@ -347,7 +387,7 @@ class WorkerPool:
         for child in self.idle:
             for pipe in child.pipes:
                 os.close(pipe)
-        self.idle = []
+        self.idle, self.spares = [], {}
         self.lock = threading.Lock()
 
 

@@ -136,6 +136,7 @@ class _WorkerMapper(BatchMapper):
         self.rules = rules_of(mapper.udf.on_error)
         self.child: WorkerProcess | None = None
         self.loaded: pa.RecordBatch | None = None
+        self.keeps_spare = False
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         results = BatchResults(self.mapper, self.mapper.inputs(batch), self.rules)
@@ -159,7 +160,7 @@ class _WorkerMapper(BatchMapper):
             try:
                 (chunk,) = order(start, stop)
             except WorkerLost as lost:
-                if lost.timed_out or stop - start > 1 or (start, stop) in died:
+                if lost.timed_out or lost.by_itself or stop - start > 1 or (start, stop) in died:
                     return self._explain(lost, results.inputs, start, stop)
                 # Try once more, alone in a new worker: other rows may have used up the memory.
                 died.add((start, stop))
@@ -177,8 +178,10 @@ class _WorkerMapper(BatchMapper):
         child = self._child_with(inputs)
         try:
             yield from child.map(start, stop, self.mapper.udf.data_type, self.timeout)
-        except WorkerLost:
+        except WorkerLost as lost:
             self.child = None
+            # A spare takes as much memory again, of a device too.
+            self.keeps_spare |= (lost.by_itself or lost.timed_out) and not self.mapper.udf.num_gpus
             raise
 
     def _child_with(self, inputs: pa.RecordBatch) -> WorkerProcess:
@@ -202,8 +205,12 @@ class _WorkerMapper(BatchMapper):
         )
 
     def _acquire(self) -> WorkerProcess:
+        within = self.mapper.udf.setup_timeout
         try:
-            return POOL.acquire(self.reference, self.mapper.udf.setup_timeout)
+            child = POOL.acquire(self.reference, within)
+            if self.keeps_spare:
+                POOL.start_spare(self.reference, within)
+            return child
         except UdfSetupFailed as unfit:
             if is_device_failure(str(unfit)):
                 raise device_failed(str(unfit)) from unfit
@@ -244,8 +251,9 @@ class _WorkerMapper(BatchMapper):
 class RowByRow:
     """Maps the rows of a batch in order with a scalar UDF, in a worker process that may die at any row.
 
-    A row whose call exceeds the timeout has failed. If a worker dies during a row's call, the row runs once more, alone
-    in a new worker, because other rows may have used up the memory; if that worker dies too, the row has failed.
+    A row has failed if its call exceeds the timeout, or if the worker exits or crashes by itself during the call. If
+    the worker dies in another way, the row runs once more, alone in a new worker, because other rows may have used up
+    the memory; if that worker dies too, the row has failed.
     `Retry` rules apply in addition. Rows whose values were lost with a worker run again. If a worker dies between two
     calls, no row is to blame: the remaining rows are halved until one row is left, which then counts as called.
     """
@@ -325,7 +333,7 @@ class RowByRow:
         self.results.called(at, row + 1)
         self.todo.append((row + 1, stop))
         self.deaths[row] += not lost.timed_out
-        if lost.timed_out or (alone and self.deaths[row] > 1):
+        if lost.timed_out or lost.by_itself or (alone and self.deaths[row] > 1):
             self.todo.append((row, self.explain(lost, row)))
         else:
             self.tries[row] += 1
