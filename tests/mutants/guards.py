@@ -570,7 +570,7 @@ GUARDS = [
     ),
     Guard(
         "A file that a full disk cut short would be named by a checkpoint.",
-        "whole = file.read() == _LAST_BYTES",
+        "whole = file.read() == _LAST_BYTES and size in (0, found)",
         "whole = True",
         ("promises/test_disk_failures.py::test_a_full_disk_is_said_and_what_was_computed_before_is_kept",),
     ),
@@ -591,6 +591,12 @@ GUARDS = [
         "if udf.code_version != self.version:\n            raise",
         "if False:\n            raise",
         ("apply/test_isolation.py::test_other_code_under_the_same_name_is_refused",),
+    ),
+    Guard(
+        "A row that crashes its worker would cost a second start of a worker.",
+        "if lost.timed_out or lost.by_itself or (alone and self.deaths[row] > 1):",
+        "if lost.timed_out or (alone and self.deaths[row] > 1):",
+        ("apply/test_isolation.py::test_a_row_that_ends_its_worker_costs_one_start",),
     ),
     Guard(
         "A job would skip more rows than its error policy allows.",
