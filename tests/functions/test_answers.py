@@ -41,12 +41,18 @@ embed = embeddings("small", 8, batch_size=100, on_error="fail")
 skipping = embeddings("small", 8, batch_size=100, on_error=[Skip(ValueError)])
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as started:
+        yield started
+
+
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
-    with OpenAIServer() as running:
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-any")
-        monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
-        yield running
+def server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIServer:
+    running.begin()
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-any")
+    monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
+    return running
 
 
 @pytest.fixture

@@ -44,12 +44,18 @@ other = embeddings("large", 8, batch_size=4)
 person = extraction("small", "Who is it?", PERSON, on_error=[Skip(ValueError)])
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as started:
+        yield started
+
+
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
-    with OpenAIServer(api_keys=(KEY,)) as running:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
-        yield running
+def server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIServer:
+    running.begin(api_keys=(KEY,))
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
+    return running
 
 
 @pytest.fixture

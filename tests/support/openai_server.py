@@ -186,6 +186,12 @@ class OpenAIServer:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    def begin(self, **settings: Any) -> None:
+        """Be as a server that was just started with these settings."""
+        self.settings = Settings()
+        self.change(**settings)
+        self.reset()
+
     def change(self, **settings: Any) -> None:
         """Change some settings while it runs; what was counted stays."""
         self.settings = replace(self.settings, **settings)
