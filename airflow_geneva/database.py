@@ -171,6 +171,22 @@ class Database(Summarized):
                 return job
         raise InvalidInput(f"There is no job {job_id!r} in {self.uri}. db.jobs() lists the newest.")
 
+    def cancel_job(self, job_id: str) -> None:
+        """Ask a job that runs anywhere to end, as PARTIAL, after the calls that run now.
+
+        What is computed is kept, and that of a column is committed. The next backfill or refresh goes on from there.
+
+        Raises:
+            InvalidInput: no table has such a job, or it has ended, or no process works on it any more.
+        """
+        from airflow_geneva.engine.run.record import this_program
+
+        job = self.job(job_id)
+        if not job.open:
+            state = "no process works on it any more" if job.dead else f"it is {job.state}"
+            raise InvalidInput(f"Job {job_id} cannot be canceled: {state}.")
+        JobFolder.of(self.location(job.table).checkpoints, job_id).cancel(this_program())
+
     def open_table(self, name: str) -> Table:
         """Open a table; a materialized view is returned as a :class:`airflow_geneva.View`.
 

@@ -31,6 +31,7 @@ for command in (
     work.copy,
     cli_jobs.jobs,
     cli_jobs.status,
+    cli_jobs.cancel,
     cli_jobs.errors,
 ):
     app.command(cls=Command)(command)

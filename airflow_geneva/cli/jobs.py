@@ -96,6 +96,24 @@ def status(
         console.print(_render_job(job))
 
 
+def cancel(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="DB JOB", help="The database and the job's id.", show_default=False)
+    ] = None,
+    conn_id: ConnectionId = None,
+    allowed_place: AllowedPlaces = None,
+) -> None:
+    """End a running job after its current calls.
+
+    What is computed is kept, and the next run goes on from there.
+    """
+    db, (job_id,) = open_database_argument(arguments, conn_id, allowed_place, "JOB")
+    db.cancel_job(job_id)
+    typer.echo(
+        without_controls(f"Job {job_id} ends after its current calls: airflow-geneva status DB {job_id} --watch.")
+    )
+
+
 def errors(
     database: Annotated[list[str] | None, _DB] = None,
     table: Annotated[str | None, _TABLE] = None,

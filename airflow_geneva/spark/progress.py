@@ -169,11 +169,12 @@ class ProgressCollector:
         self.reporter.rows_failed = max(self.reporter.rows_failed, counts.rows_failed)
         self.reporter.usage, self.reporter.busy = lambda: usage, lambda: busy
         self._look_for_executor(bool(spent))
-        if not now:  # the end of a stage is reported by its caller, which would say the same again
-            self.reporter.tick()
         try:
             self.count.check(skipped)
-            if not now:
+            if (
+                not now and self.failure is None
+            ):  # the end of a stage is reported by its caller, which would say the same again
+                self.reporter.tick()
                 self.caps.see(rows, seconds, usage.paid)
                 self._allow(spent, running, min(slots, len(running) + max(self.tasks - len(spent), 0)), usage.paid)
         except (UdfError, CapReached) as stop:

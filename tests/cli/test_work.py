@@ -26,7 +26,7 @@ def picky(x: int) -> int:
 """
 
 COMMANDS = [
-    "define", "plan", "backfill", "refresh", "copy", "jobs", "status", "errors",
+    "define", "plan", "backfill", "refresh", "copy", "jobs", "status", "cancel", "errors",
     "checkpoints list", "checkpoints gc", "doctor", "spark-server",
 ]  # fmt: skip
 

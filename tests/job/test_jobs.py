@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,11 +23,13 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
+from airflow_geneva.engine.job import progress
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.heartbeat import RUNNING_TIMEOUT
 from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.run import caps
 from airflow_geneva.engine.run.background import JobFuture, start_in_background
 from airflow_geneva.engine.run.peers import PEERS
 from airflow_geneva.engine.run.prepare import Udfs
@@ -96,6 +100,58 @@ def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Pat
     assert job.commits == result.commits
     assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
     assert repr(future).endswith("DONE)")
+
+
+@pytest.mark.parametrize("how", ["future", "database"])
+def test_a_job_that_is_canceled_keeps_what_is_computed_and_the_next_goes_on(
+    make_table: MakeTable, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(progress, "CHECK_SECONDS", 0.0)
+    noticed = threading.Event()
+    stop = caps.stop_if_canceled
+
+    def stopping(folder: JobFolder) -> None:
+        try:
+            stop(folder)
+        except caps.Canceled:
+            noticed.set()
+            raise
+
+    monkeypatch.setattr(caps, "stop_if_canceled", stopping)
+    table, db = make_table(100, per_fragment=25), connect(tmp_path / "db")
+    table.add_columns({"y": gate.udf()})
+    future = start(table, gate.udf(), shard_size=1, batch_size=5)
+    gate.reached.wait()
+    future.cancel() if how == "future" else db.cancel_job(future.job_id)
+    assert noticed.wait(60)
+    gate.opened.set()
+    result = future.result()
+    job = future.status()
+    assert (result.state, job.state, job.error) == ("PARTIAL", "PARTIAL", None)
+    # The call that ran when it was canceled has ended, and its rows are there, too.
+    assert 50 <= result.rows_computed < 75
+    assert result.rows_computed + result.rows_left == 100
+    assert f"canceled by {getpass.getuser()}@{socket.gethostname()}, " in str(result)
+    assert table.lance.count_rows("y is not null") == result.rows_computed
+    with pytest.raises(InvalidInput, match="cannot be canceled: it is PARTIAL"):
+        db.cancel_job(future.job_id)
+    again = table.backfill("y", udf=gate.udf(), runner="inline")
+    assert (again.state, again.rows_computed) == ("DONE", 100 - result.rows_computed)
+
+
+def test_a_job_that_was_canceled_before_it_was_planned_again_runs(make_table: MakeTable) -> None:
+    table = make_table(20)
+    table.add_columns({"y": triple})
+    job_id = table.backfill("y", where="x < 5", runner="inline").job_id
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    assert folder.canceled_by() is None
+    folder.cancel("ann")
+    assert folder.canceled_by() == "ann"
+    folder.update_record(resumed=time.time() + 1)
+    assert folder.canceled_by() is None
+    for damaged in (b"[]", b'{"at": "x"}', b"{"):
+        folder.storage.write_bytes("cancel.json", damaged)
+        assert folder.canceled_by() is None
 
 
 @pytest.mark.slow

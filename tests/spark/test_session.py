@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,10 @@ import pytest
 import airflow_geneva
 from airflow_geneva import expect
 from airflow_geneva.engine.apply.batch_api import StillWaiting
+from airflow_geneva.engine.job import progress as job_progress
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import Job
-from airflow_geneva.engine.run import choice, pipeline
+from airflow_geneva.engine.run import caps, choice, pipeline
 from airflow_geneva.engine.run.estimate import estimate_by_history
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
@@ -116,7 +118,9 @@ def test_a_changed_function_of_a_view_runs_alone_on_rows_that_its_source_renumbe
     assert found == {x: (2 * x, 3 * x) for x in range(3_000)}
 
 
-def test_a_job_stops_at_its_cap_and_the_next_one_goes_on(spark: object, tmp_path: Path) -> None:
+def test_a_job_stops_at_its_cap_or_when_it_is_canceled_and_the_next_one_goes_on(
+    spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table, log = make_table(tmp_path, 3_000, 700)
     table.add_columns({"y": spark_udfs.slow})
     result = table.backfill("y", runner="spark", max_rows=900, shard_size=3)
@@ -129,9 +133,27 @@ def test_a_job_stops_at_its_cap_and_the_next_one_goes_on(spark: object, tmp_path
     assert result.rows_computed + result.rows_left == 2_100
     assert len(seen(log)) == 900 + result.rows_computed
     assert table.count_rows("y IS NOT NULL") == len(seen(log))
+    # A person cancels it after the first look of the driver.
+    monkeypatch.setattr(job_progress, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(caps, "stop_if_canceled", canceled_once_rows_are_computed(log, len(seen(log))))
+    before = len(seen(log))
+    result = table.backfill("y", runner="spark", shard_size=3)
+    assert result.state == "PARTIAL"
+    assert any("canceled by ann" in note for note in result.notes)
+    assert 0 < result.rows_computed == len(seen(log)) - before
+    assert table.count_rows("y IS NOT NULL") == len(seen(log))
+    monkeypatch.undo()
     assert table.backfill("y", runner="spark").state == "DONE"
     assert_doubled(table)
     assert sorted(seen(log)) == list(range(3_000))
+
+
+def canceled_once_rows_are_computed(log: Path, before: int) -> Callable[[JobFolder], None]:
+    def look(folder: JobFolder) -> None:
+        if len(seen(log)) > before:
+            raise caps.Canceled("canceled by ann")
+
+    return look
 
 
 def test_tasks_make_no_more_calls_than_the_cap_pays_whether_or_not_they_fail(spark: object, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
 from airflow_geneva.errors import InvalidInput, StorageError
 
-RECORD = "job.json"
+RECORD, CANCEL = "job.json", "cancel.json"
 SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"
 """Processes with a document each: they submit a shard to Spark, compute it, commit it, and end the job."""
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
@@ -167,6 +167,20 @@ class JobFolder:
                 # The record says that the job has ended, so this process needs no more heartbeats.
                 there.over = True
                 write_behind.BEHIND.discard(self.storage, name)
+
+    def cancel(self, by: str) -> None:
+        """Ask the processes that compute the job to end it; each looks every few seconds."""
+        self.storage.write_json(CANCEL, {"by": by, "at": time.time()})
+
+    def canceled_by(self) -> str | None:
+        """Return who canceled the job since it was planned or resumed; None if nobody did."""
+        asked = self.storage.read_document(CANCEL)
+        if asked is None:
+            return None
+        record = self.read(RECORD) or {}
+        at = asked.get("at")
+        since = max(float(record.get("started", 0)), float(record.get("resumed", 0)))
+        return str(asked.get("by")) if isinstance(at, (int, float)) and at >= since else None
 
     def reduce_to_record(self) -> None:
         """Keep the record and the error records, and remove all other documents."""

@@ -22,6 +22,7 @@ NO_EXECUTOR = "no_executor"
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 _GROWTH = 0.1
+CHECK_SECONDS = 3.0
 _MOST_SAMPLES = 60
 _FIRST_PAUSE = 1.0
 
@@ -96,6 +97,7 @@ class ProgressReporter:
 
     The pauses between two lines grow with the time that has passed, up to `longest` seconds, so that the log of a shard
     of hours stays short. The usage of earlier attempts, `used_before`, is added to that of this attempt's calls.
+    `check` is called every few seconds, and may raise an error that ends the work.
     """
 
     rows: int
@@ -119,6 +121,8 @@ class ProgressReporter:
     used_before: Usage = field(default_factory=Usage)
     spark_ui: str | None = None
     has_executor: bool = True
+    check: Callable[[], None] = lambda: None
+    _checked: float = field(default_factory=time.monotonic)
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
     _last_line: float = 0.0
@@ -164,6 +168,9 @@ class ProgressReporter:
         """Log and write the document if they are due; a shard writes it more often at its start."""
         moment = time.monotonic()
         passed = moment - self._began
+        if moment - self._checked >= CHECK_SECONDS:
+            self._checked = moment
+            self.check()
         if self._sample(passed):
             self.keep()
         growth = _GROWTH if self.rows_done else 0.5

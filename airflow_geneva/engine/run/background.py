@@ -15,6 +15,7 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
 from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.record import this_program
 from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
@@ -55,6 +56,13 @@ class JobFuture:
             uri = self._job.location.uri
             raise InvalidInput(f"The record of job {self.job_id} in {uri} was removed while it was running.")
         return job
+
+    def cancel(self) -> None:
+        """Ask the job to end, as PARTIAL, after the calls that run now; `result()` waits for that.
+
+        What is computed is kept, and that of a column is committed. The next backfill or refresh goes on from there.
+        """
+        self._job.folder.cancel(this_program())
 
     def done(self) -> bool:
         """Whether the job has ended, successfully or not."""

@@ -30,6 +30,16 @@ class CapReached(StopComputing):
     reports: Sequence[UnitReport] = ()
 
 
+class Canceled(CapReached):
+    """A person has canceled the job."""
+
+
+def stop_if_canceled(folder: JobFolder) -> None:
+    """Raise Canceled if the job was canceled since it was planned or resumed."""
+    if by := folder.canceled_by():
+        raise Canceled(f"canceled by {by}")
+
+
 @dataclass(frozen=True)
 class Spent(Sums):
     """What shards have spent in all attempts: seconds and slot-seconds of computing, rows, and the cost of calls."""

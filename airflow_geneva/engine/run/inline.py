@@ -83,6 +83,7 @@ def open_reporter(
     if plan:
         reporter.used_before = usage_of([folder.read_shard(plan, index)])
         reporter.write = lambda progress: folder.update_shard(plan, index, applying=progress)
+        reporter.check = lambda: caps.stop_if_canceled(folder)
     reporter.keep()
     return reporter
 

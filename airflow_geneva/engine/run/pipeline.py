@@ -33,7 +33,7 @@ from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTasks, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
-from airflow_geneva.engine.run.caps import CapReached, Caps, Spent
+from airflow_geneva.engine.run.caps import Canceled, CapReached, Caps, Spent, stop_if_canceled
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.engine.run.estimate import estimate_by_history
 from airflow_geneva.engine.run.expectations import found_in_job
@@ -222,12 +222,15 @@ class _Applied:
 
     shard: Shard
     caps: Caps
+    canceled: Canceled | None = None
     reports: Sequence[UnitReport] = ()
     document: dict[str, Any] = field(default_factory=dict)
 
     def begin(self) -> Caps:
-        """Return the caps; CapReached if the shard has rows to compute and the job is already at a cap."""
+        """Return the caps; CapReached if the shard has rows to compute and the job is at a cap or was canceled."""
         if self.shard.to_apply:
+            if self.canceled is not None:
+                raise self.canceled
             self.caps.check()
         return self.caps
 
@@ -264,6 +267,7 @@ class PlannedJob:
         self.waits = True
         self.unmet = ""
         self._ended: dict[int, Spent] = {}
+        self._canceled: Canceled | None = None
         self._index = index
         self._record = record
         self.folder = JobFolder.of(location.checkpoints, spec.job_id)
@@ -340,13 +344,14 @@ class PlannedJob:
     @contextmanager
     def _applying(self, shard: Shard, before: UdfSpeed | None = None) -> Iterator[_Applied]:
         """Write the result of a block that computes a shard; a cap ends the block. `before`: speed measured earlier."""
-        began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard)), None
+        began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard), self._canceled), None
         caps = applied.caps
         with reporting_remade(self.spec.tables, self.location.options):
             try:
                 yield applied
             except CapReached as reached:
                 applied.reports, stopped = reached.reports, str(reached)
+                self._canceled = reached if isinstance(reached, Canceled) else self._canceled
                 logger.warning("%s %s.", self.spec.target, stopped)
             finally:
                 caps.keep(caps.own)
@@ -363,8 +368,9 @@ class PlannedJob:
         return list((status.get(APPLIED) or {}).get("unreadable", ()))
 
     def is_at_cap(self, shard: Shard) -> bool:
-        """Whether the job has reached a cap, so that the shard is not computed; its result then records this."""
+        """Whether the job is at a cap or was canceled, so that the shard is not computed; its result records that."""
         try:
+            stop_if_canceled(self.folder)
             self._caps(shard).check()
         except CapReached as reached:
             self.write_applied(shard, (), 0.0, stopped=str(reached))
