@@ -318,7 +318,7 @@ class ComputedRows:
     def unchanged_since(
         self, version: int, tasks: FragmentTasks, index: CheckpointIndex
     ) -> dict[int, tuple[Ancestor, ...]]:
-        """Find the checkpointed fragments of a version in which missing rows lay with the inputs that they have now."""
+        """Find the checkpointed fragments of a version that held missing rows with the inputs that these have now."""
         found: dict[int, dict[tuple[str, int], Ranges]] = {}
         with self._noting_gap(version):
             for fragment, place, rows in self._unchanged_since(version, tasks, index.places()) if self._stable else ():

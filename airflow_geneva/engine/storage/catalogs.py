@@ -276,7 +276,7 @@ def ask(options: StorageOptions, request: Callable[[LanceNamespace], Any]) -> An
 
 
 def names_in_catalog(options: StorageOptions, within: list[str]) -> list[str]:
-    """Return the sorted names of the tables of a namespace and of those in it.
+    """Return the sorted names of a namespace's tables, and of those in the namespaces below it.
 
     Raises:
         InvalidInput: the catalog lists nothing there; some begin with a namespace that has to be given.

@@ -186,7 +186,7 @@ class _EarlierRows:
             self.by_update.setdefault(int(version), []).append(Ranges.from_offsets(ids[updated == version]))
 
     def differs(self, fragment: int, ids: Offsets, updated: Offsets) -> Mask:
-        """Return a mask of the rows that were updated since, or whose update was restored; both move rows."""
+        """Return a mask of the rows that were updated since, or whose update a restore has undone; both move rows."""
         same = self.by_fragment.get(fragment, Ranges.empty()).mask(ids)
         for version in np.unique(updated):
             then = Ranges.union(self.by_update.get(int(version), ()))
