@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.rows import RowData, as_rows, create_with_rows, differences, fit_schema
 from airflow_geneva.engine.lance_io.table_key import check_key_is, with_key
+from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, PENDING, RUNNING
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, locate_new, locate_or_none, table_names
@@ -42,6 +44,7 @@ _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "ena
 _OF_VIEW = b"geneva::view::"
 _MODES = ("create", "overwrite")
 _SHOWN_TABLES = 20
+_READ_AT_ONCE = 100
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,24 +143,45 @@ class Database(Summarized):
 
         return plan_database(self, what_if)
 
-    def jobs(self, newest: int | None = 100, table: str | None = None) -> list[Job]:
+    def jobs(
+        self,
+        newest: int | None = 100,
+        table: str | None = None,
+        state: str | None = None,
+        dag_id: str | None = None,
+        since: datetime | None = None,
+    ) -> list[Job]:
         """Return the newest jobs, newest first; older jobs are not read.
 
         Args:
             newest: maximum number of jobs; None for all.
             table: only jobs of this table.
+            state: only jobs in this state: PENDING, RUNNING, DONE, PARTIAL or FAILED.
+            dag_id: only jobs that this DAG planned.
+            since: only jobs that were started then or later.
 
         Raises:
-            InvalidInput: there is no such table.
+            InvalidInput: there is no such table or state.
         """
+        states = (PENDING, RUNNING, DONE, PARTIAL, FAILED)
+        if state is not None and state not in states:
+            raise InvalidInput(f"state={state!r} is unknown. Use one of {states}.")
         if newest is not None and newest < 0:
             raise InvalidInput(f"newest={newest} is not valid: give the maximum number of jobs, or None for all.")
         names = self.table_names() if table is None else [self.open_table(table).name]
         places = {name: self.location(name).checkpoints for name in names}
         # Ids sort by time, so the newest jobs of all tables are known before any job is read.
-        ids = sorted(((job_id, name) for name in names for job_id in job_ids(places[name])), reverse=True)[:newest]
-        found = [job for name in names for job in read_jobs(places[name], [at for at, owner in ids if owner == name])]
-        return sorted(found, key=lambda job: job.id, reverse=True)
+        first = "" if since is None else f"{since.astimezone(timezone.utc):%Y%m%dT%H%M%S%f}"
+        ids = sorted(((at, name) for name in names for at in job_ids(places[name]) if at >= first), reverse=True)
+        most, found = len(ids) if newest is None else newest, list[Job]()
+        while ids and len(found) < most:
+            # Filters leave jobs out, so more are read than are returned.
+            at_once = most if state is dag_id is None else max(most, _READ_AT_ONCE)
+            part, ids = ids[:at_once], ids[at_once:]
+            read = [job for name in names for job in read_jobs(places[name], [at for at, own in part if own == name])]
+            read = [job for job in read if state in (None, job.state) and dag_id in (None, job.dag_id)]
+            found += sorted(read, key=lambda job: job.id, reverse=True)
+        return found[:most]
 
     def job(self, job_id: str) -> Job:
         """Return a job with the progress of each shard.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
@@ -26,7 +27,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.engine.api import ErrorRecord, Job, ShardStatus, group_errors
+from airflow_geneva.engine.api import ErrorRecord, Job, ShardStatus, group_errors, parse_ttl
 from airflow_geneva.engine.display import counted, duration, format_time
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL
 from airflow_geneva.errors import GenevaError, InvalidInput
@@ -47,13 +48,17 @@ def jobs(
     database: Annotated[list[str] | None, _DB] = None,
     table: Annotated[str | None, _TABLE] = None,
     newest: Annotated[int, _NEWEST] = 20,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only RUNNING, FAILED, ... jobs.")] = None,
+    dag: Annotated[str | None, typer.Option(metavar="DAG", help="Only jobs that this DAG planned.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="AGE", help="Only jobs started in the last 12h, 7d, ...")] = None,
     conn_id: ConnectionId = None,
     allowed_place: AllowedPlaces = None,
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs of a database, running jobs included."""
     db, _ = open_database_argument(database, conn_id, allowed_place)
-    found = db.jobs(newest, table)
+    began = None if since is None else datetime.now(timezone.utc) - parse_ttl(since, "since")
+    found = db.jobs(newest, table, None if state is None else state.upper(), dag, began)
     if as_json:
         print_json([job.to_json() for job in found])
         return
@@ -219,4 +224,5 @@ def _bar(done: int, failed: int, rows: int) -> Text:
 def _state(job: Job) -> Text:
     waits = job.time_left is not None and job.time_left.waits
     about = " (dead)" if job.dead else " (waiting)" if waits else ""
-    return Text(f"{job.state}{about}", "red" if job.dead else _COLORS.get(job.state, "cyan"))
+    color = "yellow" if job.state == DONE and job.rows_failed else _COLORS.get(job.state, "cyan")
+    return Text(f"{job.state}{about}", "red" if job.dead else color)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,26 @@ def test_a_job_says_what_it_cost_and_who_started_it(table: Table, db: str) -> No
     assert found["cost_expected"][0] <= found["cost"]
     assert [float(line.split()[-1]) for line in run("jobs", db).splitlines() if "DONE" in line][1] == 20
     assert read("jobs", db)[1]["cost"] == 20
+
+
+def test_jobs_are_found_by_state_dag_and_age(table: Table, db: str) -> None:
+    done = table.backfill("y", runner="inline", where="x < 3").job_id
+    planned = table.backfill("y", runner="inline", where="x < 5").job_id
+    folder = JobFolder.of(table.location.checkpoints, planned)
+    folder.update_record(airflow={"dag_id": "hourly", "run_id": "r", "task_id": "t", "try": 1})
+    record = folder.storage.read_json("job.json")
+    folder.update_record(ended={**record["ended"], "state": "FAILED", "error": "no"})
+
+    def ids(*options: str) -> list[str]:
+        return [job["id"] for job in read("jobs", db, *options)]
+
+    assert ids("--state", "failed") == ids("--dag", "hourly") == [planned]
+    assert ids("--state", "DONE", "--since", "1h") == [done]
+    assert ids("--dag", "other") == ids("--state", "RUNNING") == []
+    assert ids("--newest", "1", "--state", "DONE") == [done]
+    assert [job.id for job in connect(db).jobs(since=datetime.now(timezone.utc) + timedelta(hours=1))] == []
+    assert "state='LOST' is unknown" in run("jobs", db, "--state", "lost", code=1)
+    assert "since='week' is not an age" in run("jobs", db, "--since", "week", code=1)
 
 
 def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:

@@ -33,15 +33,15 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 _TTL = re.compile(r"(\d{1,9})([smhdw])")
 
 
-def parse_ttl(ttl: timedelta | str) -> timedelta:
-    """Parse a minimum age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is not valid or not above zero."""
+def parse_ttl(ttl: timedelta | str, name: str = "ttl") -> timedelta:
+    """Parse an age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is not above zero."""
     span = ttl
     if isinstance(span, str):
         match = _TTL.fullmatch(span.strip().lower())
         span = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else timedelta(0)
     if not isinstance(span, timedelta) or span <= timedelta(0):
         raise InvalidInput(
-            f"ttl={ttl!r} is not an age. Give a number with a unit, such as 7d, 12h or 30m, or a timedelta above zero."
+            f"{name}={ttl!r} is not an age. Give a number with a unit, such as 7d, 12h or 30m, or a timedelta above 0."
         )
     return span
 

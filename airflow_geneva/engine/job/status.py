@@ -172,6 +172,11 @@ class Job(Listed, Counts):
         return () if self.column is None else (self.column, *self.siblings)
 
     @property
+    def dag_id(self) -> str | None:
+        """The DAG that planned it; None if no DAG did."""
+        return None if self.airflow is None else self.airflow.dag_id
+
+    @property
     def target(self) -> str:
         """The column as ``table.column``, or the name of the view."""
         return self.view or f"{self.table}.{self.column}"
