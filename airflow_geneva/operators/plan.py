@@ -197,7 +197,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
         entry = partial(write_outbox, table.location.checkpoints, plan.spec.outbox)
         beside = [] if since is None else [partial(entry, OutboxEntry(job.job_id, since), new=job.alone)]
-        planned = record_job(plan, table.location, choice, about, run, elsewhere=True, beside=beside)
+        planned = record_job(plan, table.location, choice, about, run, elsewhere=True, beside=beside, folder=job)
         saved, spec = planned.saved, planned.spec
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {

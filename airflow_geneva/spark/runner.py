@@ -12,6 +12,7 @@ from airflow_geneva.engine.job.progress import EVERY_SECONDS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_geneva.engine.job.folder import ShardDocuments
     from airflow_geneva.engine.plan.model import JobSpec
     from airflow_geneva.engine.plan.shard import Shard
     from airflow_geneva.engine.run.caps import Caps
@@ -46,7 +47,7 @@ class SparkRunner:
         spec: JobSpec,
         shard: Shard,
         udfs: Udfs,
-        plan: str,
+        documents: ShardDocuments,
         caps: Caps,
         wait: Callable[[Mapping[str, int]], None],
         every: float = EVERY_SECONDS,
@@ -54,8 +55,8 @@ class SparkRunner:
         from airflow_geneva.spark.tasks import apply_in_session, apply_on_spark
 
         if self.session is None:
-            return apply_in_session(location, spec, shard, udfs, plan, caps, wait)
-        return apply_on_spark(self.session, location, spec, shard, udfs, plan, caps, wait, every)
+            return apply_in_session(location, spec, shard, udfs, documents, caps, wait)
+        return apply_on_spark(self.session, location, spec, shard, udfs, documents, caps, wait, every)
 
     def load(self, concurrency: int) -> Loader:
         from airflow_geneva.spark.load import SparkSearch

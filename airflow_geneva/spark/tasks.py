@@ -18,7 +18,7 @@ from airflow_geneva.engine.apply.isolation.process import POOL
 from airflow_geneva.engine.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.folder import JobFolder, ShardDocuments
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.masking import is_service_variable
@@ -89,7 +89,7 @@ def apply_on_spark(
     spec: JobSpec,
     shard: Shard,
     udfs: Udfs,
-    plan: str,
+    documents: ShardDocuments,
     caps: Caps,
     wait: Callable[[Mapping[str, int]], None],
     every: float = EVERY_SECONDS,
@@ -99,11 +99,11 @@ def apply_on_spark(
     Args:
         wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
     """
-    job = JobFolder.of(location.checkpoints, spec.job_id)
     slots, skipped = _slots(session, spec), skipped_before(location, spec)
     services = {name: value for name, value in os.environ.items() if is_service_variable(name)}
+    job, plan = documents.folder, documents.plan
     task_spec = TaskSpec(location, spec, udfs, job, plan, shard.index, "", slots, skipped, services)
-    reporter = open_reporter(location, spec, shard, plan, every)
+    reporter = open_reporter(spec, shard, documents, every)
     if not is_connect(session) and (address := session.sparkContext.uiWebUrl):
         reporter.spark_ui = address
         reporter.keep()
@@ -143,18 +143,18 @@ def apply_in_session(
     spec: JobSpec,
     shard: Shard,
     udfs: Udfs,
-    plan: str,
+    documents: ShardDocuments,
     caps: Caps,
     wait: Callable[[Mapping[str, int]], None],
 ) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = local.open_session(spec.sizing.concurrency)
     if spec.codes:
-        send_archives(session, planned_archives(spec, JobFolder.of(location.checkpoints, spec.job_id).storage))
+        send_archives(session, planned_archives(spec, documents.folder.storage))
         udfs = udfs.sent().with_archives(tuple(code.zip for code in spec.codes))
     else:
         udfs = send_code(session, udfs)
-    return apply_on_spark(session, location, spec, shard, udfs, plan, caps, wait)
+    return apply_on_spark(session, location, spec, shard, udfs, documents, caps, wait)
 
 
 def _slots(session: SparkSession, spec: JobSpec) -> int:

@@ -41,10 +41,6 @@ _FOR_PEOPLE = {APPLYING, COMMITTING, ALIVE}
 """Parts whose writes no step of the job waits for."""
 
 
-_OWN: dict[str, dict[str, dict[str, Any]]] = {}
-"""Documents that this process wrote for jobs that no other process writes meanwhile, by folder and name."""
-
-
 @dataclass
 class _Open:
     """A document that only this process writes while it works on a shard."""
@@ -55,7 +51,19 @@ class _Open:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
-_OPEN: dict[tuple[str, str], _Open] = {}
+class JobDocuments:
+    """The documents that this process has of a job; other processes that get it have none.
+
+    `own` are those that it wrote while no other process writes any, by name, else None; `open` are those that only this
+    process writes while it works on a shard.
+    """
+
+    def __init__(self) -> None:
+        self.own: dict[str, dict[str, Any]] | None = None
+        self.open: dict[str, _Open] = {}
+
+    def __reduce__(self) -> tuple[type[JobDocuments], tuple[()]]:
+        return JobDocuments, ()
 
 
 def new_job_id() -> str:
@@ -78,10 +86,11 @@ def is_job_id(text: str) -> bool:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """The documents of one job."""
+    """The documents of one job. What works on the job in a process shares one object."""
 
     storage: Storage
     job_id: str
+    _documents: JobDocuments = field(default_factory=JobDocuments, compare=False, repr=False)
 
     @staticmethod
     def of(checkpoints: Storage, job_id: str) -> JobFolder:
@@ -93,7 +102,7 @@ class JobFolder:
     @property
     def alone(self) -> bool:
         """Whether the folder is inside a `written_by_this_process` block, which keeps its documents in memory."""
-        return self.storage.root in _OWN
+        return self._documents.own is not None
 
     @contextmanager
     def written_by_this_process(self, others_go_on: bool = False) -> Iterator[None]:
@@ -105,24 +114,23 @@ class JobFolder:
         Args:
             others_go_on: other processes read the documents afterwards; raise StorageError if one is not written.
         """
-        root = self.storage.root
-        if self.storage.local or root in _OWN:
+        if self.storage.local or self.alone:
             yield
             return
-        _OWN[root] = {}
+        self._documents.own = {}
         try:
             yield
         finally:
             try:
                 write_behind.BEHIND.flush(self.storage, others_go_on)
             finally:
-                del _OWN[root]
+                self._documents.own = None
 
     def _write(self, name: str, document: dict[str, Any], waited_for: bool = True) -> None:
-        own = _OWN.get(self.storage.root)
+        own = self._documents.own
         if own is not None:
             own[name] = document
-        if self.storage.local or (own is None and (self.storage.root, name) not in _OPEN):
+        if self.storage.local or (own is None and name not in self._documents.open):
             self.storage.write_json(name, document)
         else:
             write = write_behind.BEHIND.write if waited_for else write_behind.BEHIND.put
@@ -134,7 +142,8 @@ class JobFolder:
 
     def keep_record(self, record: Mapping[str, Any]) -> None:
         """Keep the record of an `alone` job in memory until the job ends."""
-        _OWN[self.storage.root][RECORD] = self._record(record, None)
+        assert self._documents.own is not None
+        self._documents.own[RECORD] = self._record(record, None)
 
     def _record(self, record: Mapping[str, Any], plan: str | None) -> dict[str, Any]:
         return {"started": time.time(), **record, "id": self.job_id, "plan": plan}
@@ -162,8 +171,8 @@ class JobFolder:
         ended["error"] = None if error is None else mask_secrets(error)
         flush = [partial(write_behind.BEHIND.flush, self.storage)] if self.alone else []
         self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
-        for (root, name), there in list(_OPEN.items()):
-            if root == self.storage.root and name.startswith(FINISH):
+        for name, there in list(self._documents.open.items()):
+            if name.startswith(FINISH):
                 # The record says that the job has ended, so this process needs no more heartbeats.
                 there.over = True
                 write_behind.BEHIND.discard(self.storage, name)
@@ -196,23 +205,23 @@ class JobFolder:
     @contextmanager
     def working_on(self, name: str) -> Iterator[None]:
         """Declare that no other process writes a document during the block, so that it is read only once."""
-        key = (self.storage.root, name)
-        if key in _OPEN:
+        opened = self._documents.open
+        if name in opened:
             yield
             return
         # The process that ends the job writes nothing but heartbeats.
-        _OPEN[key] = _Open({} if name.startswith(FINISH) else self.read(name) or {})
+        opened[name] = _Open({} if name.startswith(FINISH) else self.read(name) or {})
         try:
             yield
         finally:
-            del _OPEN[key]
-            if self.storage.root not in _OWN:
+            del opened[name]
+            if not self.alone:
                 write_behind.BEHIND.flush(self.storage)
 
     def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
         """Read a process's document about a shard; empty if none has worked on it."""
         name = shard_name(by, fingerprint, shard)
-        there = _OPEN.get((self.storage.root, name))
+        there = self._documents.open.get(name)
         return dict(there.parts) if there is not None else self.read(name) or {}
 
     def update_shard(self, fingerprint: str, shard: int, by: str = "", **parts: Any) -> None:
@@ -224,7 +233,7 @@ class JobFolder:
         for writer in dict.fromkeys(by or _WRITER.get(part, STATUS) for part in parts):
             new = {part: value for part, value in parts.items() if writer == (by or _WRITER.get(part, STATUS))}
             name = shard_name(writer, fingerprint, shard)
-            there = _OPEN.get((self.storage.root, name)) or _Open(self.read_shard(fingerprint, shard, writer))
+            there = self._documents.open.get(name) or _Open(self.read_shard(fingerprint, shard, writer))
             with _held(there.lock):
                 if there.over:
                     continue
@@ -234,7 +243,7 @@ class JobFolder:
                     mine = {part: value for part, value in there.parts.items() if part in there.written}
                     there.parts = {**(self.read(name) or {}), **mine, **new}
                 there.written.update(new)
-                waited_for = not (self.storage.root in _OWN or set(new) <= _FOR_PEOPLE)
+                waited_for = not (self.alone or set(new) <= _FOR_PEOPLE)
                 self._write(name, dict(there.parts), waited_for)
 
     @contextmanager
@@ -262,8 +271,25 @@ class JobFolder:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a document; None if it does not exist or is damaged."""
-        own = _OWN.get(self.storage.root)
+        own = self._documents.own
         return self.storage.read_document(name) if own is None else own.get(name)
+
+
+@dataclass(frozen=True)
+class ShardDocuments:
+    """What the processes of a job write about one shard of the plan with this fingerprint."""
+
+    folder: JobFolder
+    plan: str
+    shard: int
+
+    def read(self, by: str = STATUS) -> dict[str, Any]:
+        """Read a process's document; empty if none has worked on the shard."""
+        return self.folder.read_shard(self.plan, self.shard, by)
+
+    def update(self, **parts: Any) -> None:
+        """Write parts of the status and keep the others."""
+        self.folder.update_shard(self.plan, self.shard, **parts)
 
 
 @contextmanager

@@ -208,7 +208,7 @@ class ColumnPublisher(Publisher):
 
     def _reporter(self, shard: Shard, candidates: Sequence[Candidate]) -> ProgressReporter:
         """Return a reporter for the progress of a shard's commit."""
-        folder, plan = JobFolder(self.target.job, self.spec.job_id), self.saved.fingerprint
+        folder, plan = self.folder, self.saved.fingerprint
         failed = sum(len(candidate.failed) for candidate in candidates)
         reporter = ProgressReporter(
             shard.rows,
@@ -233,10 +233,10 @@ class ColumnPublisher(Publisher):
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
         """Return the staged fragments of a shard, and the others with their numbers of rows and the reasons."""
-        spec, target = self.spec, self.target
+        target = self.target
         candidates: list[Candidate] = []
         missing: list[tuple[int, int, str]] = []
-        capped = stopped_at_cap(JobFolder(target.job, spec.job_id), self.saved, shard.index)
+        capped = stopped_at_cap(self.folder, self.saved, shard.index)
         for fragment, index, staged in all_staged(target, list(shard.fragments)):
             if staged is not None:
                 candidates.append(Candidate(fragment, staged, target.source))
@@ -310,8 +310,7 @@ class ColumnPublisher(Publisher):
         spec, there = self.spec, list(results)
         if not there:
             return ()
-        folder = JobFolder.of(self.location.checkpoints, spec.job_id)
-        if self.newest is not None and None not in there and folder.alone:
+        if self.newest is not None and None not in there and self.folder.alone:
             own = {version for result in there if result is not None for version in result.versions}
             return tuple(sorted(own | self._noted))
         return tuple(find_commits(self._newest(), spec.version, [spec.job_id]))
@@ -343,7 +342,7 @@ class ColumnPublisher(Publisher):
 
     def _begun(self, shard: int) -> ShardResult:
         """Return the result of a shard whose commit did not end, with the rows that it has made visible."""
-        folder, plan = JobFolder.of(self.location.checkpoints, self.spec.job_id), self.saved.fingerprint
+        folder, plan = self.folder, self.saved.fingerprint
         status, committing = folder.read_shard(plan, shard), folder.read_shard(plan, shard, COMMIT).get(COMMITTING)
         visible = int((committing or {}).get("rows_committed", 0))
         computed = min(visible, (status.get(APPLIED) or {}).get("rows_computed", 0))
@@ -381,7 +380,7 @@ class _Judge:
         if spec.at_once:
             self.publisher.checked = tuple(self.found)
         elif new:
-            folder, plan = JobFolder(self.publisher.target.job, spec.job_id), self.publisher.saved.fingerprint
+            folder, plan = self.publisher.folder, self.publisher.saved.fingerprint
             folder.update_shard(plan, self.shard.index, checked=[asdict(one) for one in self.found])
         if verdict.fitting:
             whole = spec.at_once and not verdict.done

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from dataclasses import replace
 
 from airflow_geneva.engine.apply.skipped_rows import skipped_before
-from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.folder import ShardDocuments
 from airflow_geneva.engine.job.meter import measured
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter, usage_of
 from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
@@ -30,7 +30,7 @@ def apply_inline(
     shard: Shard,
     udfs: Udfs,
     on_rows: Callable[[int], None] = lambda rows: None,
-    plan: str = "",
+    documents: ShardDocuments | None = None,
     target: Target | None = None,
     wait: Callable[[Mapping[str, int]], None] = lambda waiting: None,
     meter: Meter | None = None,
@@ -39,7 +39,7 @@ def apply_inline(
 
     Args:
         on_rows: called with the number of rows after every step; it may raise StopComputing.
-        plan: fingerprint of the plan; without it, progress is only logged.
+        documents: where progress is recorded; without them it is only logged.
         target: the column or view, if it is already open.
         wait: called with the rows that a service has, before it is polled again; it may raise StillWaiting.
         meter: counts the usage of calls.
@@ -47,7 +47,7 @@ def apply_inline(
     tasks = shard.to_apply
     if not tasks:
         return []
-    reporter, counting = open_reporter(location, spec, shard, plan), meter or Meter()
+    reporter, counting = open_reporter(spec, shard, documents), meter or Meter()
     reporter.usage = lambda: counting.usage
     opened = target or open_target(location, spec)
     units, done = [whole_unit(item) for item in tasks], list[UnitReport]()
@@ -72,18 +72,17 @@ def apply_inline(
 
 
 def open_reporter(
-    location: TableLocation, spec: JobSpec, shard: Shard, plan: str, every: float = EVERY_SECONDS
+    spec: JobSpec, shard: Shard, documents: ShardDocuments | None, every: float = EVERY_SECONDS
 ) -> ProgressReporter:
-    folder = JobFolder.of(location.checkpoints, spec.job_id)
     index, rows, tasks = shard.index, shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in tasks) - rows
     every = min(every, caps.LOOK_SECONDS) if spec.sizing.watched else every
     reporter = ProgressReporter(rows, len(tasks), every=every, rows_held=held)
     measured().reporters[index] = reporter
-    if plan:
-        reporter.used_before = usage_of([folder.read_shard(plan, index)])
-        reporter.write = lambda progress: folder.update_shard(plan, index, applying=progress)
-        reporter.check = lambda: caps.stop_if_canceled(folder)
+    if documents is not None:
+        reporter.used_before = usage_of([documents.read()])
+        reporter.write = lambda progress: documents.update(applying=progress)
+        reporter.check = lambda: caps.stop_if_canceled(documents.folder)
     reporter.keep()
     return reporter
 

@@ -15,6 +15,7 @@ import pyarrow.types as pt
 from airflow_geneva.engine.apply.reader import ReadSize, read_rows
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.choices import OnMissing
+from airflow_geneva.engine.job.folder import ShardDocuments
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -110,7 +111,7 @@ def load_shard(
     location: TableLocation,
     target: LoadTarget,
     shard: Shard,
-    plan: str,
+    documents: ShardDocuments,
     on_rows: Callable[[int], None],
     runner: Runner | None = None,
 ) -> list[UnitReport]:
@@ -124,7 +125,7 @@ def load_shard(
         task for task in shard.to_apply
         if target.staged(task, index.index(task), live_offsets(target.source, task.files)) is None
     ]  # fmt: skip
-    reporter = open_reporter(location, target.spec, shard, plan)
+    reporter = open_reporter(target.spec, shard, documents)
     reports = [UnitReport(True) for _ in range(len(shard.to_apply) - len(todo))]
     try:
         found: Iterator[int]
@@ -136,7 +137,7 @@ def load_shard(
             if target.spec.unchecked:
                 keys = keys_of(location, target.source, target.spec.on, target.spec.where)
                 check_keys(search, delivery, keys, target.spec.on_missing)
-            found = search.stage(location, target.spec, delivery, todo, plan, shard.index)
+            found = search.stage(location, target.spec, delivery, todo, documents.plan, shard.index)
         else:
             found = _load_inline(target, _delivery_of(location, target, find_source(target.spec.source)), todo)
         for rows in found:
@@ -156,12 +157,12 @@ def load_inline(
     shard: Shard,
     udfs: object,
     on_rows: Callable[[int], None],
-    plan: str,
+    documents: ShardDocuments,
     target: LoadTarget,
     *_waits: object,
 ) -> list[UnitReport]:
     """Load a shard in this process; the parameters are those of `apply_inline`."""
-    return load_shard(location, target, shard, plan, on_rows)
+    return load_shard(location, target, shard, documents, on_rows)
 
 
 def _delivery_of(location: TableLocation, target: LoadTarget, source: LoadSource) -> SourceMapping:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_geneva.engine.job.folder import ShardDocuments
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import BackfillSpec, RefreshSpec
 from airflow_geneva.engine.plan.shard import Shard
@@ -43,9 +44,16 @@ def _compute(
 
 
 def _load(
-    runner: Runner, location: TableLocation, target: Any, shard: Shard, _: Udfs, plan: str, caps: Caps, *_how: Any
+    runner: Runner,
+    location: TableLocation,
+    target: Any,
+    shard: Shard,
+    _: Udfs,
+    documents: ShardDocuments,
+    caps: Caps,
+    *_how: Any,
 ) -> list[UnitReport]:
-    return load_shard(location, target, shard, plan, caps.add, runner)
+    return load_shard(location, target, shard, documents, caps.add, runner)
 
 
 PEERS = {

@@ -20,7 +20,16 @@ from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.error_records import count_errors
 from airflow_geneva.engine.job.estimate import FEW_ROWS, Estimate, starting_spark
-from airflow_geneva.engine.job.folder import APPLIED, FAILURE, RECORD, STARTED, STATUS, SUBMIT, JobFolder
+from airflow_geneva.engine.job.folder import (
+    APPLIED,
+    FAILURE,
+    RECORD,
+    STARTED,
+    STATUS,
+    SUBMIT,
+    JobFolder,
+    ShardDocuments,
+)
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, usage_of
@@ -59,7 +68,13 @@ _MOST_UNREADABLE = 10
 
 
 def start(
-    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, cluster: Runner | None = None
+    plan: Plan,
+    location: TableLocation,
+    udfs: Udfs,
+    runner: str,
+    watch: Stopwatch,
+    cluster: Runner | None = None,
+    folder: JobFolder | None = None,
 ) -> PlannedJob:
     """Choose where to compute, start a Spark session if the job needs one, and record the plan.
 
@@ -86,7 +101,7 @@ def start(
             _start_cluster(needed(cluster), plan.spec, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
-    job = record_job(plan, location, choice, about, cluster=cluster)
+    job = record_job(plan, location, choice, about, cluster=cluster, folder=folder)
     watch.lap("plan")
     return job
 
@@ -125,19 +140,21 @@ def record_job(
     elsewhere: bool = False,
     beside: Sequence[Callable[[], object]] = (),
     cluster: Runner | None = None,
+    folder: JobFolder | None = None,
 ) -> PlannedJob:
     """Write the record and the plan of a job; from then on any process can carry it out.
 
     Args:
         about: fields of the record beside those of the plan.
         elsewhere: store the code of the UDFs and all documents, for processes that have neither.
-        run, beside: see :func:`airflow_geneva.engine.run.record.record_plan`, which has the errors too.
+        run, beside, folder: see :func:`airflow_geneva.engine.run.record.record_plan`, which has the errors too.
     """
     # This process itself finishes a job with nothing to do, and has its swap in memory.
     idle = not elsewhere and plan.swap is not None and plan.swap.idle
     stored = replace(plan, swap=None) if idle else plan
-    saved = record_plan(stored, location, choice, run, elsewhere, about, beside)
-    return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index, cluster=cluster)
+    folder = folder or JobFolder.of(location.patient().checkpoints, plan.spec.job_id)
+    saved = record_plan(stored, location, choice, run, elsewhere, about, beside, folder)
+    return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index, cluster=cluster, folder=folder)
 
 
 def _start_cluster(cluster: Runner, spec: JobSpec, watch: Stopwatch, before: str) -> None:
@@ -151,8 +168,9 @@ def run_new(
     plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, cluster: Runner | None = None
 ) -> BackfillResult:
     """Start a new job and run it to its end in this process; raises the errors of `start` and `run`."""
-    with JobFolder.of(location.checkpoints, plan.spec.job_id).written_by_this_process():
-        return run(start(plan, location, udfs, runner, watch, cluster), plan.shards, udfs, watch)
+    folder = JobFolder.of(location.patient().checkpoints, plan.spec.job_id)
+    with folder.written_by_this_process():
+        return run(start(plan, location, udfs, runner, watch, cluster, folder), plan.shards, udfs, watch)
 
 
 def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) -> BackfillResult:
@@ -244,6 +262,7 @@ class PlannedJob:
         opened, index: the datasets and checkpoints that the planner has read, if this process has just planned.
         record: the job's record, if this process has read it.
         cluster: computes shards if `choice` says so; :meth:`apply_on` is given its own.
+        folder: the job's documents, if this process has them.
 
     With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
     """
@@ -258,6 +277,7 @@ class PlannedJob:
         index: CheckpointIndex | None = None,
         record: Mapping[str, Any] | None = None,
         cluster: Runner | None = None,
+        folder: JobFolder | None = None,
     ) -> None:
         self.location = location = location.patient()
         self.choice = choice
@@ -270,9 +290,9 @@ class PlannedJob:
         self._canceled: Canceled | None = None
         self._index = index
         self._record = record
-        self.folder = JobFolder.of(location.checkpoints, spec.job_id)
+        self.folder = folder or JobFolder.of(location.checkpoints, spec.job_id)
         self._peer = PEERS[spec.kind]
-        self.publisher = self._peer.publisher(location, saved, spec, swap=swap, opened=opened)
+        self.publisher = self._peer.publisher(location, saved, spec, self.folder, swap=swap, opened=opened)
 
     def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
         """Compute the rows that a commit did not find, because others removed files or moved rows with blobs."""
@@ -305,15 +325,15 @@ class PlannedJob:
             UdfError: a UDF failed; rows computed before are checkpointed.
             TableRemade: a table was dropped and created again.
         """
-        plan, location = self.saved.fingerprint, self.location
-        status = {} if target is None else self.folder.read_shard(plan, shard.index)
+        location, documents = self.location, self.documents(shard.index)
+        status = {} if target is None else documents.read()
         before = UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed"))
         index, self._index = self._index, None
         write_behind = self.publisher.write_behind if commits and not self.folder.storage.local else None
         target = target or replace(self.publisher.target, listed=index, write_behind=write_behind)
         on_spark = self.choice is not None and self.choice.runner == "spark" and bool(shard.to_apply)
         with self._applying(shard, before) as applied:
-            given = (location, target.check_names(), shard, udfs, plan)
+            given = (location, target.check_names(), shard, udfs, documents)
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
             if on_spark:
                 applied.reports = self._peer.on_cluster(needed(self.cluster), *given, caps, wait)
@@ -321,25 +341,28 @@ class PlannedJob:
                 meter = Meter(lambda: caps.most_reported, lambda: caps.add(0))
                 watched = caps.watching(on_rows)
                 applied.reports = self._peer.inline(
-                    location, target.spec, shard, udfs, watched, plan, target, wait, meter
+                    location, target.spec, shard, udfs, watched, documents, target, wait, meter
                 )
 
     def apply_on(self, cluster: Runner, shard: Shard, every: float = EVERY_SECONDS) -> dict[str, Any]:
         """Compute a shard on a cluster that has the code; write and return its result. Raises as `apply` does."""
-        udfs, plan = Udfs.planned(self.spec), self.saved.fingerprint
+        udfs, documents = Udfs.planned(self.spec), self.documents(shard.index)
         with self._applying(shard) as applied:
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))
-            given = (self.location, self.publisher.target.check_names(), shard, udfs, plan)
+            given = (self.location, self.publisher.target.check_names(), shard, udfs, documents)
             applied.reports = self._peer.on_cluster(cluster, *given, caps, wait, every)
         return applied.document
 
+    def documents(self, shard: int) -> ShardDocuments:
+        return ShardDocuments(self.folder, self.saved.fingerprint, shard)
+
     def waiting(self, shard: Shard) -> Waiting:
         """Return the object with which a shard waits for batch APIs."""
-        return Waiting(self.location, self.spec, self.saved.fingerprint, shard.index, self.waits)
+        return Waiting(self.location, self.spec, self.documents(shard.index), self.waits)
 
     def begin(self, shard: Shard) -> None:
         """Record that a task has begun to work on a shard, before Spark is started for it."""
-        self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
+        self.documents(shard.index).update(started={"at": time.time()})
 
     @contextmanager
     def _applying(self, shard: Shard, before: UdfSpeed | None = None) -> Iterator[_Applied]:
@@ -364,7 +387,7 @@ class PlannedJob:
 
     def unreadable_in(self, shard: Shard) -> list[str]:
         """Return why fragments of an applied shard cannot be read."""
-        status = self.folder.read_shard(self.saved.fingerprint, shard.index)
+        status = self.documents(shard.index).read()
         return list((status.get(APPLIED) or {}).get("unreadable", ()))
 
     def is_at_cap(self, shard: Shard) -> bool:
@@ -387,8 +410,8 @@ class PlannedJob:
     ) -> dict[str, Any]:
         """Write and return a shard's result; `seconds` exclude Spark's start, `stopped` is why it stopped at a cap."""
         done = sum(reports, UnitReport(True))
-        status = self.folder.read_shard(self.saved.fingerprint, shard.index)
-        begun = self.folder.read_shard(self.saved.fingerprint, shard.index, SUBMIT)
+        status = self.documents(shard.index).read()
+        begun = self.documents(shard.index).read(SUBMIT)
         started, computed = begun.get(STARTED), done.speed.rows
         if stopped and caps is not None:
             computed = max(computed, caps.computed)
@@ -410,7 +433,7 @@ class PlannedJob:
             document["notes"] = list(done.notes)
         if done.unreadable:
             document["unreadable"] = list(done.unreadable)
-        self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
+        self.documents(shard.index).update(applied=document, submitted=None)
         return document
 
     @property
@@ -576,7 +599,7 @@ class PlannedJob:
         """Return the first recorded failure of a missing shard, if any, and the number of missing shards."""
         count = f"{len(missing):,} of {counted(len(self.saved.shards), 'shard')} not committed: {missing[:20]}."
         for index in missing[:20]:
-            if failure := self.folder.read_shard(self.saved.fingerprint, index).get(FAILURE):
+            if failure := self.documents(index).read().get(FAILURE):
                 error, alone = failure["error"].rstrip(), len(self.saved.shards) == 1
                 return error if alone else f"Shard {index}: {error}\n{count}"
         return count

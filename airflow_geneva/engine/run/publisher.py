@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
@@ -38,6 +39,7 @@ class Publisher(ABC):
     location: TableLocation
     saved: SavedPlan
     spec: JobSpec
+    folder: JobFolder
     swap: SwapPlan | None = field(default=None, kw_only=True)
     opened: tuple[lance.LanceDataset, ...] = field(default=(), kw_only=True)
     checked: tuple[Checked, ...] = field(default=(), kw_only=True)

@@ -41,6 +41,7 @@ def record_plan(
     store_code: bool = False,
     about: Mapping[str, Any] | None = None,
     beside: Sequence[Callable[[], object]] = (),
+    folder: JobFolder | None = None,
 ) -> SavedPlan:
     """Write a job's record and plan; from then on any process can carry the job out.
 
@@ -51,12 +52,13 @@ def record_plan(
             if there is nothing to do.
         about: more fields for the job record, e.g. the Airflow run.
         beside: writes to make together with those of the record and the plan.
+        folder: the job's folder, if the caller goes on with it.
 
     Raises:
         StorageError: the table's folder is read-only or unreachable.
         TableRemade: the table was dropped and created again.
     """
-    folder = JobFolder.of(location.checkpoints, plan.spec.job_id)
+    folder = folder or JobFolder.of(location.checkpoints, plan.spec.job_id)
     archives: dict[str, bytes] = {}
     if store_code and plan.shards:
         codes, archives = _zip_code(plan.spec)

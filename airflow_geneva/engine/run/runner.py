@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from airflow_geneva.engine.job.folder import ShardDocuments
 from airflow_geneva.engine.load.checks import KeySearch
 from airflow_geneva.engine.load.delivery import SourceMapping
 from airflow_geneva.engine.load.source import LoadSource
@@ -35,7 +36,7 @@ class Runner(Protocol):
         spec: JobSpec,
         shard: Shard,
         udfs: Udfs,
-        plan: str,
+        documents: ShardDocuments,
         caps: Caps,
         wait: Callable[[Mapping[str, int]], None],
         every: float = ...,

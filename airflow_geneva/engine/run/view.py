@@ -215,7 +215,7 @@ class ViewPublisher(Publisher):
     def commit(self, shard: Shard) -> ShardResult:
         """Check that all rows of a shard are staged; nothing becomes visible."""
         staged = self._verified[shard.index] = self._verify(shard)
-        capped = stopped_at_cap(JobFolder(self.target.job, self.spec.job_id), self.saved, shard.index)
+        capped = stopped_at_cap(self.folder, self.saved, shard.index)
         self.uncomputed = [] if capped else [(self.target.source, fragment) for fragment in staged.missing]
         return ShardResult(
             shard.index,
@@ -230,7 +230,7 @@ class ViewPublisher(Publisher):
     def open_for_finish(self) -> None:
         if self.spec.rows_beyond:
             return
-        job = JobFolder.of(self.location.checkpoints, self.spec.job_id).storage
+        job = self.folder.storage
         load = partial(self.saved.load_swap, job)
         shards = (partial(self.saved.load_shard, job, index) for index in range(len(self.saved.shards)))
         targets = [lambda: self.target] if self.saved.shards else []
@@ -245,9 +245,9 @@ class ViewPublisher(Publisher):
             return self.result(committed), False
         if self.spec.rows_beyond:
             return replace(self.result(()), state=PARTIAL, notes=(*self.saved.notes, self.spec.cap_note)), False
-        job = JobFolder.of(self.location.checkpoints, self.spec.job_id).storage
+        job = self.folder.storage
         swap = self.swap or self.saved.load_swap(job)
-        if swap.idle and JobFolder(job, self.spec.job_id).alone:
+        if swap.idle and self.folder.alone:
             return replace(self.result(()), state=DONE), False
         if swap.idle:
             view = self.location.open()
@@ -296,7 +296,7 @@ class ViewPublisher(Publisher):
         version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
         if version is None and staged.missing:
             shards = range(len(saved.shards))
-            capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, spec.job_id), saved, at))]
+            capped = [cap for at in shards if (cap := stopped_at_cap(self.folder, saved, at))]
             why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
         elif version is None and not (why := promoted_meanwhile(dataset, spec)):
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.udf_call import Mapper
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.job.folder import SUBMIT, SUBMITTED, WAKES, JobFolder
+from airflow_geneva.engine.job.folder import SUBMIT, SUBMITTED, WAKES, ShardDocuments
 from airflow_geneva.engine.job.meter import measured
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.prepare import Udfs, submissions_of
@@ -31,13 +31,12 @@ class Waiting:
 
     location: TableLocation
     spec: JobSpec
-    plan: str
-    shard: int
+    documents: ShardDocuments
     here: bool
 
     def __call__(self, batches: Mapping[str, int]) -> None:
         """Record the submitted rows by batch, and wait until the next poll; StillWaiting if not `here`."""
-        self.folder.update_shard(self.plan, self.shard, submitted=dict(batches))
+        self.documents.update(submitted=dict(batches))
         rows, seconds = sum(batches.values()), poll_interval(self.spec)
         there = f"{counted(rows, 'row')} in {counted(len(batches), 'batch', 'batches')}"
         logger.info("%s: a service has %s; it is asked again in %g s.", self.spec.target, there, seconds)
@@ -48,22 +47,18 @@ class Waiting:
         measured().enter("apply")
 
     @property
-    def folder(self) -> JobFolder:
-        return JobFolder.of(self.location.checkpoints, self.spec.job_id)
-
-    @property
     def batches(self) -> dict[str, int]:
         """The rows for which the shard waits, by submission."""
-        return self.folder.read_shard(self.plan, self.shard).get(SUBMITTED) or {}
+        return self.documents.read().get(SUBMITTED) or {}
 
     @property
     def wakes(self) -> int:
         """How often an Airflow task was deferred for the shard."""
-        return int(self.folder.read_shard(self.plan, self.shard, SUBMIT).get(WAKES) or 0)
+        return int(self.documents.read(SUBMIT).get(WAKES) or 0)
 
     def count_wake(self) -> None:
         """Record that the task is deferred. Its next Spark job gets a new name, because the earlier one has ended."""
-        self.folder.update_shard(self.plan, self.shard, wakes=self.wakes + 1)
+        self.documents.update(wakes=self.wakes + 1)
 
     def look(self, udfs: Udfs) -> None:
         """Raise StillWaiting if the service has not answered every batch; return if this process has other code."""
