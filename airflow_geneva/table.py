@@ -545,7 +545,6 @@ class Table(Summarized, Readable, FailedRows):
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.job.meter import Stopwatch
         from airflow_geneva.engine.load.request import LoadRequest
-        from airflow_geneva.engine.load.source import forget_source
         from airflow_geneva.engine.run.choice import check_runner
         from airflow_geneva.engine.run.load import plan_here
         from airflow_geneva.engine.run.pipeline import run_new
@@ -555,10 +554,7 @@ class Table(Summarized, Readable, FailedRows):
         watch, location = Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
             planned, runner = plan_here(location, LoadRequest.of(arguments, sizing), runner, SparkRunner())
-            try:
-                return run_new(planned.plan, location, Udfs({}), runner, watch, SparkRunner())
-            finally:
-                forget_source(planned.delivery.source)
+            return run_new(planned.plan, location, Udfs({}), runner, watch, SparkRunner())
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True

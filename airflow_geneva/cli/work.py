@@ -20,7 +20,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.engine.api import RECORD, JobFolder, load_plan, load_udf, plan_name, refuse_view
+from airflow_geneva.engine.api import JobFolder, load_udf, read_saved_plan, refuse_view
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.errors import InvalidInput
@@ -348,15 +348,13 @@ def _print_result(result: BackfillResult, as_json: bool) -> None:
 def _stored_plan(db: Database, job_id: str) -> str:
     job = db.job(job_id)
     about = "\n".join(job.lines()[:1])
-    folder = JobFolder.of(db.location(job.table).checkpoints, job_id)
-    plan = (folder.read(RECORD) or {}).get("plan")
-    if plan is None or not folder.storage.exists(plan_name(plan)):
+    saved = read_saved_plan(JobFolder.of(db.location(job.table).checkpoints, job_id))
+    if saved is None:
         if job.shard_count:
             raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
         if job.commits:
             return f"{about}\n  No row had to be computed: rows were only removed from the view."
         return f"{about}\n  Nothing to do: {counted(job.rows_total, 'row')} up to date."
-    saved = load_plan(folder.storage, plan)
     version = f"{f'{job.source} at' if job.source else 'table'} version {saved.spec.version}"
     lines = [
         about,

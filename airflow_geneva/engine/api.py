@@ -6,7 +6,8 @@ A job takes the same steps in a notebook and in Airflow:
 2. `choose` decides where to compute it, and `record_job` writes the job's record and its plan. From then on any process
    can continue the job.
 3. `open_job` opens it there, as a `PlannedJob`: `apply` computes a shard, `commit` verifies it and makes it visible,
-   and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated.
+   and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated. `find_unannounced`
+   then finds what an asset event has to announce.
 4. `read_job` and `read_errors` tell how it goes; `column_freshness` and `view_freshness` what is due since;
    `TableWatcher` waits for new rows; `plan_promotion` and `promote` exchange columns; `find_garbage` and `collect`
    remove what no job needs.
@@ -29,34 +30,16 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.engine.apply.batch_api import StillWaiting
-    from airflow_geneva.engine.checkpoint.keys import key_part, parse_key, path_to_key
-    from airflow_geneva.engine.checkpoint.packs import keys_of_pack
+    from airflow_geneva.engine.checkpoint.listing import list_checkpoints
     from airflow_geneva.engine.checkpoint.provenance import version_label
     from airflow_geneva.engine.cleanup import collect, find_garbage
     from airflow_geneva.engine.cleanup.garbage import KINDS, Garbage, add_up, parse_ttl, readable_bytes
     from airflow_geneva.engine.job.current_errors import ErrorCause, ErrorGroup, count_causes, group_errors
     from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
     from airflow_geneva.engine.job.estimate import LIMITS, Estimate
-    from airflow_geneva.engine.job.folder import (
-        APPLIED,
-        RECORD,
-        STATUS,
-        SUBMIT,
-        JobFolder,
-        is_job_id,
-        job_start_time,
-        plan_name,
-        shard_name,
-    )
-    from airflow_geneva.engine.job.heartbeat import APPROVAL, writing_heartbeats
-    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, Stopwatch
-    from airflow_geneva.engine.job.outbox import (
-        OutboxEntry,
-        find_commits,
-        read_outbox,
-        remove_from_outbox,
-        write_outbox,
-    )
+    from airflow_geneva.engine.job.folder import JobFolder, is_job_id
+    from airflow_geneva.engine.job.heartbeat import APPROVAL
+    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS
     from airflow_geneva.engine.job.shard_results import carried_counts
     from airflow_geneva.engine.job.shard_status import ShardStatus, in_parallel
     from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
@@ -65,7 +48,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
     from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED, written_at
     from airflow_geneva.engine.lance_io.reading import check_columns
-    from airflow_geneva.engine.lance_io.table_versions import VersionStamp, open_version, stamp_of
+    from airflow_geneva.engine.lance_io.table_versions import open_version
     from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
     from airflow_geneva.engine.load.request import LoadRequest, plan_load
     from airflow_geneva.engine.plan.freshness import (
@@ -77,20 +60,15 @@ if TYPE_CHECKING:
         view_freshness,
     )
     from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
-    from airflow_geneva.engine.plan.request import (
-        NOT_WHOLE,
-        BackfillRequest,
-        RefreshRequest,
-        plan_request,
-    )
-    from airflow_geneva.engine.plan.saved_plan import SavedPlan, load_plan, shard_summaries
+    from airflow_geneva.engine.plan.request import NOT_WHOLE, BackfillRequest, RefreshRequest, plan_request
+    from airflow_geneva.engine.plan.saved_plan import SavedPlan, read_saved_plan, shard_summaries
     from airflow_geneva.engine.plan.shard import Shard
     from airflow_geneva.engine.plan.sizing import Sizing
+    from airflow_geneva.engine.run.announce import find_unannounced
     from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow
-    from airflow_geneva.engine.run.pipeline import PlannedJob, apply_and_commit, choose, record_job
+    from airflow_geneva.engine.run.pipeline import PlannedJob, choose, record_job
     from airflow_geneva.engine.run.prepare import Udfs
     from airflow_geneva.engine.run.promotion import Promotion, is_promoted, plan_promotion, promote
-    from airflow_geneva.engine.run.waiting import poll_interval
     from airflow_geneva.engine.storage.location import TableLocation
     from airflow_geneva.engine.udf import UDF, load_udf
     from airflow_geneva.engine.udf.definition import read_definition, stored_definition
@@ -162,69 +140,69 @@ def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bo
     return PlannedJob(location, saved, record=record)
 
 
-_HOMES = {
-    # What is left to compute, and why.
-    "plan.model": ("JobSpec", "Plan", "RefreshSpec"),
-    "plan.shard": ("Shard",),
-    "plan.sizing": ("Sizing",),
-    "plan.request": ("NOT_WHOLE", "BackfillRequest", "RefreshRequest", "plan_request"),
-    "load.request": ("LoadRequest", "plan_load"),
-    "lance_io.task_memory": ("LEAST_TASK_MEMORY", "task_memory_bytes"),
-    # A job that is planned: apply its shards, commit them, finish.
-    "run.pipeline": ("PlannedJob", "apply_and_commit", "choose", "record_job"),
-    "run.choice": ("RunnerChoice", "TooSlow"),
-    "run.prepare": ("Udfs",),
-    "run.waiting": ("poll_interval",),
-    "apply.batch_api": ("StillWaiting",),
-    "plan.saved_plan": ("SavedPlan", "load_plan", "shard_summaries"),
-    "lance_io.conflicts": ("commit_tries", "conflict_retries", "is_conflict", "max_retries"),
-    # What a job records: its documents, progress, errors and unannounced commits.
-    "job.folder": (
-        "APPLIED",
-        "RECORD",
-        "STATUS",
-        "SUBMIT",
-        "JobFolder",
-        "is_job_id",
-        "job_start_time",
-        "plan_name",
-        "shard_name",
-    ),
-    "job.heartbeat": ("APPROVAL", "writing_heartbeats"),
-    "job.estimate": ("LIMITS", "Estimate"),
-    "job.meter": ("STEPS_IN_WORDS", "Stopwatch"),
-    "job.shard_results": ("carried_counts",),
-    "job.shard_status": ("ShardStatus", "in_parallel"),
-    "job.status": ("Job", "job_ids", "read_job", "read_jobs"),
-    "job.error_records": ("ErrorRecord", "read_errors"),
-    "job.current_errors": ("ErrorCause", "ErrorGroup", "count_causes", "group_errors"),
-    "job.outbox": ("OutboxEntry", "find_commits", "read_outbox", "remove_from_outbox", "write_outbox"),
-    # Tables and views: what they define, how fresh they are, and what may go.
-    "lance_io.table_versions": ("VersionStamp", "open_version", "stamp_of"),
-    "lance_io.pylance_internals": ("NEWEST_TESTED", "written_at"),
-    "lance_io.reading": ("check_columns",),
-    "lance_io.filters": ("where_columns",),
-    "lance_io.indexes": ("Index", "read_indexes"),
-    "udf": ("UDF", "load_udf"),
-    "udf.definition": ("read_definition", "stored_definition"),
-    "udf.expect": ("Expectation",),
-    "udf.lancedb": ("lancedb_column", "lancedb_view", "refuse_view"),
-    "udf.stored": ("udf_modules",),
-    "views.definition": ("SYSTEM_COLUMNS", "ViewDefinition", "is_view"),
-    "views.resolve": ("QuerySpec",),
-    "views.sources": ("allow_databases", "find_views", "locate_source"),
-    "views.state": ("CommittedViewState",),
-    "plan.freshness": ("NEVER", "STALE", "UP_TO_DATE", "Freshness", "column_freshness", "view_freshness"),
-    "run.promotion": ("Promotion", "is_promoted", "plan_promotion", "promote"),
-    "cleanup": ("collect", "find_garbage"),
-    "cleanup.garbage": ("KINDS", "Garbage", "add_up", "parse_ttl", "readable_bytes"),
-    "checkpoint.keys": ("key_part", "parse_key", "path_to_key"),
-    "checkpoint.packs": ("keys_of_pack",),
-    "checkpoint.provenance": ("version_label",),
-    "watch.conditions": ("WaitCondition",),
-    "watch.watcher": ("NewestVersions", "Observation", "TableWatcher", "is_permanent"),
-}
-_LAZY_EXPORTS = {name: f"airflow_geneva.engine.{home}" for home, names in _HOMES.items() for name in names}
+_HOMES = (
+    # The steps of a job.
+    ("plan.request", "plan_request"),
+    ("load.request", "plan_load"),
+    ("run.pipeline", "choose", "record_job", "PlannedJob"),
+    ("run.announce", "find_unannounced"),
+    # What may be asked of jobs and tables.
+    ("job.status", "read_job", "read_jobs"),
+    ("job.error_records", "read_errors"),
+    ("plan.freshness", "column_freshness", "view_freshness"),
+    ("watch.watcher", "TableWatcher"),
+    ("run.promotion", "plan_promotion", "promote"),
+    ("cleanup", "find_garbage", "collect"),
+    # Requests and plans.
+    ("plan.request", "BackfillRequest", "RefreshRequest", "NOT_WHOLE"),
+    ("load.request", "LoadRequest"),
+    ("plan.sizing", "Sizing"),
+    ("lance_io.task_memory", "LEAST_TASK_MEMORY", "task_memory_bytes"),
+    ("plan.model", "Plan", "JobSpec", "RefreshSpec"),
+    ("plan.shard", "Shard"),
+    ("plan.saved_plan", "SavedPlan", "read_saved_plan", "shard_summaries"),
+    # Where and how a job runs.
+    ("run.choice", "RunnerChoice", "TooSlow"),
+    ("run.prepare", "Udfs"),
+    ("job.estimate", "Estimate", "LIMITS"),
+    ("job.heartbeat", "APPROVAL"),
+    ("apply.batch_api", "StillWaiting"),
+    ("lance_io.conflicts", "conflict_retries", "commit_tries", "is_conflict", "max_retries"),
+    # What a job records.
+    ("job.folder", "JobFolder", "is_job_id"),
+    ("job.status", "job_ids", "Job"),
+    ("job.shard_status", "ShardStatus", "in_parallel"),
+    ("job.shard_results", "carried_counts"),
+    ("job.meter", "STEPS_IN_WORDS"),
+    ("job.error_records", "ErrorRecord"),
+    ("job.current_errors", "ErrorGroup", "group_errors", "ErrorCause", "count_causes"),
+    # Tables, views and functions.
+    ("lance_io.table_versions", "open_version"),
+    ("lance_io.pylance_internals", "written_at"),
+    ("lance_io.reading", "check_columns"),
+    ("lance_io.filters", "where_columns"),
+    ("lance_io.indexes", "Index", "read_indexes"),
+    ("udf", "UDF", "load_udf"),
+    ("udf.stored", "udf_modules"),
+    ("udf.expect", "Expectation"),
+    ("udf.definition", "read_definition", "stored_definition"),
+    ("udf.lancedb", "lancedb_column", "lancedb_view", "refuse_view"),
+    ("views.definition", "is_view", "SYSTEM_COLUMNS", "ViewDefinition"),
+    ("views.resolve", "QuerySpec"),
+    ("views.state", "CommittedViewState"),
+    ("views.sources", "allow_databases", "find_views", "locate_source"),
+    # What is new, due, exchanged or unneeded.
+    ("watch.conditions", "WaitCondition"),
+    ("watch.watcher", "NewestVersions", "Observation", "is_permanent"),
+    ("plan.freshness", "Freshness", "UP_TO_DATE", "STALE", "NEVER"),
+    ("run.promotion", "Promotion", "is_promoted"),
+    ("checkpoint.listing", "list_checkpoints"),
+    ("cleanup.garbage", "KINDS", "Garbage", "add_up", "parse_ttl", "readable_bytes"),
+    # Names.
+    ("checkpoint.provenance", "version_label"),
+    ("lance_io.pylance_internals", "NEWEST_TESTED"),
+)
+_LAZY_EXPORTS = {name: f"airflow_geneva.engine.{home}" for home, *names in _HOMES for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
-from airflow_geneva.engine.api import LEAST_TASK_MEMORY, max_retries
+from airflow_geneva.engine.api import LEAST_TASK_MEMORY, conflict_retries, max_retries
 from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.documents import parse
@@ -138,6 +138,10 @@ class Configuration:
     udf_modules: tuple[str, ...]
     allowed_places: tuple[str, ...]
     store_patience: int
+
+    def retrying_commits(self) -> AbstractContextManager[None]:
+        """Retry commits in a block as often as configured."""
+        return conflict_retries(self.version_conflict_max_retries)
 
     @staticmethod
     def read() -> Configuration:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_geneva.engine.api import writing_heartbeats
 from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
@@ -168,13 +167,9 @@ def compute_shard(
     index = reference["shard"]
     if is_connect(session):
         check_demands(job.spec)
-    with (
-        writing_heartbeats(job.folder, "apply", job.saved.fingerprint, index),
-        job.folder.recording_failure(job.saved.fingerprint, index),
-        failing_at_once(InvalidInput),
-    ):
+    with job.at_step("apply", index), failing_at_once(InvalidInput):
         send_archives(session, planned_archives(job.spec, job.folder.storage))
-        return job.apply_on(SparkRunner(session), job.saved.load_shard(job.folder.storage, index))
+        return job.apply_on(SparkRunner(session), job.load_shard(index))
 
 
 def application_name(dag_id: str, job: PlannedJob, index: int) -> str:

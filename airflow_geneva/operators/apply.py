@@ -16,7 +16,6 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseHook, Connection, Context
 
-from airflow_geneva.engine.api import APPLIED, STATUS, SUBMIT, shard_name, writing_heartbeats
 from airflow_geneva.engine.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
@@ -127,36 +126,35 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        from airflow_geneva.engine.api import StillWaiting, Udfs, poll_interval
+        from airflow_geneva.engine.api import StillWaiting
 
         configured = Configuration.read()
         reference = check_shard(self.shard)
         job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
-        shard = job.saved.load_shard(job.folder.storage, reference["shard"])
+        shard = job.load_shard(reference["shard"])
         job.waits = False
         # While the application waits for the cluster, no driver writes heartbeats.
         how, waiting = None, job.waiting(shard)
         with (
             suppress(StillWaiting),
             cause_first(self.log),
-            writing_heartbeats(job.folder, "apply", job.saved.fingerprint, shard.index, SUBMIT),
-            job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context.get("ti"))),
+            job.at_step("apply", shard.index, is_last_try(context.get("ti")), submits=True),
             openai_connection(optional_text(self.openai_conn_id), job.spec.connections),
         ):
             # Until Spark is started, no other process writes the status.
-            with job.folder.working_on(shard_name(STATUS, job.saved.fingerprint, shard.index)):
-                waiting.look(Udfs.planned(job.spec))
+            with job.documents(shard.index).written_here():
+                waiting.look()
                 job.begin(shard)
-                again = _applied(job, shard) is not None
+                again = job.documents(shard.index).applied is not None
                 how = self._compute_here(job, shard, configured, again)
             if how is None:
                 how = self._compute_on_spark(job, shard, context, again)
         if waiting.batches:
             # A triggerer has neither the code nor its credentials, so the resumed task polls the service.
             waiting.count_wake()
-            moment = TimeDeltaTrigger(timedelta(seconds=poll_interval(job.spec)))
+            moment = TimeDeltaTrigger(timedelta(seconds=waiting.interval))
             self.defer(trigger=moment, method_name="execute_again")
-        done = _applied(job, shard)
+        done = job.documents(shard.index).applied
         if done is None:
             raise AirflowException(
                 f"Spark ended well, and wrote no result in {job.folder.storage.root}. If the table is on a local "
@@ -185,14 +183,9 @@ class ApplyOperator(SparkSubmitOperator):
             return "(its job is at a cap, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         below = configured.inline_below_rows if given is None else given
-        if shard.rows_to_run < below and not job.spec.needs_spark:
-            from airflow_geneva.engine.api import Udfs
-
-            udfs = Udfs.planned(job.spec)
-            # Spark gets the planned code. If this process has another code version, compute on Spark.
-            if udfs.have_planned_version():
-                job.apply(shard, udfs)
-                return "in this task"
+        # Spark gets the planned code. If this process has another code version, compute on Spark.
+        if shard.rows_to_run < below and not job.spec.needs_spark and job.apply_if_same_code(shard):
+            return "in this task"
         return None
 
     def _compute_on_spark(self, job: PlannedJob, shard: Shard, context: Context, again: bool) -> str:
@@ -223,7 +216,6 @@ class ApplyOperator(SparkSubmitOperator):
             job.apply_on(SparkRunner(self._session), shard)
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
-        from airflow_geneva.engine.api import poll_interval
 
         spec = job.spec
         self.application = str(APPLICATION)
@@ -240,7 +232,7 @@ class ApplyOperator(SparkSubmitOperator):
             _check_cluster(master, given)
             more = identity_arguments(self.lance_conn_id, job, "use deploy mode 'client'")
             options = {}
-        more += ["--leave-waiting"] if poll_interval(spec) else []
+        more += ["--leave-waiting"] if job.waiting(shard).interval else []
         self.application_args = shard_arguments(job, shard.index, more)
         # The base class would add them to the worker's whole environment, or write them on the command line. Here they
         # are part of the driver's own environment.
@@ -323,11 +315,6 @@ class ApplyOperator(SparkSubmitOperator):
                 self._scratch.remove()
         # Otherwise the base class would report that spark-submit failed, with all of its command line.
         stop_task()
-
-
-def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:
-    """Return the result of the last attempt that computed the shard; None if there is none."""
-    return job.folder.read_shard(job.saved.fingerprint, shard.index).get(APPLIED)
 
 
 def _of_this_wake(job: PlannedJob, shard: Shard, name: str) -> str:

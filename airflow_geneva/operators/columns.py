@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import Context
 
-from airflow_geneva.engine.api import commit_tries, conflict_retries, is_conflict
+from airflow_geneva.engine.api import commit_tries, is_conflict
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
 
@@ -52,7 +52,7 @@ class AddColumnsOperator(LanceOperator):
         specs = {name: _spec(name, given) for name, given in columns.items()}
         added: list[str] = []
         altered: list[str] = []
-        with conflict_retries(Configuration.read().version_conflict_max_retries):
+        with Configuration.read().retrying_commits():
             for _ in commit_tries(f"table {table.name!r}", "define its columns"):
                 present = table.schema.names
                 try:

@@ -8,7 +8,6 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
-from airflow_geneva.engine.api import APPLIED, conflict_retries, writing_heartbeats
 from airflow_geneva.engine.display import counted
 from airflow_geneva.errors import ExpectationFailed
 from airflow_geneva.links.job import JobLink
@@ -52,19 +51,17 @@ class CommitOperator(LanceOperator):
         configured = Configuration.read()
         shard = check_shard(self.shard)
         job = load_job(self.open_database(), shard)
-        place = (job.saved.fingerprint, shard["shard"])
-        if self.needs_result and not job.folder.read_shard(*place).get(APPLIED):
+        index = shard["shard"]
+        if self.needs_result and not job.documents(index).applied:
             raise AirflowFailException(
-                f"The apply task of shard {place[1]} ended well, and no application wrote a result of it in "
+                f"The apply task of shard {index} ended well, and no application wrote a result of it in "
                 f"{job.folder.storage.root}. Its operator must wait for the application, which must reach that "
                 "folder: a table on a local disk needs all of Spark on that machine. Then clear the apply task with "
                 "its downstream tasks."
             )
-        failure = job.folder.recording_failure(*place, is_last_try(context.get("ti")))
-        retries = conflict_retries(configured.version_conflict_max_retries)
-        at_once = failing_at_once(ExpectationFailed)
-        with at_once, writing_heartbeats(job.folder, "commit", *place), failure, retries:
-            result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))
+        step = job.at_step("commit", index, is_last_try(context.get("ti")))
+        with failing_at_once(ExpectationFailed), step, configured.retrying_commits():
+            result = job.commit(job.load_shard(index))
         state = "visible" if result.visible else "verified"
         self.log.info(
             "Shard %s of %s: %s %s, %s computed, %s from checkpoints, %s failed, %s left.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,22 +11,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
-from airflow_geneva.engine.api import (
-    RECORD,
-    JobFolder,
-    OutboxEntry,
-    VersionStamp,
-    conflict_retries,
-    find_commits,
-    job_start_time,
-    read_outbox,
-    remove_from_outbox,
-    stamp_of,
-    writing_heartbeats,
-)
 from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.results import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.engine.results import PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
@@ -99,7 +85,6 @@ class FinishOperator(LanceOperator):
 
         summary, plan_failed = self._summary(context)
         configured = Configuration.read()
-        retries = conflict_retries(configured.version_conflict_max_retries)
         with failing_at_once(InvalidInput):
             on_partial = _check_on_partial(self.on_partial) or configured.on_partial
             job = load_job(self.open_database(), summary)
@@ -111,8 +96,7 @@ class FinishOperator(LanceOperator):
         with failing_at_once(InvalidInput):
             committed = job.read_for_finish()
         there = [shard for shard in committed if shard is not None]
-        alive = writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if job.saved.shards else nullcontext()
-        with alive, retries, failing_at_once(InvalidInput):
+        with configured.retrying_commits(), failing_at_once(InvalidInput):
             result = job.finish(there, _seconds(job, summary, there))
         self._finished = (job, result)
         of_view = job.spec.of_view
@@ -185,46 +169,21 @@ class FinishOperator(LanceOperator):
 
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
+        from airflow_geneva.engine.api import find_unannounced
 
         spec = job.spec
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
-        checkpoints = job.location.checkpoints
-        dataset, marks = checkpoints.side_by_side(job.location.open, partial(read_outbox, checkpoints, spec.outbox))
-        jobs = {mark.job_id: mark for mark in marks}
-        if not spec.of_view:
-            jobs.setdefault(spec.job_id, OutboxEntry(spec.job_id, spec.version))
-
-        def is_ours(version: int, commit: str | None) -> bool:
-            # The asset also has events of a table that was created again, or of another database on the connection.
-            if version > dataset.version:
-                return False
-            stamp = _stamp(job, version)
-            return commit is None or stamp is None or stamp.commit == commit
-
-        announced = announced_version(asset, spec.column, is_ours, job_start_time(min(jobs, default=spec.job_id)))
-        oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
-        commits = find_commits(dataset, max(oldest, announced or 0), jobs)
-
-        def remove_if_announced(mark: OutboxEntry) -> None:
-            folder = JobFolder.of(checkpoints, mark.job_id)
-            ended = (folder.read(RECORD) or {}).get("ended") or {}
-            if ended.get("state") in (DONE, PARTIAL):
-                remove_from_outbox(checkpoints, spec.outbox, mark)
-
-        done = (mark for mark in marks if mark.job_id not in commits.values())
-        newest = partial(_stamp, job, max(commits)) if commits else lambda: None
-        stamp, *_ = checkpoints.side_by_side(newest, *(partial(remove_if_announced, mark) for mark in done))
-        if not commits:
+        found = find_unannounced(job, partial(announced_version, asset, spec.column))
+        if found is None:
             self.outlets = [outlet for outlet in self.outlets if outlet != asset]
             return None
-        first = min(jobs[job_id].since for job_id in commits.values())
         event: dict[str, Any] = {
             "producer": PRODUCER,
             "table": spec.table_name,
             "column": spec.column,
-            "from_version": first if announced is None else announced,
-            "to_version": max(commits),
-            "commit": None if stamp is None else stamp.commit,
+            "from_version": found.from_version,
+            "to_version": found.to_version,
+            "commit": found.commit,
             "job_id": spec.job_id,
             "state": result.state,
             "rows_computed": result.rows_computed,
@@ -252,10 +211,6 @@ def _record_rejection(job: PlannedJob, by: str) -> None:
     result = job.publisher.result(())
     result = replace(result, state=PARTIAL, notes=(*result.notes, f"not approved, by {by}"))
     job.folder.write_result(result.state, result.to_json(), plan=job.saved.fingerprint)
-
-
-def _stamp(job: PlannedJob, version: int) -> VersionStamp | None:
-    return stamp_of(job.location, version)
 
 
 def _state_of(task_id: str, context: Context) -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from datetime import datetime, timezone
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +18,11 @@ from airflow.sdk import Context
 from airflow_geneva.engine.api import (
     APPROVAL,
     LIMITS,
-    RECORD,
     Estimate,
     JobFolder,
-    OutboxEntry,
     Sizing,
-    Stopwatch,
     carried_counts,
-    conflict_retries,
-    plan_name,
     task_memory_bytes,
-    write_outbox,
 )
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.files import Storage
@@ -55,7 +48,7 @@ from airflow_geneva.operators._lance_task import (
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-    from airflow_geneva.engine.api import Plan, PlannedJob, SavedPlan, Shard, Udfs
+    from airflow_geneva.engine.api import Plan, SavedPlan
     from airflow_geneva.table import Table
 
 LIMIT_ROWS = "limit_rows"
@@ -179,7 +172,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             "job_id": job.job_id,
             "sizing": read_sizing(self.sizing, configured),
         }
-        planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
+        planned_before = job.record if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged, UnknownValues), udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
         carried = carried_counts(job, planned_before)
@@ -195,13 +188,13 @@ class PlanOperator(LanceOperator, SkipMixin):
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
-        entry = partial(write_outbox, table.location.checkpoints, plan.spec.outbox)
-        beside = [] if since is None else [partial(entry, OutboxEntry(job.job_id, since), new=job.alone)]
-        planned = record_job(plan, table.location, choice, about, run, elsewhere=True, beside=beside, folder=job)
+        planned = record_job(
+            plan, table.location, choice, about, run, elsewhere=True, announces_since=since, folder=job
+        )
         saved, spec = planned.saved, planned.spec
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
-            "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
+            "plan_uri": planned.uri,
             **self._summarize(plan, saved),
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
             **choice.describe(),
@@ -213,12 +206,13 @@ class PlanOperator(LanceOperator, SkipMixin):
         context["ti"].xcom_push(SUMMARY, summary)
         if choice.runner == "inline":
             try:
-                retries, at_once = (
-                    conflict_retries(configured.version_conflict_max_retries),
+                with (
                     failing_at_once(ExpectationFailed),
-                )
-                with at_once, cause_first(self.log), retries:
-                    self._compute_small_job(planned, plan.shards, udfs)
+                    cause_first(self.log),
+                    configured.retrying_commits(),
+                    openai_connection(optional_text(self.openai_conn_id), spec.connections),
+                ):
+                    planned.apply_and_commit(plan.shards, udfs)
                 return self._no_shards(context)
             except TooSlow as slow:
                 choice = RunnerChoice("spark", str(slow))
@@ -244,16 +238,6 @@ class PlanOperator(LanceOperator, SkipMixin):
         if bad := {name: limit for name, limit in limits.items() if not 0 <= limit < inf}:
             raise AirflowFailException(f"approve_above={bad} is not valid: give numbers of at least 0.")
         return limits
-
-    def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
-        """Apply and commit all shards in this task, as their own tasks do."""
-        from airflow_geneva.engine.api import apply_and_commit
-
-        pace, watch = job.pace(shards), Stopwatch()
-        with openai_connection(optional_text(self.openai_conn_id), job.spec.connections):
-            for shard in shards:
-                apply_and_commit(job, shard, udfs, watch, pace)
-            job.settle()
 
     @abstractmethod
     def _target(self) -> str:

@@ -9,7 +9,6 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, lance_asset
-from airflow_geneva.engine.api import conflict_retries
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
@@ -136,7 +135,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         from airflow_geneva.engine.api import promote
 
         table, asked = self._table(), self._asked()
-        with conflict_retries(Configuration.read().version_conflict_max_retries):
+        with Configuration.read().retrying_commits():
             done = promote(table.location, asked)
         self.log.info("%s", done)
         # `column` is None, because this event announces no commits of a job.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.cli.checkpoints import list_checkpoints
+from airflow_geneva.engine.checkpoint.listing import list_checkpoints
 from airflow_geneva.engine.checkpoint.view_snapshot import load_snapshot, packed_snapshots
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.job.folder import JobFolder

@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_geneva import connect
-from airflow_geneva.cli.checkpoints import checkpoints_app, list_checkpoints
+from airflow_geneva.cli.checkpoints import checkpoints_app
 from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, filter_evaluated, load_state, prune_state, seen
+from airflow_geneva.engine.checkpoint.listing import list_checkpoints
 from airflow_geneva.engine.checkpoint.provenance import Provenance
 from airflow_geneva.engine.cleanup.garbage import (
     CHECKPOINTS,

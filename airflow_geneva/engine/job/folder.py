@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -139,6 +139,11 @@ class JobFolder:
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
         """Write the job's record, with the fingerprint of its plan if there is something to compute."""
         self._write(RECORD, self._record(record, plan))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The job's record; empty if it was removed."""
+        return self.read(RECORD) or {}
 
     def keep_record(self, record: Mapping[str, Any]) -> None:
         """Keep the record of an `alone` job in memory until the job ends."""
@@ -290,6 +295,15 @@ class ShardDocuments:
     def update(self, **parts: Any) -> None:
         """Write parts of the status and keep the others."""
         self.folder.update_shard(self.plan, self.shard, **parts)
+
+    @property
+    def applied(self) -> dict[str, Any] | None:
+        """The result of the last attempt that computed the shard."""
+        return self.read().get(APPLIED)
+
+    def written_here(self) -> AbstractContextManager[None]:
+        """Declare that no other process writes the status during the block, so that it is read only once."""
+        return self.folder.working_on(shard_name(STATUS, self.plan, self.shard))
 
 
 @contextmanager

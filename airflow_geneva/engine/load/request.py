@@ -310,7 +310,7 @@ def _plan(
         rows_total=rows,
         reason_counts=(ReasonCount(LOADED, len(tasks), rows),),
         notes=tuple(notes),
-        opened=(dataset,),
+        opened=(dataset, delivery.source if delivery.source.in_memory else None),
     )
     return cap_fragments(plan)
 

@@ -140,6 +140,11 @@ class LoadSource:
         return LoadSource(values["format"], paths, values["version"], state, values.get("table"), places)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether this process has more of it than the JSON text."""
+        return not self.paths or bool(self.properties)
+
+    @property
     def fingerprint(self) -> str:
         """A hash that differs if the values may differ."""
         if self.rows is not None and not self.state:
@@ -345,33 +350,18 @@ def _check_complete(path: str, there: Sequence[str], names: Sequence[str]) -> No
         raise incomplete(path, missing[0])
 
 
-_IN_MEMORY: dict[str, LoadSource] = {}
-"""Sources of which this process has more than the JSON text, by that text."""
-
-
 def find_source(text: str) -> LoadSource:
     """Return the source of a planned load from its JSON text.
 
     Raises:
-        InvalidInput: its rows are in the memory of another process.
+        InvalidInput: its rows are in the memory of the process that planned the load.
     """
-    source = _IN_MEMORY.get(text) or LoadSource.from_json(text)
-    if not source.paths and source.rows is None and source.frame is None:
+    source = LoadSource.from_json(text)
+    if not source.paths:
         what = "The DataFrame was" if source.on_spark else "The rows to load were"
         raise InvalidInput(
             f"{what} in the memory of the process that planned the load. Write them to a file, and load that."
         )
-    return source
-
-
-def forget_source(source: LoadSource) -> None:
-    """Let go of a DataFrame, which no later load finds again."""
-    if source.on_spark:
-        _IN_MEMORY.pop(source.to_json(), None)
-
-
-def _remember(source: LoadSource) -> LoadSource:
-    _IN_MEMORY[source.to_json()] = source
     return source
 
 
@@ -412,7 +402,7 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
         found = _of_dataset(location.uri, location.open(), location.name if beside else None)
         return replace(found, places=location.places.roots)
     if _is_a("pyspark.sql", "DataFrame", given):
-        return _remember(LoadSource("spark", state=(uuid.uuid4().hex,), frame=given))
+        return LoadSource("spark", state=(uuid.uuid4().hex,), frame=given)
     if _is_a("pyiceberg.table", "Table", given):
         return _of_iceberg(given.metadata_location, properties_of(given), options)
     if format in ("iceberg", "spark") and not isinstance(given, (str, os.PathLike)):
@@ -431,7 +421,7 @@ def open_source(given: Any, format: str | None, options: Options) -> LoadSource:
     rows = as_rows(given, None)
     table = rows if isinstance(rows, pa.Table) else rows.read_all()
     found = LoadSource("memory", rows=table)
-    return _remember(replace(found, state=(found.fingerprint,)))
+    return replace(found, state=(found.fingerprint,))
 
 
 def _is_a(module: str, name: str, given: Any) -> bool:
@@ -442,7 +432,7 @@ def _is_a(module: str, name: str, given: Any) -> bool:
 def _of_iceberg(location: str, properties: Options, options: Options) -> LoadSource:
     table = open_iceberg(location, properties, iceberg_places(location, properties, options))
     size, files = table.size()
-    return _remember(LoadSource("iceberg", (location,), table.snapshot_id, (f"{size} {files}",), properties=properties))
+    return LoadSource("iceberg", (location,), table.snapshot_id, (f"{size} {files}",), properties=properties)
 
 
 def _lance_at(uri: str, name: str | None, options: Options) -> TableLocation:

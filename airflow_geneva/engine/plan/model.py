@@ -524,7 +524,8 @@ class Plan(Described):
         swap: refresh only: the swap at the end.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
         ledgers: number of the column's ledgers that no fold covers.
-        opened: the opened version to read and, for a refresh, the opened view, if this process also runs the plan.
+        opened: the opened version to read and, for a refresh, the opened view, or for a load its source, if this
+            process also runs the plan.
         index: the checkpoints that existed at planning.
         earlier: reads the earlier jobs of the column or view, once.
         estimator: makes the estimate; if a number of rows is given, from a sample of that size.
@@ -542,7 +543,7 @@ class Plan(Described):
     swap: SwapPlan | None = None
     mismatches: Mismatches = field(default_factory=Mismatches)
     ledgers: int = 0
-    opened: tuple[lance.LanceDataset, ...] = field(default=(), repr=False, compare=False)
+    opened: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     index: CheckpointIndex | None = field(default=None, repr=False, compare=False)
     earlier: ReadJobs = field(default=EarlierJobs, repr=False, compare=False)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_geneva.engine.job.folder import plan_name
+from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.engine.job.status import DAMAGED
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
 from airflow_geneva.engine.plan.load_spec import LoadSpec
@@ -119,6 +119,12 @@ def _part(documents: dict[str, bytes], data: bytes) -> dict[str, Any]:
     name = f"part-{digest[:16]}.json"
     documents[name] = data
     return {"file": name, "sha256": digest}
+
+
+def read_saved_plan(folder: JobFolder) -> SavedPlan | None:
+    """Read the plan that a job's record names; None if it was removed or never written."""
+    plan = folder.record.get("plan")
+    return None if plan is None or not folder.storage.exists(plan_name(plan)) else load_plan(folder.storage, plan)
 
 
 def load_plan(job: Storage, fingerprint: str) -> SavedPlan:

@@ -64,9 +64,14 @@ def plan_here(
 
 @dataclass(frozen=True)
 class LoadTarget(ColumnTarget):
-    """A column into which values are loaded."""
+    """A column into which values are loaded; `given` is the source, if this process has planned the load."""
 
     spec: LoadSpec
+    given: LoadSource | None = None
+
+    @property
+    def load_source(self) -> LoadSource:
+        return self.given or find_source(self.spec.source)
 
     def record_unchanged(
         self, fragment: FragmentTask, live: Ranges, rows: RowRuns, missing: RowRuns
@@ -99,7 +104,8 @@ class LoadPublisher(ColumnPublisher):
 
     @cached_property
     def target(self) -> LoadTarget:
-        return replace(LoadTarget.at(self.location, self.spec, *self.opened), written={})
+        dataset, given = self.opened or (None, None)
+        return replace(LoadTarget.at(self.location, self.spec, dataset), written={}, given=given)
 
     def _skipped(self, results: Sequence[ShardResult]) -> int:
         # A plan does not know which rows a load changes.
@@ -133,13 +139,13 @@ def load_shard(
             found = iter(())
         elif runner is not None:
             search = runner.load(target.spec.sizing.concurrency)
-            delivery = _delivery_of(location, target, search.open_source(find_source(target.spec.source)))
+            delivery = _delivery_of(location, target, search.open_source(target.load_source))
             if target.spec.unchecked:
                 keys = keys_of(location, target.source, target.spec.on, target.spec.where)
                 check_keys(search, delivery, keys, target.spec.on_missing)
             found = search.stage(location, target.spec, delivery, todo, documents.plan, shard.index)
         else:
-            found = _load_inline(target, _delivery_of(location, target, find_source(target.spec.source)), todo)
+            found = _load_inline(target, _delivery_of(location, target, target.load_source), todo)
         for rows in found:
             reporter.rows_done += rows
             reporter.add_ready(rows)

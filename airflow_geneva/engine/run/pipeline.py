@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.counts import Usage
@@ -23,15 +23,16 @@ from airflow_geneva.engine.job.estimate import FEW_ROWS, Estimate, starting_spar
 from airflow_geneva.engine.job.folder import (
     APPLIED,
     FAILURE,
-    RECORD,
     STARTED,
     STATUS,
     SUBMIT,
     JobFolder,
     ShardDocuments,
+    plan_name,
 )
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
+from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, usage_of
 from airflow_geneva.engine.job.shard_results import read_shard_result, write_shard_result
 from airflow_geneva.engine.job.speed import UdfSpeed
@@ -58,9 +59,6 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import ExpectationFailed, InvalidInput, JobFailed, StorageError
-
-if TYPE_CHECKING:
-    import lance
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_TIMES = 3
@@ -138,7 +136,7 @@ def record_job(
     about: Mapping[str, Any],
     run: str = "",
     elsewhere: bool = False,
-    beside: Sequence[Callable[[], object]] = (),
+    announces_since: int | None = None,
     cluster: Runner | None = None,
     folder: JobFolder | None = None,
 ) -> PlannedJob:
@@ -147,12 +145,17 @@ def record_job(
     Args:
         about: fields of the record beside those of the plan.
         elsewhere: store the code of the UDFs and all documents, for processes that have neither.
-        run, beside, folder: see :func:`airflow_geneva.engine.run.record.record_plan`, which has the errors too.
+        announces_since: the version after which the job's commits must be announced; None: it announces none.
+        run, folder: see :func:`airflow_geneva.engine.run.record.record_plan`, which has the errors too.
     """
     # This process itself finishes a job with nothing to do, and has its swap in memory.
     idle = not elsewhere and plan.swap is not None and plan.swap.idle
     stored = replace(plan, swap=None) if idle else plan
     folder = folder or JobFolder.of(location.patient().checkpoints, plan.spec.job_id)
+    beside = []
+    if announces_since is not None:
+        entry = OutboxEntry(plan.spec.job_id, announces_since)
+        beside = [partial(write_outbox, location.checkpoints, plan.spec.outbox, entry, new=folder.alone)]
     saved = record_plan(stored, location, choice, run, elsewhere, about, beside, folder)
     return PlannedJob(location, saved, plan.swap, choice, plan.opened, plan.index, cluster=cluster, folder=folder)
 
@@ -199,8 +202,7 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
                 udfs = sent
                 _start_cluster(needed(job.cluster), job.spec, watch, "apply")
                 committed.append(apply_and_commit(job, shard, udfs, watch))
-        with writing_heartbeats(job.folder, "finish", job.saved.fingerprint) if committed else nullcontext():
-            result = job.finish(committed, watch.seconds)
+        result = job.finish(committed, watch.seconds)
     except BaseException as error:
         failed = job.fail(committed, error, watch.seconds)
         if not is_failure(error):
@@ -259,7 +261,7 @@ class PlannedJob:
     Args:
         swap: the swap plan of a refresh, if this process has it already.
         choice: where it is computed; None: in the process that applies a shard.
-        opened, index: the datasets and checkpoints that the planner has read, if this process has just planned.
+        opened, index: what the planner has opened and the checkpoints that it has read, if this process has planned.
         record: the job's record, if this process has read it.
         cluster: computes shards if `choice` says so; :meth:`apply_on` is given its own.
         folder: the job's documents, if this process has them.
@@ -273,7 +275,7 @@ class PlannedJob:
         saved: SavedPlan,
         swap: SwapPlan | None = None,
         choice: RunnerChoice | None = None,
-        opened: tuple[lance.LanceDataset, ...] = (),
+        opened: tuple[Any, ...] = (),
         index: CheckpointIndex | None = None,
         record: Mapping[str, Any] | None = None,
         cluster: Runner | None = None,
@@ -326,8 +328,8 @@ class PlannedJob:
             TableRemade: a table was dropped and created again.
         """
         location, documents = self.location, self.documents(shard.index)
-        status = {} if target is None else documents.read()
-        before = UdfSpeed.from_json((status.get(APPLIED) or {}).get("speed"))
+        earlier = None if target is None else documents.applied
+        before = UdfSpeed.from_json((earlier or {}).get("speed"))
         index, self._index = self._index, None
         write_behind = self.publisher.write_behind if commits and not self.folder.storage.local else None
         target = target or replace(self.publisher.target, listed=index, write_behind=write_behind)
@@ -352,6 +354,41 @@ class PlannedJob:
             given = (self.location, self.publisher.target.check_names(), shard, udfs, documents)
             applied.reports = self._peer.on_cluster(cluster, *given, caps, wait, every)
         return applied.document
+
+    @contextmanager
+    def at_step(self, step: str, shard: int, last_try: bool = False, submits: bool = False) -> Iterator[None]:
+        """Write heartbeats while a step of a shard runs, and record why it failed.
+
+        Args:
+            last_try: no other attempt follows, so the job fails too.
+            submits: this process waits for the one that computes the shard, and has a document of its own.
+        """
+        place = self.saved.fingerprint, shard
+        heartbeats = writing_heartbeats(self.folder, step, *place, SUBMIT if submits else "")
+        with heartbeats, self.folder.recording_failure(*place, last_try):
+            yield
+
+    @property
+    def uri(self) -> str:
+        """The URI of the plan."""
+        return self.folder.storage.path(plan_name(self.saved.fingerprint))
+
+    def load_shard(self, index: int) -> Shard:
+        return self.saved.load_shard(self.folder.storage, index)
+
+    def apply_if_same_code(self, shard: Shard) -> bool:
+        """Compute a shard, if this process has the planned versions of its UDFs."""
+        udfs = Udfs.planned(self.spec)
+        if same := udfs.have_planned_version():
+            self.apply(shard, udfs)
+        return same
+
+    def apply_and_commit(self, shards: Sequence[Shard], udfs: Udfs) -> None:
+        """Apply and commit shards one after another, as their own tasks do; raises TooSlow if that takes too long."""
+        pace, watch = self.pace(shards), Stopwatch()
+        for shard in shards:
+            apply_and_commit(self, shard, udfs, watch, pace)
+        self.settle()
 
     def documents(self, shard: int) -> ShardDocuments:
         return ShardDocuments(self.folder, self.saved.fingerprint, shard)
@@ -387,8 +424,7 @@ class PlannedJob:
 
     def unreadable_in(self, shard: Shard) -> list[str]:
         """Return why fragments of an applied shard cannot be read."""
-        status = self.documents(shard.index).read()
-        return list((status.get(APPLIED) or {}).get("unreadable", ()))
+        return list((self.documents(shard.index).applied or {}).get("unreadable", ()))
 
     def is_at_cap(self, shard: Shard) -> bool:
         """Whether the job is at a cap or was canceled, so that the shard is not computed; its result records that."""
@@ -514,9 +550,12 @@ class PlannedJob:
             CommitConflict: other writers kept changing the view until all retries were used.
             TableRemade: a table was dropped and created again.
         """
+        with writing_heartbeats(self.folder, "finish", self.saved.fingerprint) if self.saved.shards else nullcontext():
+            return self._finish(list(committed), seconds or {})
+
+    def _finish(self, results: Sequence[ShardResult], seconds: Mapping[str, float]) -> BackfillResult:
         began = time.monotonic()
         fault_point("finish.begin")
-        results = list(committed)
         missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
         with reporting_remade(self.spec.tables, self.location.options):
             error = self.missing_error(missing) if missing else self.why_failed(results)
@@ -527,8 +566,8 @@ class PlannedJob:
                 result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
             result = with_indexes(self.location, self.spec, result, self.publisher.newest)
-            result = result.with_carried(self._record or self.folder.read(RECORD) or {})
-            result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
+            result = result.with_carried(self._record or self.folder.record)
+            result = result.with_seconds(**seconds, finish=time.monotonic() - began)
             result = self._write_end(result, error, [*self.publisher.post_commit, self.settle])
             if many_documents and not missing:
                 run_maintenance(self.location, self.spec)

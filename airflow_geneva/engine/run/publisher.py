@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.plan.model import JobSpec
@@ -27,7 +27,7 @@ class Publisher(ABC):
 
     Args:
         swap: the swap plan of a refresh, if this process has it already.
-        opened: the datasets that the planner has read, if this process has just planned.
+        opened: what the planner has opened, if this process has just planned.
         newest: the version of the last commit of this process.
         post_commit: writes to make while the job's end is recorded. The next plan works without a write that a kill
             prevents.
@@ -41,7 +41,7 @@ class Publisher(ABC):
     spec: JobSpec
     folder: JobFolder
     swap: SwapPlan | None = field(default=None, kw_only=True)
-    opened: tuple[lance.LanceDataset, ...] = field(default=(), kw_only=True)
+    opened: tuple[Any, ...] = field(default=(), kw_only=True)
     checked: tuple[Checked, ...] = field(default=(), kw_only=True)
     newest: lance.LanceDataset | None = field(default=None, kw_only=True)
     post_commit: list[Callable[[], object]] = field(default_factory=list, kw_only=True)

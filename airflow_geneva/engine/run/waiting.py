@@ -37,7 +37,7 @@ class Waiting:
     def __call__(self, batches: Mapping[str, int]) -> None:
         """Record the submitted rows by batch, and wait until the next poll; StillWaiting if not `here`."""
         self.documents.update(submitted=dict(batches))
-        rows, seconds = sum(batches.values()), poll_interval(self.spec)
+        rows, seconds = sum(batches.values()), self.interval
         there = f"{counted(rows, 'row')} in {counted(len(batches), 'batch', 'batches')}"
         logger.info("%s: a service has %s; it is asked again in %g s.", self.spec.target, there, seconds)
         if not self.here:
@@ -60,9 +60,14 @@ class Waiting:
         """Record that the task is deferred. Its next Spark job gets a new name, because the earlier one has ended."""
         self.documents.update(wakes=self.wakes + 1)
 
-    def look(self, udfs: Udfs) -> None:
+    @property
+    def interval(self) -> float:
+        """Seconds between two polls of the batches."""
+        return min((udf.poll_interval for udf in self.spec.udfs.values() if udf.poll_interval), default=0.0)
+
+    def look(self) -> None:
         """Raise StillWaiting if the service has not answered every batch; return if this process has other code."""
-        names = self.batches
+        names, udfs = self.batches, Udfs.planned(self.spec)
         try:
             if not names or not udfs.have_planned_version():
                 return
@@ -74,8 +79,3 @@ class Waiting:
             mapper = BatchApiMapper(Mapper(loaded[column], ()), found)
             if any(mapper.state_of(submission) == "waiting" for submission in found.named(names)):
                 raise StillWaiting(names)
-
-
-def poll_interval(spec: JobSpec) -> float:
-    """Return the seconds between two polls of the batches of a job."""
-    return min((udf.poll_interval for udf in spec.udfs.values() if udf.poll_interval), default=0.0)

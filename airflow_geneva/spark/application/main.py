@@ -68,7 +68,6 @@ def apply_submitted(
     waits: bool = True,
 ) -> None:
     """Compute one shard of a stored plan and record that; after an error, rows computed before are checkpointed."""
-    from airflow_geneva.engine.job.heartbeat import writing_heartbeats
     from airflow_geneva.engine.plan.saved_plan import load_plan
     from airflow_geneva.engine.run.pipeline import PlannedJob
     from airflow_geneva.engine.storage.files import Storage
@@ -81,8 +80,8 @@ def apply_submitted(
     job.waits = waits
     every = {} if progress_seconds is None else {"every": progress_seconds}
     # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
-    with writing_heartbeats(job.folder, "apply", fingerprint, shard), job.folder.recording_failure(fingerprint, shard):
-        job.apply_on(SparkRunner(session), saved.load_shard(folder, shard), **every)
+    with job.at_step("apply", shard):
+        job.apply_on(SparkRunner(session), job.load_shard(shard), **every)
 
 
 if __name__ == "__main__":
