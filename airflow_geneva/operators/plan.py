@@ -62,17 +62,7 @@ SUMMARY = "summary"
 class PlanOperator(LanceOperator, SkipMixin):
     """Base of the two plan operators: arguments for sizes, and what is done with a plan.
 
-    Args:
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
-        on_unknown_values: `error`, `adopt`, `fill` or `recompute`, when rows hold a value that no job computed.
-        ignore_checkpoints: do not use values that earlier runs computed and did not commit.
-        max_failed: fail the run if more than this number of rows fail, or, with a decimal point, more than this
-            fraction of the due rows; by default any number may fail.
-        indexes: with `update`, `finish` updates the indexes of the changed columns.
-        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; if an estimate is above its limit, or
-            unknown, the task computes nothing, and the summary contains the question of an `ApproveOperator`.
-        openai_conn_id: the Airflow connection of a model service, with the key and URL for a small job that this task
-            computes.
+    The arguments are those of the task groups.
     """
 
     template_fields: Sequence[str] = (
@@ -288,17 +278,7 @@ class PlanBackfillOperator(PlanOperator):
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 
-    Args:
-        table: the table's name.
-        column: the computed column.
-        udf: import path `"module:name"`; by default the column's own UDF.
-        where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
-        read_version: compute only rows that existed at this table version.
-        continue_from: other versions of the UDF whose values are kept, separated by commas.
-        errors_only: compute only rows on which the UDF failed, no matter how often; if its code was repaired, all other
-            rows keep their values, and later runs use the new code.
-        recompute_mixed: compute only rows whose value comes from another version.
-        commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.BackfillTaskGroup`, and what all tasks have.
 
     Example:
         ```python

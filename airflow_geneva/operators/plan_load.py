@@ -25,23 +25,7 @@ class PlanLoadOperator(PlanOperator):
 
     All fields but the task's own are templated; empty text means None. A list may be text with commas.
 
-    Args:
-        table: the table's name.
-        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; files on S3
-            are read with the storage options of the connection, files on other stores with the machine's own identity;
-            or the name of another table, see `format`.
-        on: the key column, or several.
-        columns: the columns to load; by default all of the source but the keys. Of a table of Spark, columns that the
-            table has already.
-        format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files. With `iceberg`, `source` is
-            a table's metadata file, its folder, or `catalog.namespace.table`; with `spark`, the name of a table that
-            the session of the apply task has.
-        on_missing: `keep` or `null` the values of rows whose key the source lacks, or `error`: load nothing.
-        on_duplicate: `error`: load nothing if several rows of the source have one key; or the `first` or the `last`
-            of them counts.
-        where: SQL filter on the rows of the table.
-        adopt: load values of a computed column, which count as computed by its function.
-        commit_granularity: fragments per Lance commit; by default, a load makes about 100 commits.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.LoadColumnsTaskGroup`, and what all tasks have.
 
     Example:
         ```python

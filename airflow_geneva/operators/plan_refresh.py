@@ -29,14 +29,7 @@ class PlanRefreshOperator(PlanOperator):
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 
-    Args:
-        view: the view's name.
-        src_version: the source version to refresh to, which may be an earlier one; by default the newest.
-        max_rows_per_fragment: rows of each new fragment of the view.
-        errors_only: run only rows on which a UDF failed, no matter how often; the view stays at the source version that
-            it shows. If a UDF was repaired, all other rows keep their values.
-        sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
-            the view's source is neither in the view's database nor in that of the connection.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.RefreshTaskGroup`, and what all tasks have.
 
     Example:
         ```python

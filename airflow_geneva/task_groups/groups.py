@@ -219,7 +219,7 @@ class BackfillTaskGroup(_ShardGroup):
         table: the table's name.
         column: the computed column.
         udf: import path `"module:name"`; by default the column's own UDF.
-        where: SQL filter on the rows.
+        where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
         commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
@@ -276,8 +276,9 @@ class LoadColumnsTaskGroup(_ShardGroup):
     Args:
         group_id: id of the group.
         table: the table's name.
-        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; or the name
-            of another table, see `format`.
+        source: a path, a glob, a folder or a URI of Parquet, CSV or JSON lines files, or of a Lance table; files on S3
+            are read with the storage options of the connection, files on other stores with the machine's own identity;
+            or the name of another table, see `format`.
         on: the key column, or several, also as text with commas.
         columns: the columns to load; by default all of the source but the keys. Of a table of Spark, columns that the
             table has already.
