@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_geneva.engine.choices import OnPartial
+
 
 def _modules(*paths: str) -> list[dict[str, Any]]:
     return [{"integration-name": "Lance", "python-modules": [f"airflow_geneva.{path}" for path in paths]}]
@@ -110,9 +112,8 @@ def get_provider_info() -> dict[str, Any]:
                     "on_partial": _option(
                         "warn",
                         "fail",
-                        "What ``finish`` does when a job is PARTIAL, because rows are left for the next run: ``warn`` "
-                        "logs a warning and succeeds, ``fail`` fails the task. A task's own ``on_partial`` overrides "
-                        "it.",
+                        "What ``finish`` does when a job is PARTIAL, because rows are left for the next run. "
+                        f"{OnPartial.explained()}. A task's own ``on_partial`` overrides it.",
                         "string",
                     ),
                     "udf_modules": _option(

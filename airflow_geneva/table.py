@@ -305,7 +305,7 @@ class Table(Summarized, Readable, FailedRows):
                 process. A UDF of the same name gets the column's input columns, a UDF of another name its own.
             where: SQL filter on the rows to compute; ``now()`` and similar functions are frozen at ``run_after``.
             read_version: compute only rows that existed at this version.
-            on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
+            on_code_change: what becomes of another UDF version's values; see ``OnCodeChange``.
             continue_from: other versions of the UDF whose values are kept instead of computed again.
             errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
                 keep their values, and later runs go on with the new code.
@@ -313,10 +313,7 @@ class Table(Summarized, Readable, FailedRows):
             ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
             run_after: the time that ``now()`` returns; by default the time of this call.
-            on_unknown_values: what to do with due rows that hold a value which no job of this table computed: ``error``
-                stops; ``adopt`` keeps the column in the fragments of these rows as it is, NULL included, as if this
-                code had computed it; ``fill`` keeps the values and computes rows that are NULL; ``recompute`` computes
-                all.
+            on_unknown_values: what becomes of values that no job computed; see ``OnUnknownValues``.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
@@ -366,8 +363,7 @@ class Table(Summarized, Readable, FailedRows):
 
         Args:
             column: the computed column, or several, which are computed one after another with a result each.
-            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
-                ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
+            runner: where it is computed; see ``RunnerName``.
             max_failed: fail the job if more than this number of rows fail, or, with a decimal point, more than this
                 fraction of the due rows; computed values are visible nevertheless. None: any number may fail.
             indexes: ``update`` brings the indexes over the column up to date after its values are visible.
@@ -519,9 +515,9 @@ class Table(Summarized, Readable, FailedRows):
             format: ``parquet``, ``csv``, ``json`` or ``lance``; by default the extension of the files. ``iceberg``: the
                 source is a table's metadata file, its folder, or ``catalog.namespace.table``; ``spark``: it is the name
                 of a table that the session has.
-            on_missing: ``keep`` or ``null`` the values of rows whose key the source lacks, or ``error``: load nothing.
-            on_duplicate: ``error``: load nothing if several rows of the source have one key; or the ``first`` or the
-                ``last`` of them counts. Rows of Spark have no order, so only ``error`` is possible.
+            on_missing: what becomes of rows whose key the source lacks; see ``OnMissing``.
+            on_duplicate: which row of several with one key counts; see ``OnDuplicate``.
+                Rows of Spark have no order, so only ``error`` is possible.
             where: SQL filter on the rows of the table; the other rows keep their values.
             adopt: load values of a computed column; they count as computed by its function from its current inputs.
             runner: ``inline``: DuckDB checks and joins keys in this process, and spills to disk; ``spark``: a cluster

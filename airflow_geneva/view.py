@@ -169,14 +169,12 @@ class View(Table):
         Args:
             src_version: the source version to refresh to, which may be an earlier one; by default the newest.
             max_rows_per_fragment: rows of each new fragment of the view.
-            on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds another UDF version's values.
+            on_code_change: what becomes of another UDF version's values; see ``OnCodeChange``.
             ignore_checkpoints: do not use what earlier jobs computed.
             errors_only: run only rows on which a UDF failed, however often; the view stays at the source version that
                 it shows. If a UDF was repaired, all other rows keep their values, and later refreshes go on with the
                 new code.
-            on_unknown_values: what to do with rows of which nothing says from which source rows they were computed, as
-                in a clone: ``error`` stops; ``adopt`` keeps them, if they are those of the query at the source version
-                that the view shows; ``recompute`` computes all.
+            on_unknown_values: what becomes of rows without a record of their source rows; see ``OnUnknownValues``.
             sizing: see :class:`airflow_geneva.engine.plan.sizing.Sizing`.
 
         Raises:
@@ -207,8 +205,7 @@ class View(Table):
         """Update the view to its source in one commit; the cost depends on what changed.
 
         Args:
-            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
-                ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
+            runner: where it is computed; see ``RunnerName``.
             max_failed: fail the job, and leave the view unchanged, if more than this number of rows fail, or, with a
                 decimal point, more than this fraction of the due rows. None: any number may fail.
             indexes: ``update`` brings the indexes of the view up to date after the new rows are visible.

@@ -34,7 +34,7 @@ from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.table import Table as LanceTable
 from airflow_geneva.view import View
 
-_COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
+_COLORS: dict[str, str] = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0
 _MOST_LINES = 40
 _BAR_WIDTH = 24

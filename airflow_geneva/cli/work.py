@@ -21,6 +21,7 @@ from airflow_geneva.cli.database import (
 )
 from airflow_geneva.database import Database
 from airflow_geneva.engine.api import JobFolder, load_udf, read_saved_plan, refuse_view
+from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues, RunnerName
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.errors import InvalidInput
@@ -38,11 +39,11 @@ _ReadVersion = Annotated[
 ]
 _OnCodeChange = Annotated[
     str,
-    typer.Option(metavar="CHOICE", help="Of values of other code: error, recompute, new_rows."),
+    typer.Option(metavar="CHOICE", help=f"Of values of other code: {OnCodeChange.explained()}."),
 ]
 _OnUnknownValues = Annotated[
     str,
-    typer.Option(metavar="CHOICE", help="Of values that no job computed: error, adopt, fill (rows NULL), recompute."),
+    typer.Option(metavar="CHOICE", help=f"Of values that no job computed: {OnUnknownValues.explained()}."),
 ]
 _ContinueFrom = Annotated[
     list[str] | None,
@@ -55,7 +56,7 @@ _RecomputeMixed = Annotated[
 _IgnoreCheckpoints = Annotated[bool, typer.Option("--ignore-checkpoints", help="Compute again what checkpoints hold.")]
 _Runner = Annotated[
     str,
-    typer.Option(metavar="inline|spark|auto", help="In this process, on a local session, or by the time it takes."),
+    typer.Option(metavar="inline|spark|auto", help=f"Where it is computed: {RunnerName.explained()}."),
 ]
 _MaxFailed = Annotated[
     str | None,

@@ -1,22 +1,60 @@
-"""What users choose by a word: each parameter with its words."""
+"""What users choose by a word: each parameter with its words, and what they mean."""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from typing import TYPE_CHECKING, NoReturn
+
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MEANING = re.compile(r"^ *- `(\w+)`: (.+?)\.$", re.MULTILINE | re.DOTALL)
 
 
 class Choice(str, Enum):
     """A word of a parameter. It equals its text, which users pass and which is stored."""
 
     __str__ = str.__str__
+    __repr__ = str.__repr__
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
         return tuple(one.value for one in cls)
 
+    @classmethod
+    def listed(cls) -> str:
+        """List the words, for a message."""
+        *others, last = map(repr, cls.words())
+        return f"{', '.join(others)} or {last}"
+
+    @classmethod
+    def check(cls, parameter: str, given: object) -> Self:
+        """Return a parameter's value as one of the words; `InvalidInput` if it is none."""
+        if given not in cls.words():
+            raise InvalidInput(f"{parameter}={given!r} is not valid: give {cls.listed()}.")
+        return cls(given)
+
+    @classmethod
+    def explained(cls) -> str:
+        """Return each word with its meaning, from the docstring."""
+        return "; ".join(f"{word}: {' '.join(text.split())}" for word, text in _MEANING.findall(cls.__doc__ or ""))
+
+
+def undecided(word: NoReturn) -> NoReturn:
+    """Never called: a type checker complains about a decision that does not have every word."""
+    raise AssertionError(f"{word!r} is not decided.")
+
 
 class OnCodeChange(Choice):
-    """What becomes of values that other code computed."""
+    """What becomes of values that other code computed.
+
+    - `error`: stop before anything starts, and say how many rows they are.
+    - `recompute`: run the new code on them.
+    - `new_rows`: keep them, and run the new code on other due rows only.
+    """
 
     ERROR = "error"
     RECOMPUTE = "recompute"
@@ -24,7 +62,14 @@ class OnCodeChange(Choice):
 
 
 class OnUnknownValues(Choice):
-    """What becomes of values that no job computed."""
+    """What becomes of due rows with values that no job of the table computed, as in a copy or a clone.
+
+    - `error`: stop before anything starts, and say how many rows they are.
+    - `adopt`: keep the column in the fragments of these rows as it is, NULL included, as if this code had computed it;
+      keep the rows of a view if they are those of its query at the source version that it shows.
+    - `recompute`: compute all of them.
+    - `fill`: keep the values, and compute rows that are NULL; for columns only.
+    """
 
     ERROR = "error"
     ADOPT = "adopt"
@@ -33,7 +78,12 @@ class OnUnknownValues(Choice):
 
 
 class OnMissing(Choice):
-    """What becomes of rows whose key the source of a load lacks."""
+    """What becomes of rows whose key the source of a load lacks.
+
+    - `keep`: their values stay.
+    - `null`: their values become NULL.
+    - `error`: load nothing.
+    """
 
     KEEP = "keep"
     NULL = "null"
@@ -41,7 +91,12 @@ class OnMissing(Choice):
 
 
 class OnDuplicate(Choice):
-    """The row that counts if several rows of a load's source have the same key."""
+    """The row that counts if several rows of a load's source have the same key.
+
+    - `error`: none; load nothing.
+    - `first`: the first one.
+    - `last`: the last one.
+    """
 
     ERROR = "error"
     FIRST = "first"
@@ -49,7 +104,24 @@ class OnDuplicate(Choice):
 
 
 class OnPartial(Choice):
-    """What a task does at the end of a job that left rows for the next run."""
+    """What `finish` does at the end of a job that is PARTIAL, because rows are left for the next run.
+
+    - `warn`: log a warning, and succeed.
+    - `fail`: fail the task, without an asset event.
+    """
 
     WARN = "warn"
     FAIL = "fail"
+
+
+class RunnerName(Choice):
+    """Where a job is computed.
+
+    - `auto`: in this process what takes less than ten seconds there, and the rest on Spark.
+    - `inline`: in this process.
+    - `spark`: on the active SparkSession, or on a local one.
+    """
+
+    AUTO = "auto"
+    INLINE = "inline"
+    SPARK = "spark"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from airflow_geneva.engine.counts import Counts, Outcome, Usage
@@ -15,7 +16,22 @@ ROWS_RUN = "rows_run"
 """Field of a job's record: rows on which functions were called by plans of earlier attempts."""
 MOST_EXAMPLES = 5
 """The maximum number of wrong rows that a check keeps as examples."""
-PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
+
+
+class State(str, Enum):
+    """The state of a job; it equals its text."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    PARTIAL = "PARTIAL"
+    FAILED = "FAILED"
+
+    __str__ = str.__str__
+    __repr__ = str.__repr__
+
+
+PENDING, RUNNING, DONE, PARTIAL, FAILED = State
 _STEPS = ("plan", "spark", "apply", "commit", "finish")
 
 

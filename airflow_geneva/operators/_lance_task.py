@@ -134,7 +134,7 @@ class Configuration:
     version_conflict_max_retries: int
     task_memory_bytes: int
     price_per_slot_hour: float
-    on_partial: str
+    on_partial: OnPartial
     udf_modules: tuple[str, ...]
     allowed_places: tuple[str, ...]
     store_patience: int
@@ -163,8 +163,8 @@ def _read(name: str, default: str) -> Any:
     text = str(conf.get("geneva", name, fallback=default)).strip()
     if name == "on_partial":
         if text in OnPartial.words():
-            return text
-        valid = " or ".join(map(repr, OnPartial.words()))
+            return OnPartial(text)
+        valid = OnPartial.listed()
     elif name == "price_per_slot_hour":
         if (price := _price(text)) is not None:
             return price

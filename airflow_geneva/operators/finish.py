@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
-from airflow_geneva.engine.choices import OnPartial
+from airflow_geneva.engine.choices import OnPartial, undecided
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.results import PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.errors import InvalidInput
@@ -50,8 +50,8 @@ class FinishOperator(LanceOperator):
         plan_task_id: id of the plan task, including its groups.
         table: the table's or view's name; an outlet of the task unless it is a template.
         approve_task_id: id of the task that asks for an approval; after a rejection this task is skipped.
-        on_partial: `fail` fails this task if the job is PARTIAL, because rows are left for the next run; `warn` logs a
-            warning. By default `[geneva] on_partial`, which is `warn`.
+        on_partial: what this task does if rows are left for the next run; see `OnPartial`.
+            By default `[geneva] on_partial`, which is `warn`.
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "table", "on_partial")
@@ -118,14 +118,18 @@ class FinishOperator(LanceOperator):
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
             left = message.format(counted(result.rows_left, "row"), "".join(f"; {note}" for note in result.notes))
-            if on_partial == OnPartial.FAIL:
-                # Before the event: Airflow drops the events of a task that fails, and the next finish sends them.
-                announced = "" if of_view else " What this run committed is visible, and the next finish announces it."
-                raise AirflowFailException(
-                    f'The job is PARTIAL, and on_partial="fail" fails this task. {left}.{announced} Clear '
-                    f"{self.plan_task_id!r} with its downstream tasks to compute what is left."
-                )
-            self.log.warning("%s", left)
+            match on_partial:
+                case OnPartial.WARN:
+                    self.log.warning("%s", left)
+                case OnPartial.FAIL:
+                    # Before the event: Airflow drops the events of a task that fails, and the next finish sends them.
+                    then = "" if of_view else " What this run committed is visible, and the next finish announces it."
+                    raise AirflowFailException(
+                        f'The job is PARTIAL, and on_partial="fail" fails this task. {left}.{then} Clear '
+                        f"{self.plan_task_id!r} with its downstream tasks to compute what is left."
+                    )
+                case _:
+                    undecided(on_partial)
         event = self._announce(job, result, context)
         checked = [asdict(one.without_values()) for one in result.checked]
         lists = {"commits": list(result.commits), "notes": list(result.notes), "checked": checked}
@@ -200,11 +204,10 @@ class FinishOperator(LanceOperator):
         return event
 
 
-def _check_on_partial(given: str | None) -> str | None:
+def _check_on_partial(given: str | None) -> OnPartial | None:
     """Return what to do when a job is PARTIAL, or None for empty text."""
-    if (found := optional_text(given)) not in (None, *OnPartial.words()):
-        raise InvalidInput(f"on_partial={given!r} is not valid: give {' or '.join(map(repr, OnPartial.words()))}.")
-    return found
+    found = optional_text(given)
+    return None if found is None else OnPartial.check("on_partial", found)
 
 
 def _record_rejection(job: PlannedJob, by: str) -> None:

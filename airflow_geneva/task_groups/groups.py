@@ -59,8 +59,8 @@ class GroupArguments(Sizes, total=False):
             `OPENAI_API_KEY` and `OPENAI_BASE_URL`. By default they get the worker's variables.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
-        on_partial: `fail` fails `finish` if the job is PARTIAL, because rows are left for the next run; `warn` logs a
-            warning. By default `[geneva] on_partial`, which is `warn`.
+        on_partial: what `finish` does if rows are left for the next run; see `OnPartial`. By
+            default `[geneva] on_partial`, which is `warn`.
         approve_above: limits by `rows`, `seconds`, `slot_seconds` or `cost`. If an estimate of a plan is above its
             limit, or unknown, the plan waits in a task `approve` for an approval; other plans pass this task.
         apply: a function that takes a shard and returns the task that computes it; by default an `ApplyOperator`. The
@@ -222,10 +222,8 @@ class BackfillTaskGroup(_ShardGroup):
         where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
         commit_granularity: fragments per Lance commit; by default, a backfill makes about 100 commits.
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
-        on_unknown_values: when rows hold a value that no job of this table computed: `error`; `adopt` keeps the column
-            as it is, NULL included, as if this code had computed it; `fill` keeps the values and computes rows that are
-            NULL; `recompute` computes all.
+        on_code_change: what becomes of another UDF version's values; see `OnCodeChange`.
+        on_unknown_values: what becomes of values that no job computed; see `OnUnknownValues`.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
         errors_only: compute only rows on which the UDF failed, no matter how often; if its code was repaired, all other
             rows keep their values, and later runs use the new code.
@@ -285,9 +283,8 @@ class LoadColumnsTaskGroup(_ShardGroup):
         format: `parquet`, `csv`, `json` or `lance`; by default the extension of the files. With `iceberg`, `source` is
             a table's metadata file, its folder, or `catalog.namespace.table`; with `spark`, the name of a table that
             the session of the apply task has.
-        on_missing: `keep` or `null` the values of rows whose key the source lacks, or `error`: load nothing.
-        on_duplicate: `error`: load nothing if several rows of the source have one key; or the `first` or the `last`
-            of them counts.
+        on_missing: what becomes of rows whose key the source lacks; see `OnMissing`.
+        on_duplicate: which row of several with one key counts; see `OnDuplicate`.
         where: SQL filter on the rows of the table.
         adopt: load values of a computed column, which count as computed by its function.
         commit_granularity: fragments per Lance commit; by default, a load makes about 100 commits.
@@ -342,10 +339,8 @@ class RefreshTaskGroup(_ShardGroup):
         sources: other databases from which the view may read: URIs, or Airflow connections of type `lance`; needed if
             the view's source is neither in the view's database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
-        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
-        on_unknown_values: when nothing says from which source rows the view's rows were computed, as in a clone:
-            `error`; `adopt` keeps them, if they are those of the query at the source version that the view shows;
-            `recompute` computes all.
+        on_code_change: what becomes of another UDF version's values; see `OnCodeChange`.
+        on_unknown_values: what becomes of rows without a record of their source rows; see `OnUnknownValues`.
         errors_only: run only rows on which a UDF failed, no matter how often; the view stays at the source version that
             it shows. If a UDF was repaired, all other rows keep their values, and later runs use the new code.
         ignore_checkpoints: do not use values that earlier runs computed.

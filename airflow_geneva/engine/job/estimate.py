@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Size:
 
     @property
     def starts_spark(self) -> bool:
-        return self.runner == "spark" and not self.session_is_up
+        return self.runner == RunnerName.SPARK and not self.session_is_up
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Estimate:
         known = self.seconds is not None and self.slot_seconds is not None
         time = f"{self.seconds} s, {self.slot_seconds} slot-seconds" if known else "time unknown"
         money = f", cost {self.cost}" if self.cost is not None and self.rows else ""
-        where = "in this process" if self.runner == "inline" else "on Spark"
+        where = "in this process" if self.runner == RunnerName.INLINE else "on Spark"
         return f"{counted(self.rows, 'row')} {where}: {time}{money}; {self.basis}"
 
     def to_json(self) -> dict[str, Any]:
@@ -238,7 +239,7 @@ def _estimate(
 def _apart(size: Size) -> Interval:
     """Return the seconds of a job in which no slot computes."""
     start = Interval(0, 0)
-    if size.runner == "spark":
+    if size.runner == RunnerName.SPARK:
         start = Interval(*(SPARK_START if size.starts_spark else _SPARK_STAGES)).times(size.shards)
     return start + Interval(*_BESIDE_A_JOB)
 

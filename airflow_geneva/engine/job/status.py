@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.display import Listed, counted, duration, format_time
 from airflow_geneva.engine.job.busy import Busy
@@ -254,7 +255,7 @@ class Job(Listed, Counts):
         if self.seconds:
             lines.append("  " + ", ".join(f"{step} {duration(seconds)}" for step, seconds in self.seconds.items()))
         if self.runner is not None:
-            where = "one process" if self.runner == "inline" else "Spark"
+            where = "one process" if self.runner == RunnerName.INLINE else "Spark"
             lines.append(f"  planned for {where}: {self.runner_reason}")
         lines.extend([f"  {self.usage}"] if self.usage else [])
         lines.extend([f"  {self.priced}"] if self.priced else [])
@@ -383,7 +384,7 @@ def _job(
     )
     job = _with_shards(job, int(record.get(ROWS_RUN, 0)))
     if job.open:
-        left = estimate_time_left(shards, chosen.get("expected") or {}, job.runner != "inline", now)
+        left = estimate_time_left(shards, chosen.get("expected") or {}, job.runner != RunnerName.INLINE, now)
         if asked is not None:
             left = TimeLeft(0.0, f"waits until it is approved and its first task starts: {asked}", waits=True)
         elif heartbeat is not None and (silent := heartbeat.silent_for(now)):

@@ -142,11 +142,8 @@ def plan_load(
 
 def check_arguments(request: LoadRequest) -> Sizing:
     """Return the sizes that a request asks for; `InvalidInput` if an argument is not valid whatever the tables have."""
-    for name, allowed in (("on_missing", OnMissing.words()), ("on_duplicate", OnDuplicate.words())):
-        if getattr(request, name) not in allowed:
-            raise InvalidInput(
-                f"{name}={getattr(request, name)!r} is unknown. Use one of {', '.join(map(repr, allowed))}."
-            )
+    OnMissing.check("on_missing", request.on_missing)
+    OnDuplicate.check("on_duplicate", request.on_duplicate)
     sizing = check_sizing(request.sizing)
     if given := [name for name in ("max_rows", "max_cost") if getattr(sizing, name) is not None]:
         raise InvalidInput(f"{given[0]} limits calls of a function, and a load makes none. Use num_frags or where.")

@@ -14,7 +14,7 @@ from airflow_geneva.engine.checkpoint.provenance import (
     rows_that,
     version_label,
 )
-from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues
+from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues, undecided
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.model import BackfillSpec
@@ -67,14 +67,20 @@ class RowStatus:
 def classify_rows(
     known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: DueRules
 ) -> RowStatus:
-    strict = wanted.on_code_change == OnCodeChange.RECOMPUTE
+    match OnCodeChange(wanted.on_code_change):
+        case OnCodeChange.RECOMPUTE:
+            strict, keeps_others = True, False
+        case OnCodeChange.NEW_ROWS:
+            strict, keeps_others = False, True
+        case OnCodeChange.ERROR:  # other rows are at stake, and stop the plan
+            strict, keeps_others = False, wanted.errors_only
+        case other:
+            undecided(other)
     done = rows_that(known, lambda p: _is_done(p, version, continue_from, strict)) & live
     failed = failed_rows(known) & (live - done)
     given_up = rows_that(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
     others = by_code_version(known, live - done)
-    left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
-    if wanted.on_code_change == OnCodeChange.NEW_ROWS or (wanted.errors_only and not strict):
-        left_alone = others
+    left_alone = {maker: rows for maker, rows in others.items() if keeps_others or maker in continue_from}
     if wanted.errors_only:
         return RowStatus(failed, others, left_alone, Ranges.empty())
     if wanted.recompute_mixed:

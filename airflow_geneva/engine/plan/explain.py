@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from airflow_geneva.engine.checkpoint.provenance import version_label
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.engine.plan.due_rows import BEFORE
@@ -51,13 +52,13 @@ def explain(plan: Plan) -> str:
     lines += _of_other_versions(plan)
     if plan.shards and plan.estimator is not None:
         expected = plan.estimate()
-        where = "in this process" if expected.runner == "inline" else "on Spark"
+        where = "in this process" if expected.runner == RunnerName.INLINE else "on Spark"
         lines.append(f'  runner="auto" computes it {where}: {expected.why}')
         if expected.slot_seconds is not None or expected.cost is not None:
             lines.append(f"  Estimate: {expected}")
         elif spec.reports_cost:
             lines.append("  Cost: as calls will report it; plan.estimate(sample=20) calls the service for 20 rows.")
-        if expected.runner == "spark" and expected.start_seconds != 0 and expected.rows < FEW_ROWS:
+        if expected.runner == RunnerName.SPARK and expected.start_seconds != 0 and expected.rows < FEW_ROWS:
             lines.append(f"  Note: {starting_spark(expected.rows)}")
     lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))
     return "\n".join(lines)

@@ -107,9 +107,8 @@ class UdfRequest(JobRequest):
     max_failed: int | float | None = None
 
     def check(self) -> None:
-        for name, words in (("on_code_change", OnCodeChange.words()), ("on_unknown_values", OnUnknownValues.words())):
-            if (given := getattr(self, name)) not in words:
-                raise InvalidInput(f"{name}={given!r} is unknown. Use one of {words}.")
+        OnCodeChange.check("on_code_change", self.on_code_change)
+        OnUnknownValues.check("on_unknown_values", self.on_unknown_values)
         failed = self.max_failed
         rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
         part = isinstance(failed, float) and 0 <= failed <= 1

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from airflow_geneva.engine.checkpoint.provenance import ADOPTED
-from airflow_geneva.engine.choices import OnUnknownValues
+from airflow_geneva.engine.choices import OnUnknownValues, undecided
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
 from airflow_geneva.engine.lance_io.filters import selected_offsets
@@ -116,8 +116,15 @@ def answers_unknown_view(view_state: CommittedViewState, view: str, on_unknown_v
     Raises:
         UnknownValues: the user did not say what to do with the rows.
     """
-    if on_unknown_values != OnUnknownValues.ERROR:
-        return on_unknown_values == OnUnknownValues.ADOPT
+    match OnUnknownValues(on_unknown_values):
+        case OnUnknownValues.ADOPT:
+            return True
+        case OnUnknownValues.RECOMPUTE | OnUnknownValues.FILL:  # a request for a view has no `fill`
+            return False
+        case OnUnknownValues.ERROR:
+            pass
+        case other:
+            undecided(other)
     rows = view_state.dataset.count_rows(filter=IS_SET)
     if not rows:
         return False

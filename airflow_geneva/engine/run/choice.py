@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.errors import InvalidInput
 
-RUNNERS = ("auto", "inline", "spark")
 INLINE_BELOW_SECONDS = 10
 """About the time that it takes to start Spark for one shard."""
 
@@ -38,7 +38,7 @@ class RunnerChoice:
         return {"runner": self.runner, "runner_reason": self.why}
 
     def __str__(self) -> str:
-        return f"{'in this process' if self.runner == 'inline' else 'on Spark'}: {self.why}"
+        return f"{'in this process' if self.runner == RunnerName.INLINE else 'on Spark'}: {self.why}"
 
 
 class TooSlow(StopComputing):
@@ -77,8 +77,7 @@ class Pace:
 
 def check_runner(runner: str) -> None:
     """Reject an unknown runner before planning."""
-    if runner not in RUNNERS:
-        raise InvalidInput(f'There is no runner {runner!r}. Use runner="auto", runner="spark" or runner="inline".')
+    RunnerName.check("runner", runner)
 
 
 def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bool) -> RunnerChoice:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.apply.reader import ReadSize
 from airflow_geneva.engine.apply.udf_call import MappedBatch
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.job.estimate import Call, Estimate, Interval, Size
 from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes
@@ -198,7 +199,7 @@ def estimator(
         expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
         # The sample may correct the choice of the runner.
         slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
-        if slow and runner == "inline":
+        if slow and runner == RunnerName.INLINE:
             return Estimate.by_sample(size_of(plan, "spark", cluster), found.calls, found.table(), found.reported)
         return expected
 
@@ -242,7 +243,7 @@ def _size(plan: Plan, runner: str, rows: int) -> Size:
 
 def size_of(plan: Plan, runner: str, cluster: Runner | None = None) -> Size:
     sizing, udfs = plan.spec.sizing, plan.spec.udfs
-    threads, tasks = sizing.intra_applier_concurrency, 1 if runner == "inline" else sizing.concurrency
+    threads, tasks = sizing.intra_applier_concurrency, 1 if runner == RunnerName.INLINE else sizing.concurrency
     rows, calls = plan.rows_to_run, plan.calls_to_run
     costs = [udf.cost * calls[name] / max(rows, 1) for name, udf in udfs.items() if udf.cost is not None]
     return Size(
@@ -253,5 +254,5 @@ def size_of(plan: Plan, runner: str, cluster: Runner | None = None) -> Size:
         shards=sum(bool(shard.to_apply) for shard in plan.shards),
         price_per_slot_hour=sizing.price_per_slot_hour,
         cost_per_row=sum(costs) if costs else None,
-        session_is_up=runner == "spark" and cluster is not None and cluster.is_up(),
+        session_is_up=runner == RunnerName.SPARK and cluster is not None and cluster.is_up(),
     )

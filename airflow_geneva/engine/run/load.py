@@ -14,7 +14,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.apply.reader import ReadSize, read_rows
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
-from airflow_geneva.engine.choices import OnMissing
+from airflow_geneva.engine.choices import OnMissing, RunnerName, undecided
 from airflow_geneva.engine.job.folder import ShardDocuments
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.fragments import live_offsets
@@ -52,9 +52,9 @@ def plan_here(
     """
     sizing = check_arguments(request)
     source = open_source(request.source, request.format, location.source_options)
-    if runner == "auto":
+    if runner == RunnerName.AUTO:
         runner = "spark" if source.on_spark or source.size_bytes > INLINE_BYTES else "inline"
-    if runner == "inline":
+    if runner == RunnerName.INLINE:
         if source.on_spark:
             source.schema(location.source_options)  # which raises
         return plan_load(location, request, source), runner
@@ -242,7 +242,13 @@ class FragmentLoader:
         found = rows.column(FOUND).to_numpy(zero_copy_only=False).astype(np.bool_)
         self.missing.append(encode_runs(offsets[~found], ids[~found]))
         values = self._values(rows)
-        replaced = found if self.spec.on_missing == OnMissing.KEEP else np.ones(len(found), np.bool_)
+        match OnMissing(self.spec.on_missing):
+            case OnMissing.KEEP:
+                replaced = found
+            case OnMissing.NULL | OnMissing.ERROR:  # no row is missing, or the load has failed
+                replaced = np.ones(len(found), np.bool_)
+            case other:
+                undecided(other)
         end = int(offsets[-1]) + 1
         for start, stop, old in self._old(self.at, end):
             low, high = np.searchsorted(offsets, [start, stop])

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
@@ -86,14 +87,14 @@ def start(
     """
     measured().rows = plan.rows_to_run
     plan, choice, expected = choose(plan, location, udfs, runner, INLINE_BELOW_SECONDS, True, cluster)
-    if runner == "auto":
+    if runner == RunnerName.AUTO:
         logger.info("Computing %s %s.", plan.spec.target, choice)
     about = {"expected": expected.pace()} if plan.shards else {}
     measured().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
-        if choice.runner == "spark":
-            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not needed(cluster).is_up():
+        if choice.runner == RunnerName.SPARK:
+            if runner == RunnerName.SPARK and plan.rows_to_run < FEW_ROWS and not needed(cluster).is_up():
                 instead = 'runner="inline" computes them in this process.'
                 logger.warning("%s %s", starting_spark(plan.rows_to_run), instead)
             _start_cluster(needed(cluster), plan.spec, watch, "plan")
@@ -120,7 +121,7 @@ def choose(
         below_seconds, try_new_code: see :func:`airflow_geneva.engine.run.choice.choose_runner`.
     """
     choice = RunnerChoice(runner, "as requested")
-    if runner == "auto":
+    if runner == RunnerName.AUTO:
         choice = choose_runner(plan, udfs, below_seconds, try_new_code)
     if not plan.shards:
         return plan, choice, Estimate.of_nothing()
@@ -333,7 +334,7 @@ class PlannedJob:
         index, self._index = self._index, None
         write_behind = self.publisher.write_behind if commits and not self.folder.storage.local else None
         target = target or replace(self.publisher.target, listed=index, write_behind=write_behind)
-        on_spark = self.choice is not None and self.choice.runner == "spark" and bool(shard.to_apply)
+        on_spark = self.choice is not None and self.choice.runner == RunnerName.SPARK and bool(shard.to_apply)
         with self._applying(shard, before) as applied:
             given = (location, target.check_names(), shard, udfs, documents)
             caps, wait = applied.begin(), applied.caps.around(self.waiting(shard))

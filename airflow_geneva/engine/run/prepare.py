@@ -18,6 +18,7 @@ from airflow_geneva.engine.apply.threads import ThreadedMapper
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.checkpoint.submissions import Submissions
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
@@ -80,7 +81,7 @@ class Udfs:
     def check_sent(self, runner: str) -> None:
         """Raise `InvalidInput` for UDFs that must be sent to another process and cannot be pickled."""
         for udf in self.by_column.values():
-            if isinstance(udf, UDF) and (runner == "spark" or udf.needs_process):
+            if isinstance(udf, UDF) and (runner == RunnerName.SPARK or udf.needs_process):
                 UdfReference.of(udf)
             elif isinstance(udf, UDF) and udf.preprocess_workers:
                 UdfReference.of(udf, stage=True)
