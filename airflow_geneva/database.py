@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import Summarized, Summary, counted
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
@@ -376,8 +377,6 @@ class Database(Summarized):
             connect("s3://other/db").copy_table(db.open_table("docs"))
             ```
         """
-        from airflow_geneva.engine.run.copying import copy_table
-
         table = self.open_table(source) if isinstance(source, str) and "/" not in source else source
         if not isinstance(table, Table):
             raise InvalidInput(
@@ -386,7 +385,7 @@ class Database(Summarized):
             )
         name = name or table.name
         with locate_new(self.uri, name, self.options) as place:
-            copy_table(table.location, place, rewrite)
+            api.copy_table(table.location, place, rewrite)
         return self.open_table(name)
 
     def has_table(self, name: str) -> bool:

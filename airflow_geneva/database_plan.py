@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.estimate import Interval
 from airflow_geneva.engine.lance_io.filters import where_columns
@@ -322,8 +323,6 @@ def _within_cascade(
     target: _Target, found: TargetPlan, plan: Plan, changed: list[_Changes], above: list[_Target]
 ) -> tuple[TargetPlan, _Changes]:
     """Bound the rows that run after everything above has run, and say what the run of this target changes."""
-    from airflow_geneva.engine.run.estimate import estimate_between
-
     due: RowSet = {task.id: task.chosen for task in plan.fragments}
     missing: RowSet = {task.id: task.missing_selected for task in plan.fragments}
     coming: RowSet = {}
@@ -341,7 +340,7 @@ def _within_cascade(
             least = 0
         if definition.limit is not None:
             most = definition.limit
-    seconds, cost = estimate_between(plan, least, most) if most is not None else (None, None)
+    seconds, cost = api.estimate_between(plan, least, most) if most is not None else (None, None)
     if any(udf.dedup for udf in plan.spec.udfs.values()):
         least = 0
     for fragment, rows in coming.items():

@@ -23,6 +23,7 @@ from lance_namespace import (
 )
 
 from airflow_geneva.database import Database, connect_namespace
+from airflow_geneva.engine import api
 from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.storage.arrow_documents import read_schema
 from airflow_geneva.engine.storage.documents import parse
@@ -91,9 +92,7 @@ class GenevaNamespace(LanceNamespace):
     """
 
     def __init__(self, impl: str, runner: str = "auto", **properties: str) -> None:
-        from airflow_geneva.engine.run.choice import check_runner
-
-        check_runner(runner)
+        api.check_runner(runner)
         self._runner = runner
         self._database = connect_namespace(impl, properties)
 

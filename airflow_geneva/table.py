@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, mark_defined
 from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
 from airflow_geneva.engine.lance_io.arrays import nested_types
@@ -49,13 +50,16 @@ if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
+    from airflow_geneva.engine.api import (
+        ColumnComparison,
+        ColumnFunction,
+        Comparison,
+        JobFuture,
+        Promoting,
+        PromotionPlan,
+        Udfs,
+    )
     from airflow_geneva.engine.job.meter import Stopwatch
-    from airflow_geneva.engine.run.background import JobFuture
-    from airflow_geneva.engine.run.column_comparison import ColumnComparison
-    from airflow_geneva.engine.run.column_function import ColumnFunction
-    from airflow_geneva.engine.run.compare import Comparison
-    from airflow_geneva.engine.run.prepare import Udfs
-    from airflow_geneva.engine.run.promotion import Promoting, PromotionPlan
     from airflow_geneva.query import Query
 
 _HEADINGS = ("column", "type", "")
@@ -322,13 +326,12 @@ class Table(Summarized, Readable, FailedRows):
             UnknownValues: rows hold a value that no job computed, and ``on_unknown_values`` is ``error``.
         """
         request = BackfillRequest.of(locals(), sizing)
-        from airflow_geneva.engine.run.estimate import estimator
-        from airflow_geneva.engine.run.prepare import Udfs
-
         plan, function = self._plan(request, udf)
         return replace(
             plan,
-            estimator=estimator(self.location, lambda: Udfs(dict.fromkeys(plan.spec.udfs, function)), SparkRunner()),
+            estimator=api.estimator(
+                self.location, lambda: api.Udfs(dict.fromkeys(plan.spec.udfs, function)), SparkRunner()
+            ),
         )
 
     @overload
@@ -376,7 +379,6 @@ class Table(Summarized, Readable, FailedRows):
         """
         arguments = locals()
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.engine.run.pipeline import run_new
 
         several = isinstance(column, (list, tuple))
         columns: Sequence[Any] = column if several else (column,)
@@ -392,7 +394,7 @@ class Table(Summarized, Readable, FailedRows):
             request = BackfillRequest.of({**arguments, "column": name}, sizing)
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
-                result = run_new(plan, self.location, udfs, runner, watch, SparkRunner())
+                result = api.run_new(plan, self.location, udfs, runner, watch, SparkRunner())
             results |= dict.fromkeys((name, *plan.spec.columns), result)
         return BackfillResults({name: results[name] for name in columns}) if several else results[columns[0]]
 
@@ -422,18 +424,15 @@ class Table(Summarized, Readable, FailedRows):
             print(table.compare("embedding", "embedding_v2", queries=["red shoes", "rain jacket"]))
             ```
         """
-        from airflow_geneva.engine.run.column_comparison import compare_columns
-        from airflow_geneva.engine.run.compare import compare_column, request_for
-
         dataset = self.lance
         if isinstance(other, str) and (other in dataset.schema.names or ":" not in other):
             rows = 1_000 if sample is None else sample
             function = partial(self._column_function, dataset)
-            return compare_columns(self.location, dataset, column, other, function, neighbors, queries, rows)
+            return api.compare_columns(self.location, dataset, column, other, function, neighbors, queries, rows)
         if queries is not None:
             raise InvalidInput("queries are for two columns of vectors: table.compare(column, other_column, ...).")
-        plan, udf = self._plan(request_for(column), other)
-        return compare_column(plan, udf, self.location, column, 100 if sample is None else sample)
+        plan, udf = self._plan(api.request_for(column), other)
+        return api.compare_column(plan, udf, self.location, column, 100 if sample is None else sample)
 
     def backfill_async(
         self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any
@@ -453,10 +452,9 @@ class Table(Summarized, Readable, FailedRows):
             ```
         """
         from airflow_geneva.bar import show
-        from airflow_geneva.engine.run.background import start_in_background
 
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of({**options, "column": column}), udf, runner)
-        return start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
+        return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _named(self, column: str) -> str:
         return f"column {column!r} of {self.uri}"
@@ -478,14 +476,12 @@ class Table(Summarized, Readable, FailedRows):
         self, request: BackfillRequest, udf: UDF | str | None, runner: str
     ) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.run.choice import check_runner
-        from airflow_geneva.engine.run.prepare import Udfs
 
-        check_runner(runner)
+        api.check_runner(runner)
         watch = Stopwatch()
         plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self._named(request.column))
-        return plan, Udfs(dict.fromkeys(plan.spec.udfs, function)), watch
+        return plan, api.Udfs(dict.fromkeys(plan.spec.udfs, function)), watch
 
     def load_columns(
         self,
@@ -540,17 +536,12 @@ class Table(Summarized, Readable, FailedRows):
         arguments = locals()
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.load.request import LoadRequest
-        from airflow_geneva.engine.run.choice import check_runner
-        from airflow_geneva.engine.run.load import plan_here
-        from airflow_geneva.engine.run.pipeline import run_new
-        from airflow_geneva.engine.run.prepare import Udfs
 
-        check_runner(runner)
+        api.check_runner(runner)
         watch, location = Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            planned, runner = plan_here(location, LoadRequest.of(arguments, sizing), runner, SparkRunner())
-            return run_new(planned.plan, location, Udfs({}), runner, watch, SparkRunner())
+            planned, runner = api.plan_here(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
+            return api.run_new(planned.plan, location, api.Udfs({}), runner, watch, SparkRunner())
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
@@ -562,9 +553,7 @@ class Table(Summarized, Readable, FailedRows):
         Raises:
             InvalidInput: a column does not exist, or a name is taken.
         """
-        from airflow_geneva.engine.run.promotion import Promotion, plan_promotion
-
-        return plan_promotion(self.location, Promotion(column, to, keep_as, require_complete, require_index))
+        return api.plan_promotion(self.location, api.Promotion(column, to, keep_as, require_complete, require_index))
 
     def promote_column(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
@@ -593,9 +582,7 @@ class Table(Summarized, Readable, FailedRows):
             table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")  # the way back
             ```
         """
-        from airflow_geneva.engine.run.promotion import Promotion, promote
-
-        return promote(self.location, Promotion(column, to, keep_as, require_complete, require_index))
+        return api.promote(self.location, api.Promotion(column, to, keep_as, require_complete, require_index))
 
     def column_function(self, name: str, version: int | None = None) -> ColumnFunction:
         """Return the function that a column's values come from, to call it on the text of a query, for example.
@@ -622,9 +609,7 @@ class Table(Summarized, Readable, FailedRows):
         return self._column_function(self.lance if version is None else open_version(self.lance, version), name)
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
-        from airflow_geneva.engine.run.column_function import column_function
-
-        return column_function(self.location, name, dataset)
+        return api.column_function(self.location, name, dataset)
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
         """Return the column's own UDF: imported, or of a notebook or script, if this is its process.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.table_key import key_columns
 from airflow_geneva.engine.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
@@ -30,12 +31,8 @@ if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
+    from airflow_geneva.engine.api import ColumnComparison, ColumnFunction, Comparison, JobFuture, Udfs
     from airflow_geneva.engine.job.meter import Stopwatch
-    from airflow_geneva.engine.run.background import JobFuture
-    from airflow_geneva.engine.run.column_comparison import ColumnComparison
-    from airflow_geneva.engine.run.column_function import ColumnFunction
-    from airflow_geneva.engine.run.compare import Comparison
-    from airflow_geneva.engine.run.prepare import Udfs
     from airflow_geneva.engine.udf.expect import Expectation
     from airflow_geneva.engine.udf.settings import UdfDefinition
     from airflow_geneva.engine.views.resolve import QuerySpec
@@ -184,10 +181,8 @@ class View(Table):
                 or cannot be done.
         """
         request = RefreshRequest.of(locals(), sizing)
-        from airflow_geneva.engine.run.estimate import estimator
-
         plan, udfs = self._plan_refresh(request, self.location)
-        return replace(plan, estimator=estimator(self.location, lambda: udfs, SparkRunner()))
+        return replace(plan, estimator=api.estimator(self.location, lambda: udfs, SparkRunner()))
 
     def refresh(
         self,
@@ -218,11 +213,10 @@ class View(Table):
         """
         request = RefreshRequest.of(locals(), sizing)
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.engine.run.pipeline import run_new
 
         with progress_bar(self.name):
             plan, udfs, watch = self._plan_refresh_to_run(request, runner)
-            return run_new(plan, self.location, udfs, runner, watch, SparkRunner())
+            return api.run_new(plan, self.location, udfs, runner, watch, SparkRunner())
 
     def refresh_async(self, runner: str = "auto", **options: Any) -> JobFuture:
         """Start a refresh in the background of this process.
@@ -234,47 +228,30 @@ class View(Table):
             InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_refresh`; nothing was started.
         """
         from airflow_geneva.bar import show
-        from airflow_geneva.engine.run.background import start_in_background
 
         plan, udfs, watch = self._plan_refresh_to_run(RefreshRequest.of(options), runner)
-        return start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
+        return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.engine.job.meter import Stopwatch
-        from airflow_geneva.engine.run.choice import check_runner
 
-        check_runner(runner)
+        api.check_runner(runner)
         watch = Stopwatch()
         return *self._plan_refresh(request, self.location.patient()), watch
 
     def _plan_refresh(self, request: RefreshRequest, location: TableLocation) -> tuple[Plan, Udfs]:
-        from airflow_geneva.engine.run.prepare import Udfs
-        from airflow_geneva.engine.run.view import load_udfs, plan
-
         dataset = location.open()
         definition = ViewDefinition.read(dataset.schema.metadata, self.name)
         try:
-            planned = plan(location, definition, locate_source(location, definition, self.sources), request, dataset)
+            plan = api.plan_refresh(location, dataset, self.sources, request)
         except InvalidInput:
             self._source(definition)  # which says more if it is the source that cannot be opened
             raise
-        return planned, Udfs.of_refresh(planned, load_udfs(definition))
+        return plan, api.Udfs.of_refresh(plan, api.load_udfs(definition))
 
     def _plan_with(self, udfs: Mapping[str, UDF]) -> Plan:
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
-        from airflow_geneva.engine.run.view import plan
-        from airflow_geneva.engine.run.view_columns import altered
-
-        dataset = self.location.open()
-        now = ViewDefinition.read(dataset.schema.metadata, self.name)
-        source = locate_source(self.location, now, self.sources)
-        before = {name: now.computed_column(name, self.name) for name in udfs}
-        specs = {
-            name: (udf, list(before[name].inputs)) if (was := before[name].udf) and was.name == udf.name else udf
-            for name, udf in udfs.items()
-        }
-        query = altered(self.location, now, dataset, source.open(), specs)
-        return plan(self.location, query, source, RefreshRequest(on_code_change="recompute"), dataset)
+        return api.plan_altered_view(self.location, self.sources, udfs)
 
     def compare(
         self,
@@ -293,20 +270,18 @@ class View(Table):
                 that the view was refreshed to.
             neighbors, queries: of two columns of vectors, see :meth:`Table.compare`.
         """
-        from airflow_geneva.engine.run.compare import compare_view_column
-
         definition = self.view_definition
         if isinstance(other, str) and (":" not in other or other in self.schema.names):
             return super().compare(column, other, sample, neighbors, queries)
         given = load_udf(other) if isinstance(other, str) else other
         rows = 100 if sample is None else sample
-        return compare_view_column(self.location, definition, self._source(definition).location, column, given, rows)
+        return api.compare_view_column(
+            self.location, definition, self._source(definition).location, column, given, rows
+        )
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
-        from airflow_geneva.engine.run.column_function import view_column_function
-
         definition = ViewDefinition.read(dataset.schema.metadata, self.name)
-        return view_column_function(self.location, name, dataset, self._source(definition).lance)
+        return api.view_column_function(self.location, name, dataset, self._source(definition).lance)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
         """Set the conditions that values must meet to become visible, replacing earlier conditions of the view.
@@ -321,9 +296,9 @@ class View(Table):
             view.expect({"letters": [expect.not_null(), expect.between(1, 1_000)]})
             ```
         """
-        from airflow_geneva.engine.run.promotion import QueryChange, change_query
-
-        change_query(self.location, lambda now, view: QueryChange(now.expecting(columns, view.schema, self.name)))
+        api.change_query(
+            self.location, lambda now, view: api.QueryChange(now.expecting(columns, view.schema, self.name))
+        )
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""
@@ -349,9 +324,7 @@ class View(Table):
             view.refresh()  # runs count_words and length only
             ```
         """
-        from airflow_geneva.engine.run.view_columns import add_columns
-
-        add_columns(self.location, self._source(self.view_definition).location, by_name(columns))
+        api.add_view_columns(self.location, self._source(self.view_definition).location, by_name(columns))
 
     def alter_columns(self, columns: Mapping[Any, QuerySpec]) -> None:
         """Give computed columns another UDF or other inputs; values are kept until a refresh.
@@ -364,9 +337,7 @@ class View(Table):
         Raises:
             InvalidInput: no UDF computes the column, or the UDF's output type is not the column's.
         """
-        from airflow_geneva.engine.run.view_columns import alter_columns
-
-        alter_columns(self.location, self._source(self.view_definition).location, by_name(columns))
+        api.alter_view_columns(self.location, self._source(self.view_definition).location, by_name(columns))
 
     def drop_columns(self, columns: Sequence[str]) -> None:
         """Remove columns from the query, and with them their values, in a new version; nothing is computed for it.
@@ -375,10 +346,8 @@ class View(Table):
             InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, it is
                 the view's key, or no column would be left.
         """
-        from airflow_geneva.engine.run.view_columns import drop_columns
-
         source = locate_source(self.location, self.view_definition, self.sources)
-        drop_columns(self.location, source, [columns] if isinstance(columns, str) else list(columns))
+        api.drop_view_columns(self.location, source, [columns] if isinstance(columns, str) else list(columns))
 
     def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
         """Return the definition of a computed column, as the query has it.

@@ -65,10 +65,33 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.plan.shard import Shard
     from airflow_geneva.engine.plan.sizing import Sizing
     from airflow_geneva.engine.run.announce import find_unannounced
-    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow
-    from airflow_geneva.engine.run.pipeline import PlannedJob, choose, record_job
+    from airflow_geneva.engine.run.background import JobFuture, start_in_background
+    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, check_runner
+    from airflow_geneva.engine.run.column_comparison import ColumnComparison, compare_columns
+    from airflow_geneva.engine.run.column_function import ColumnFunction, column_function, view_column_function
+    from airflow_geneva.engine.run.compare import Comparison, compare_column, compare_view_column, request_for
+    from airflow_geneva.engine.run.copying import copy_table
+    from airflow_geneva.engine.run.estimate import estimate_between, estimator
+    from airflow_geneva.engine.run.load import plan_here
+    from airflow_geneva.engine.run.pipeline import PlannedJob, choose, record_job, run_new
     from airflow_geneva.engine.run.prepare import Udfs
-    from airflow_geneva.engine.run.promotion import Promotion, is_promoted, plan_promotion, promote
+    from airflow_geneva.engine.run.promotion import (
+        Promoting,
+        Promotion,
+        PromotionPlan,
+        QueryChange,
+        change_query,
+        is_promoted,
+        plan_promotion,
+        promote,
+    )
+    from airflow_geneva.engine.run.view import load_udfs
+    from airflow_geneva.engine.run.view_columns import (
+        add_view_columns,
+        alter_view_columns,
+        drop_view_columns,
+        plan_altered_view,
+    )
     from airflow_geneva.engine.storage.location import TableLocation
     from airflow_geneva.engine.udf import UDF, load_udf
     from airflow_geneva.engine.udf.definition import read_definition, stored_definition
@@ -153,6 +176,20 @@ _HOMES = (
     ("watch.watcher", "TableWatcher"),
     ("run.promotion", "plan_promotion", "promote"),
     ("cleanup", "find_garbage", "collect"),
+    # The same in one process.
+    ("run.choice", "check_runner"),
+    ("run.load", "plan_here"),
+    ("run.view", "load_udfs"),
+    ("run.estimate", "estimator", "estimate_between"),
+    ("run.pipeline", "run_new"),
+    ("run.background", "start_in_background", "JobFuture"),
+    # What else is done with columns and views.
+    ("run.copying", "copy_table"),
+    ("run.compare", "compare_column", "compare_view_column", "request_for", "Comparison"),
+    ("run.column_comparison", "compare_columns", "ColumnComparison"),
+    ("run.column_function", "column_function", "view_column_function", "ColumnFunction"),
+    ("run.view_columns", "plan_altered_view", "add_view_columns", "alter_view_columns", "drop_view_columns"),
+    ("run.promotion", "change_query", "QueryChange", "Promoting", "PromotionPlan"),
     # Requests and plans.
     ("plan.request", "BackfillRequest", "RefreshRequest", "NOT_WHOLE"),
     ("load.request", "LoadRequest"),

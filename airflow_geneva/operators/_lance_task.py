@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.api import LEAST_TASK_MEMORY, conflict_retries, max_retries
 from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.masking import mask_secrets
@@ -119,9 +120,7 @@ def check_import_path(udf: Any) -> str | None:
 
 def load_named_udf(path: Any) -> UDF:
     """Import the UDF that a column of an operator's argument names."""
-    from airflow_geneva.engine.api import load_udf
-
-    return load_udf(required_text("udf", check_import_path(path)))
+    return api.load_udf(required_text("udf", check_import_path(path)))
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,6 @@ def open_database(lance_conn_id: str, database: str | None) -> Database:
 
 def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDataset]:
     """Open a table or view, and return it with its newest version. Raises the errors of `Database.open_table`."""
-    from airflow_geneva.engine.api import is_view
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
@@ -283,7 +281,7 @@ def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDatase
     except InvalidInput:
         database.open_table(name)  # raises a more detailed error
         raise
-    return View(location) if is_view(newest.schema.metadata) else Table(location), newest
+    return View(location) if api.is_view(newest.schema.metadata) else Table(location), newest
 
 
 def open_patiently(lance_conn_id: str, database: str | None) -> Database:
@@ -312,8 +310,6 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
         InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
         TableRemade: a catalog has moved the table since.
     """
-    from airflow_geneva.engine.api import open_job
-
     uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
     found = _PLAN.fullmatch(uri)
     name = str(reference["table"])
@@ -328,7 +324,9 @@ def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
             f"The XCom of the plan task names a plan in {uri!r:.300}, which is none of a table in this task's "
             f"database, {database.uri}. Give all tasks the same connection and database, and clear the plan task."
         )
-    return open_job(location, found["job"], fingerprint, resumes="shard" in reference)  # with a shard: it was cleared
+    return api.open_job(
+        location, found["job"], fingerprint, resumes="shard" in reference
+    )  # with a shard: it was cleared
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseHook, Connection, Context
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
@@ -126,8 +127,6 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        from airflow_geneva.engine.api import StillWaiting
-
         configured = Configuration.read()
         reference = check_shard(self.shard)
         job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
@@ -136,7 +135,7 @@ class ApplyOperator(SparkSubmitOperator):
         # While the application waits for the cluster, no driver writes heartbeats.
         how, waiting = None, job.waiting(shard)
         with (
-            suppress(StillWaiting),
+            suppress(api.StillWaiting),
             cause_first(self.log),
             job.at_step("apply", shard.index, is_last_try(context.get("ti")), submits=True),
             openai_connection(optional_text(self.openai_conn_id), job.spec.connections),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.engine import api
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
@@ -59,11 +60,9 @@ class CleanupCheckpointsOperator(LanceOperator):
         self.only_tell = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.api import add_up, collect, find_garbage, parse_ttl
-
         dry = parse_bool("dry_run", self.only_tell)
         with failing_at_once(InvalidInput):
-            ttl = parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
+            ttl = api.parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
         database = self.open_database()
         name = optional_text(self.table)
         found: list[Garbage] = []
@@ -71,8 +70,8 @@ class CleanupCheckpointsOperator(LanceOperator):
         for table in database.table_names() if name is None else [name]:
             location = database.open_table(table).location if name else database.location(table)
             try:
-                garbage = find_garbage(location, ttl)
-                found.append(garbage if dry else collect(location, garbage))
+                garbage = api.find_garbage(location, ttl)
+                found.append(garbage if dry else api.collect(location, garbage))
             except GenevaError as error:
                 # Clean the other tables even if one cannot be read.
                 failed.append(error)
@@ -82,4 +81,4 @@ class CleanupCheckpointsOperator(LanceOperator):
         )
         if failed:
             raise failed[0]
-        return {"tables": len(found), "dry_run": dry, **add_up(found)}
+        return {"tables": len(found), "dry_run": dry, **api.add_up(found)}

@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.engine import api
 from airflow_geneva.engine.choices import OnPartial, undecided
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.results import PARTIAL, BackfillResult, ShardResult
@@ -81,14 +82,12 @@ class FinishOperator(LanceOperator):
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.api import RunnerChoice
-
         summary, plan_failed = self._summary(context)
         configured = Configuration.read()
         with failing_at_once(InvalidInput):
             on_partial = _check_on_partial(self.on_partial) or configured.on_partial
             job = load_job(self.open_database(), summary)
-        job.choice = RunnerChoice(summary.get("runner", "spark"), summary.get("runner_reason", ""))
+        job.choice = api.RunnerChoice(summary.get("runner", "spark"), summary.get("runner_reason", ""))
         if rejected := self._rejected(context):
             _record_rejection(job, rejected)
             raise AirflowSkipException(f"Not approved, by {rejected}: nothing was computed.")
@@ -173,11 +172,9 @@ class FinishOperator(LanceOperator):
 
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
-        from airflow_geneva.engine.api import find_unannounced
-
         spec = job.spec
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
-        found = find_unannounced(job, partial(announced_version, asset, spec.column))
+        found = api.find_unannounced(job, partial(announced_version, asset, spec.column))
         if found is None:
             self.outlets = [outlet for outlet in self.outlets if outlet != asset]
             return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.api import (
     APPROVAL,
     LIMITS,
@@ -142,15 +143,6 @@ class PlanOperator(LanceOperator, SkipMixin):
         job: JobFolder,
         began: float,
     ) -> list[dict[str, Any]]:
-        from airflow_geneva.engine.api import (
-            RunnerChoice,
-            TooSlow,
-            Udfs,
-            choose,
-            record_job,
-            shard_summaries,
-            udf_modules,
-        )
         from airflow_geneva.spark.runner import SparkRunner
 
         asked = {
@@ -163,22 +155,22 @@ class PlanOperator(LanceOperator, SkipMixin):
             "sizing": read_sizing(self.sizing, configured),
         }
         planned_before = job.record if context["ti"].try_number > 1 else {}
-        with failing_at_once(CodeChanged, UnknownValues), udf_modules(configured.udf_modules):
+        with failing_at_once(CodeChanged, UnknownValues), api.udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
         carried = carried_counts(job, planned_before)
         # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these
         # attempts.
         rows = max(plan.spec.rows, int(planned_before.get(LIMIT_ROWS, 0)))
         plan = plan.with_work(rows=rows)
-        udfs = Udfs.planned(plan.spec) if plan.shards else Udfs({})
+        udfs = api.Udfs.planned(plan.spec) if plan.shards else api.Udfs({})
         below = configured.inline_below_seconds
-        plan, choice, expected = choose(plan, table.location, udfs, "auto", below, False, SparkRunner())
+        plan, choice, expected = api.choose(plan, table.location, udfs, "auto", below, False, SparkRunner())
         above = expected.above(self._limits()) if plan.shards else ""
         if above:
-            choice = RunnerChoice("spark", f"an approval is asked for: {above}")
+            choice = api.RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
-        planned = record_job(
+        planned = api.record_job(
             plan, table.location, choice, about, run, elsewhere=True, announces_since=since, folder=job
         )
         saved, spec = planned.saved, planned.spec
@@ -204,12 +196,12 @@ class PlanOperator(LanceOperator, SkipMixin):
                 ):
                     planned.apply_and_commit(plan.shards, udfs)
                 return self._no_shards(context)
-            except TooSlow as slow:
-                choice = RunnerChoice("spark", str(slow))
+            except api.TooSlow as slow:
+                choice = api.RunnerChoice("spark", str(slow))
                 self.log.info("The rest of %s is computed %s.", spec.target, choice)
                 job.update_record(**choice.describe())
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
-        return shard_summaries(plan, saved, job.storage) or self._no_shards(context)
+        return api.shard_summaries(plan, saved, job.storage) or self._no_shards(context)
 
     def _no_shards(self, context: Context) -> list[dict[str, Any]]:
         """Return no shards, and skip the tasks that need one: the scheduler takes up to a second for each.
@@ -322,14 +314,13 @@ class PlanBackfillOperator(PlanOperator):
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.api import BackfillRequest, load_udf, plan_request
 
         column = required_text("column", self.column)
         definition = table.definition(column, newest)
         path = optional_text(self.udf)
-        udf = load_udf(path) if path else table.column_udf(column, definition)
+        udf = api.load_udf(path) if path else table.column_udf(column, definition)
         own_inputs = definition.input_columns if not path or udf.name == definition.name else None
-        request = BackfillRequest(
+        request = api.BackfillRequest(
             column=column,
             where=optional_text(self.where),
             read_version=optional_int("read_version", self.read_version),
@@ -339,15 +330,13 @@ class PlanBackfillOperator(PlanOperator):
             run_after=getattr(context["dag_run"], "run_after", None),
             **asked,
         )
-        plan = plan_request(table.location, request, udf, own_inputs, newest)
+        plan = api.plan_request(table.location, request, udf, own_inputs, newest)
         return plan, plan.spec.version if plan.shards else None
 
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
-    from airflow_geneva.engine.api import NOT_WHOLE
-
-    kinds = {size.name: optional_float if size.name in NOT_WHOLE else optional_int for size in fields(Sizing)}
+    kinds = {size.name: optional_float if size.name in api.NOT_WHOLE else optional_int for size in fields(Sizing)}
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
     memory = task_memory_bytes(configured.task_memory_bytes)
@@ -382,9 +371,7 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
     ending = f"-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
     if ti.try_number > 1:
-        from airflow_geneva.engine.api import job_ids
-
-        for name in job_ids(checkpoints):
+        for name in api.job_ids(checkpoints):
             if name.endswith(ending):
                 return name
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}{ending}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_geneva.engine import api
 from airflow_geneva.operators._lance_task import optional_text, parse_bool, required_text
 from airflow_geneva.operators.plan import PlanOperator
 
@@ -71,7 +72,6 @@ class PlanLoadOperator(PlanOperator):
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.api import LoadRequest, plan_load
 
         arguments = {
             **asked,
@@ -85,7 +85,7 @@ class PlanLoadOperator(PlanOperator):
             "adopt": parse_bool("adopt", self.adopt),
             "run_after": getattr(context["dag_run"], "run_after", None),
         }
-        plan = plan_load(table.location, LoadRequest.of(arguments, asked["sizing"])).plan
+        plan = api.plan_load(table.location, api.LoadRequest.of(arguments, asked["sizing"])).plan
         return plan, plan.spec.version if plan.shards else None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.engine import api
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._lance_task import optional_int, parse_bool, parse_json, required_text
@@ -64,7 +65,6 @@ class PlanRefreshOperator(PlanOperator):
 
     def _with_sources(self, view: Table) -> View:
         """Return the view, which may read the databases that are allowed."""
-        from airflow_geneva.engine.api import allow_databases
         from airflow_geneva.view import View
 
         if not isinstance(view, View):
@@ -78,14 +78,12 @@ class PlanRefreshOperator(PlanOperator):
         places = [_uri_of(str(one)) for one in allowed]
         with suppress(InvalidInput):  # a connection for `database` needs no URI of its own
             places.append(LanceHook(required_text("lance_conn_id", self.lance_conn_id)).uri)
-        return View(view.location, allow_databases(places))
+        return View(view.location, api.allow_databases(places))
 
     def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
-        from airflow_geneva.engine.api import RefreshRequest, plan_refresh, refuse_view
-
-        refuse_view(table.name, newest.schema.metadata)
+        api.refuse_view(table.name, newest.schema.metadata)
         view = self._with_sources(table)
-        request = RefreshRequest(
+        request = api.RefreshRequest(
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
             errors_only=parse_bool("errors_only", self.errors_only),
@@ -93,7 +91,7 @@ class PlanRefreshOperator(PlanOperator):
         )
         try:
             # Even without shards there may be a commit to announce, because rows may be removed from the view.
-            return plan_refresh(view.location, newest, view.sources, request), int(newest.version)
+            return api.plan_refresh(view.location, newest, view.sources, request), int(newest.version)
         except InvalidInput:
             view.source()  # raises a more detailed error if the source cannot be opened
             raise

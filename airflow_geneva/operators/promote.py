@@ -9,6 +9,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, lance_asset
+from airflow_geneva.engine import api
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
@@ -94,12 +95,10 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         self.outlets = [*self.outlets, self._outlet]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.api import is_promoted, plan_promotion
-
         table, asked = self._table(), self._asked()
-        if not self.approve or is_promoted(table.lance, asked):
+        if not self.approve or api.is_promoted(table.lance, asked):
             return self._promote(context)
-        plan = plan_promotion(table.location, asked)
+        plan = api.plan_promotion(table.location, asked)
         plan.check()
         sample = optional_int("sample", self.sample) or 1_000
         found = table.compare(asked.to, asked.column, sample, self.neighbors, parse_json("queries", self.queries))
@@ -125,18 +124,14 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         return self.open_database().open_table(required_text("table", self.table))
 
     def _asked(self) -> Promotion:
-        from airflow_geneva.engine.api import Promotion
-
         column, to, keep_as = (required_text(name, getattr(self, name)) for name in ("column", "to", "keep_as"))
         required = (parse_bool(name, getattr(self, name)) for name in ("require_complete", "require_index"))
-        return Promotion(column, to, keep_as, *required)
+        return api.Promotion(column, to, keep_as, *required)
 
     def _promote(self, context: Context) -> dict[str, Any]:
-        from airflow_geneva.engine.api import promote
-
         table, asked = self._table(), self._asked()
         with Configuration.read().retrying_commits():
-            done = promote(table.location, asked)
+            done = api.promote(table.location, asked)
         self.log.info("%s", done)
         # `column` is None, because this event announces no commits of a job.
         event: dict[str, Any] = {

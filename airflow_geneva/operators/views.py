@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
@@ -201,7 +202,6 @@ class CreateMaterializedViewOperator(LanceOperator):
         return query.add_columns(_specs(more)) if more else query
 
     def _requested_query(self, database: Database, text: str) -> Query:
-        from airflow_geneva.engine.api import udf_modules
         from airflow_geneva.namespace import read_query
 
         for name in (
@@ -217,7 +217,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         ):
             if getattr(self, name) is not None:
                 raise InvalidInput(f"source_query is the whole query, and {name} is given too. Leave one of them out.")
-        with udf_modules(Configuration.read().udf_modules):
+        with api.udf_modules(Configuration.read().udf_modules):
             return read_query(database, text, optional_text(self.output_schema) or "")
 
     def _compare(self, database: Database, name: str, query: Query) -> list[str]:

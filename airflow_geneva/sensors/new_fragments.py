@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
+from airflow_geneva.engine import api
 from airflow_geneva.engine.api import WaitCondition
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.uri import normalize_uri
@@ -123,12 +124,11 @@ class NewFragmentsSensor(BaseSensorOperator):
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        from airflow_geneva.engine.api import TableWatcher, is_permanent
         from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 
         wanted = self._wanted()
         if self._watcher is None or self._watcher.wanted != wanted:
-            self._watcher = TableWatcher(wanted)
+            self._watcher = api.TableWatcher(wanted)
         try:
             with panics_as_errors():
                 database = open_database(self.lance_conn_id, self.database)
@@ -136,7 +136,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         except AirflowFailException:
             raise
         except Exception as error:
-            if is_permanent(error):
+            if api.is_permanent(error):
                 raise AirflowFailException(mask_secrets(str(error))) from error
             self.log.warning("Cannot check table %s, trying again later: %s", wanted.table, mask_secrets(str(error)))
             return PokeReturnValue(is_done=False)

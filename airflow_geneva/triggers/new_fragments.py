@@ -115,7 +115,6 @@ class NewFragmentsTrigger(BaseEventTrigger):
         # Not in the event loop, which these imports would block.
         await asyncio.to_thread(import_module, "airflow_geneva.hooks.lance")
         await asyncio.to_thread(getattr, api, "TableWatcher")
-        from airflow_geneva.engine.api import TableWatcher, is_permanent
         from airflow_geneva.hooks.lance import LanceHook
 
         if self.once:
@@ -123,7 +122,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
             # the end of the process that deferred: https://github.com/apache/airflow/issues/71580
             await asyncio.sleep(_RESUME_DELAY)
         stored = await self._load_state()
-        watch = TableWatcher(self.wanted, stored)
+        watch = api.TableWatcher(self.wanted, stored)
         hook: LanceHook | None = None
         logged, failures, stale_at = "", 0, 0.0
         while True:
@@ -143,7 +142,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
                 pause = watch.pause(pause, _now())
                 failures = 0
             except Exception as error:
-                hopeless, hook, failures = is_permanent(error), None, failures + 1
+                hopeless, hook, failures = api.is_permanent(error), None, failures + 1
                 if hopeless and self.once:
                     yield _event({"error": mask_secrets(str(error))})
                     return
@@ -173,14 +172,12 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     async def _load_state(self) -> NewestVersions | None:
         """Return the state of the last poll, if Airflow stores it."""
-        from airflow_geneva.engine.api import NewestVersions
-
         store = state_store(self)
         if store is None:
             return None
         try:
             kept = await store.aget(SEEN)
-            return None if kept is None else NewestVersions.from_json(kept)
+            return None if kept is None else api.NewestVersions.from_json(kept)
         except Exception as error:
             self.log.warning(
                 "Cannot read the last seen version of table %s: %s", self.wanted.table, mask_secrets(str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,18 @@ from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.table_key import check_key_stays
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
+from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.refresh import read_columns
+from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run.promotion import QueryChange, change_query
+from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import check_view_type, key_names
 from airflow_geneva.engine.udf.of_process import give_udf
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, filled_by, source_columns
 from airflow_geneva.engine.views.resolve import ResolvedColumns, check_repeatable, resolve_columns
+from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import AdvanceNote, CommittedViewState, write_advance_note
 from airflow_geneva.errors import InvalidInput
 
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     import lance
 
 
-def add_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
+def add_view_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
     """Add columns to the end of a view's query; see `View.add_columns`."""
     names = [name for key in specs for name in key_names(key)]
     tried = set[int]()
@@ -43,7 +48,7 @@ def add_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, 
         if taken := [name for name in names if name in dataset.schema.names]:
             raise InvalidInput(
                 f"View {view.name!r} already has columns {taken}. Give a computed column another function with "
-                "view.alter_columns(...), or choose other names."
+                "view.alter_view_columns(...), or choose other names."
             )
         read = source.open()
         found = _resolved(view, now, now.columns, dataset, read, specs)
@@ -58,7 +63,7 @@ def add_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, 
     change_query(view, change)
 
 
-def alter_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
+def alter_view_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
     """Give computed columns of a view other UDFs; see `View.alter_columns`."""
     change_query(view, lambda now, dataset: QueryChange(altered(view, now, dataset, source.open(), specs)))
 
@@ -102,7 +107,7 @@ def altered(
     return query
 
 
-def drop_columns(view: TableLocation, source: TableLocation, names: Sequence[str]) -> None:
+def drop_view_columns(view: TableLocation, source: TableLocation, names: Sequence[str]) -> None:
     """Remove columns from a view's query, and from its table; see `View.drop_columns`."""
     tried = list[int]()
 
@@ -227,3 +232,17 @@ def _keep_only(
     key = new_snapshot_key(new_job_id())
     save_snapshot(view.checkpoints, key, changed)
     write_advance_note(view, AdvanceNote(state.newest.snapshot, snapshot.source_version, key))
+
+
+def plan_altered_view(view: TableLocation, sources: Iterable[str], udfs: Mapping[str, UDF]) -> Plan:
+    """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
+    dataset = view.open()
+    now = ViewDefinition.read(dataset.schema.metadata, view.name)
+    source = locate_source(view, now, frozenset(sources))
+    before = {name: now.computed_column(name, view.name) for name in udfs}
+    specs = {
+        name: (udf, list(before[name].inputs)) if (was := before[name].udf) and was.name == udf.name else udf
+        for name, udf in udfs.items()
+    }
+    query = altered(view, now, dataset, source.open(), specs)
+    return plan(view, query, source, RefreshRequest(on_code_change="recompute"), dataset)
