@@ -18,15 +18,7 @@ from airflow_geneva.cli.database import (
     plain,
     print_json,
 )
-from airflow_geneva.engine.api import (
-    KINDS,
-    add_up,
-    collect,
-    find_garbage,
-    list_checkpoints,
-    parse_ttl,
-    readable_bytes,
-)
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import counted, format_time
 
 checkpoints_app = typer.Typer(
@@ -46,14 +38,14 @@ def list_all(
 ) -> None:
     """List the checkpoints of a table by UDF version and column."""
     db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "TABLE")
-    found = list_checkpoints(db.open_table(name).location.checkpoints, column)
+    found = api.list_checkpoints(db.open_table(name).location.checkpoints, column)
     if as_json:
         print_json([asdict(group) for group in found])
         return
     grid = make_grid("column", "udf", "version", "filter", ">fragments", ">ranges", ">size", ">newest")
     for group in found:
         named = (group.column, group.udf, group.version, (group.where or "none")[:8])
-        size = readable_bytes(group.size_bytes)
+        size = api.readable_bytes(group.size_bytes)
         grid.add_row(*map(plain, named), f"{group.fragments:,}", f"{group.ranges:,}", size, format_time(group.newest))
     open_console().print(grid if found else "No checkpoints.")
 
@@ -80,7 +72,7 @@ def collect_garbage(
     between planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be
     cleared.
     """
-    span = parse_ttl(ttl)
+    span = api.parse_ttl(ttl)
     # With --conn-id the database is not an argument, so one argument is the table.
     several = len(arguments or ()) > (0 if conn_id else 1)
     db, names = open_database_argument(arguments, conn_id, allowed_place, *(["TABLE"] if several else []))
@@ -88,19 +80,19 @@ def collect_garbage(
         db.open_table(names[0])
     found = []
     for name in names or db.table_names():
-        garbage = find_garbage(db.location(name), span)
-        found.append(garbage if dry_run else collect(db.location(name), garbage))
+        garbage = api.find_garbage(db.location(name), span)
+        found.append(garbage if dry_run else api.collect(db.location(name), garbage))
     if as_json:
-        print_json({"dry_run": dry_run, **add_up(found), "tables": [garbage.to_json() for garbage in found]})
+        print_json({"dry_run": dry_run, **api.add_up(found), "tables": [garbage.to_json() for garbage in found]})
         return
-    total = add_up(found)
+    total = api.add_up(found)
     grid = make_grid(">files", ">size", "kind")
-    for kind, what in KINDS.items():
-        grid.add_row(f"{total['kinds'][kind]['files']:,}", readable_bytes(total["kinds"][kind]["bytes"]), what)
+    for kind, what in api.KINDS.items():
+        grid.add_row(f"{total['kinds'][kind]['files']:,}", api.readable_bytes(total["kinds"][kind]["bytes"]), what)
     verb = "Would remove" if dry_run else "Removed"
     console = open_console()
     console.print(grid)
     for note in total["notes"]:
         console.print(plain(f"Note: {note}"))
     tables = counted(len(found), "table")
-    console.print(f"{verb} {counted(total['files'], 'file')}, {readable_bytes(total['bytes'])}, of {tables}.")
+    console.print(f"{verb} {counted(total['files'], 'file')}, {api.readable_bytes(total['bytes'])}, of {tables}.")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from airflow_geneva.engine.api import NEWEST_TESTED
+from airflow_geneva.engine import api
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
     OLDEST_JAVA,
@@ -164,9 +164,9 @@ def check_lance() -> CheckResult:
         lance = importlib.import_module("lance")
     except ImportError as error:
         return CheckResult("Lance", f"import lance failed: {error}", pip("install", "--force-reinstall", "pylance>=14"))
-    newer = _numbers(lance.__version__) > _numbers(NEWEST_TESTED)
+    newer = _numbers(lance.__version__) > _numbers(api.NEWEST_TESTED)
     return CheckResult(
-        "Lance", f"pylance {lance.__version__}" + (f", newer than {NEWEST_TESTED}, the newest tested" * newer)
+        "Lance", f"pylance {lance.__version__}" + (f", newer than {api.NEWEST_TESTED}, the newest tested" * newer)
     )
 
 

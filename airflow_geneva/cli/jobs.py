@@ -27,7 +27,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.engine.api import ErrorRecord, Job, ShardStatus, group_errors, parse_ttl
+from airflow_geneva.engine import api
 from airflow_geneva.engine.display import counted, duration, format_time
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL
 from airflow_geneva.errors import GenevaError, InvalidInput
@@ -57,7 +57,7 @@ def jobs(
 ) -> None:
     """List the newest jobs of a database, running jobs included."""
     db, _ = open_database_argument(database, conn_id, allowed_place)
-    began = None if since is None else datetime.now(timezone.utc) - parse_ttl(since, "since")
+    began = None if since is None else datetime.now(timezone.utc) - api.parse_ttl(since, "since")
     found = db.jobs(newest, table, None if state is None else state.upper(), dag, began)
     if as_json:
         print_json([job.to_json() for job in found])
@@ -144,7 +144,7 @@ def errors(
         tables = [each for each in tables if column in each.schema.names]
         if not tables:
             raise InvalidInput(f"No table of {db.uri} has a column {column!r}.")
-    found = dict[str, list[ErrorRecord]]()
+    found = dict[str, list[api.ErrorRecord]]()
     for each in tables:
         try:
             found[each.name] = each.get_errors(job, column, history)
@@ -156,7 +156,7 @@ def errors(
     if as_json:
         print_json([{"table": name, **record.to_json()} for name, record in records[:newest]])
         return
-    groups = [(name, group) for name, listed in found.items() for group in group_errors(listed)]
+    groups = [(name, group) for name, listed in found.items() for group in api.group_errors(listed)]
     shown: list[tuple[str, object]] = [*(records if rows else sorted(groups, key=lambda item: -item[1].rows))]
     for name, item in shown[:newest]:
         typer.echo(f"{name}: {without_controls(item)}\n")
@@ -171,7 +171,7 @@ def _open(db: Database, name: str, sources: Sequence[str] | None) -> LanceTable:
     return db.open_view(name, sources or ()) if isinstance(found, View) else found
 
 
-def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:
+def _follow(db: Database, job_id: str, watch: bool) -> Iterator[api.Job]:
     """Read a job; with ``watch``, read it repeatedly until it has ended."""
     yield (job := db.job(job_id))
     while watch and job.open:
@@ -179,7 +179,7 @@ def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:
         yield (job := db.job(job_id))
 
 
-def _render_job(job: Job) -> RenderableType:
+def _render_job(job: api.Job) -> RenderableType:
     head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
     # Failed and running shards first: a screen shows about forty of possibly a thousand shards.
@@ -195,7 +195,7 @@ def _render_job(job: Job) -> RenderableType:
     return Group(*parts)
 
 
-def _shard_row(shard: ShardStatus) -> list[RenderableType]:
+def _shard_row(shard: api.ShardStatus) -> list[RenderableType]:
     failed = f", {shard.rows_failed:,} failed" if shard.rows_failed else ""
     speed = f", {shard.rows_per_second:,.0f} rows/s" if shard.rows_per_second else ""
     left = f", {shard.seconds_left:,.0f} s left" if shard.seconds_left is not None else ""
@@ -221,7 +221,7 @@ def _bar(done: int, failed: int, rows: int) -> Text:
     return Text.assemble(("━" * green, "green"), ("x" * red, "red"), ("─" * rest, "bright_black"))
 
 
-def _state(job: Job) -> Text:
+def _state(job: api.Job) -> Text:
     waits = job.time_left is not None and job.time_left.waits
     about = " (dead)" if job.dead else " (waiting)" if waits else ""
     color = "yellow" if job.state == DONE and job.rows_failed else _COLORS.get(job.state, "cyan")

@@ -13,7 +13,6 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTas
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.engine import api
-from airflow_geneva.engine.api import LEAST_TASK_MEMORY, conflict_retries, max_retries
 from airflow_geneva.engine.choices import OnPartial
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.documents import parse
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.database import Database
-    from airflow_geneva.engine.api import UDF, PlannedJob
     from airflow_geneva.table import Table
 
 _NOTHING = ("", "None")
@@ -118,7 +116,7 @@ def check_import_path(udf: Any) -> str | None:
     raise InvalidInput(f"udf={shown} is not text. Tasks run in other processes: give its import path, {hint}.")
 
 
-def load_named_udf(path: Any) -> UDF:
+def load_named_udf(path: Any) -> api.UDF:
     """Import the UDF that a column of an operator's argument names."""
     return api.load_udf(required_text("udf", check_import_path(path)))
 
@@ -140,7 +138,7 @@ class Configuration:
 
     def retrying_commits(self) -> AbstractContextManager[None]:
         """Retry commits in a block as often as configured."""
-        return conflict_retries(self.version_conflict_max_retries)
+        return api.conflict_retries(self.version_conflict_max_retries)
 
     @staticmethod
     def read() -> Configuration:
@@ -150,7 +148,7 @@ class Configuration:
             AirflowFailException: the value of an option is not valid.
             InvalidInput: an environment variable that overrides an option is not a valid number.
         """
-        max_retries()
+        api.max_retries()
         described = get_provider_info()["config"]["geneva"]["options"]
         names = [option.name for option in fields(Configuration)]
         return Configuration(**{name: _read(name, described[name]["default"]) for name in names})
@@ -169,7 +167,7 @@ def _read(name: str, default: str) -> Any:
             return price
         valid = "a number of 0 or more"
     else:
-        least = {"concurrency": 1, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 0)
+        least = {"concurrency": 1, "task_memory_bytes": api.LEAST_TASK_MEMORY}.get(name, 0)
         if text.isdecimal() and int(text) >= least:
             return int(text)
         valid = f"a whole number of {least} or more"
@@ -300,7 +298,7 @@ def stop_task() -> None:
         raise SystemExit("Airflow stopped the task. Nothing is half-written; the next try continues from here.")
 
 
-def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
+def load_job(database: Database, reference: Mapping[str, Any]) -> api.PlannedJob:
     """Read the plan that an XCom names, without its fragments, and check its fingerprint.
 
     A user who can edit XComs must not be able to choose a plan, because its code would run. So the plan must be beside

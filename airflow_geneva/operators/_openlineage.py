@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_geneva.engine.api import JobSpec, PlannedJob, RefreshSpec, ViewDefinition, version_label, where_columns
+from airflow_geneva.engine import api
 from airflow_geneva.engine.results import BackfillResult
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def dataset_name(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
 
 
-def column_sources(spec: JobSpec) -> tuple[ColumnSource, ...]:
+def column_sources(spec: api.JobSpec) -> tuple[ColumnSource, ...]:
     """Return the columns that a plan computes, with their lineage."""
-    if isinstance(spec, RefreshSpec):
+    if isinstance(spec, api.RefreshSpec):
         return tuple(_of_view(spec.definition))
     return tuple(
         ColumnSource(name, udf.columns or spec.inputs, TRANSFORMATION, _describe_udf(udf.function_name, udf.version))
@@ -46,12 +46,12 @@ def column_sources(spec: JobSpec) -> tuple[ColumnSource, ...]:
     )
 
 
-def filter_columns(spec: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
+def filter_columns(spec: api.JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
     """Return the source columns of the filter."""
-    return tuple(where_columns(spec.selects, source.schema.names))
+    return tuple(api.where_columns(spec.selects, source.schema.names))
 
 
-def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
+def _of_view(definition: api.ViewDefinition) -> Iterator[ColumnSource]:
     names = [column.name for column in definition.reads]
     earlier: dict[str, tuple[str, ...]] = {}
     by_first: dict[str, ColumnSource] = {}
@@ -65,7 +65,7 @@ def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
         elif column.kind == "column":
             found = ColumnSource(column.name, (str(column.expression),), IDENTITY, "")
         else:
-            mentioned = tuple(where_columns(column.expression, names))
+            mentioned = tuple(api.where_columns(column.expression, names))
             found = ColumnSource(column.name, mentioned, TRANSFORMATION, f"SQL {column.expression}")
         earlier[column.name] = found.inputs
         by_first[column.first_name or column.name] = found
@@ -73,10 +73,10 @@ def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
 
 
 def _describe_udf(name: str, version: str) -> str:
-    return f"UDF {name}, version {version_label(version)}"
+    return f"UDF {name}, version {api.version_label(version)}"
 
 
-def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
+def lineage_of(job: api.PlannedJob, result: BackfillResult) -> Any:
     """Return the `OperatorLineage` of a finished job; None if the OpenLineage provider is not installed."""
     try:
         from airflow.providers.openlineage.extractors import OperatorLineage

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
+from airflow_geneva.engine import api
 from airflow_geneva.engine.storage.secrets import secret_values
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput
@@ -19,9 +20,6 @@ from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, is_connect
 from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.spark.submit import APPLICATION, Resources, SparkMaster, session_settings
-
-if TYPE_CHECKING:
-    from airflow_geneva.engine.api import PlannedJob
 
 
 @dataclass(frozen=True)
@@ -107,35 +105,35 @@ class _Parts:
             job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
             return getattr(self, name)(job, reference["shard"], context["ti"].dag_id)
 
-    def application(self, job: PlannedJob, index: int, dag_id: str) -> str:
+    def application(self, job: api.PlannedJob, index: int, dag_id: str) -> str:
         program = Path(APPLICATION).read_bytes()
         [uri] = self._store(job, {f"apply-{sha256(program)[:16]}.py": program})
         return uri
 
-    def arguments(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
+    def arguments(self, job: api.PlannedJob, index: int, dag_id: str) -> list[str]:
         instead = "use ApplyOperator in deploy mode 'client', or compute_shard in a @task.pyspark"
         identity = identity_arguments(self.lance_conn_id, job, instead)
         return shard_arguments(job, index, ["--name", application_name(dag_id, job, index), *identity])
 
-    def archives(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
+    def archives(self, job: api.PlannedJob, index: int, dag_id: str) -> list[str]:
         return self._store(job, planned_archives(job.spec, job.folder.storage))
 
-    def py_files(self, job: PlannedJob, index: int, dag_id: str) -> str:
+    def py_files(self, job: api.PlannedJob, index: int, dag_id: str) -> str:
         return ",".join(self.archives(job, index, dag_id))
 
-    def conf(self, job: PlannedJob, index: int, dag_id: str) -> dict[str, str]:
+    def conf(self, job: api.PlannedJob, index: int, dag_id: str) -> dict[str, str]:
         resources = Resources.of(job.spec).settings(self.master)
         return {**session_settings(driver_here=self.master.kind == "local"), **resources, **self.more_conf}
 
-    def submit_parameters(self, job: PlannedJob, index: int, dag_id: str) -> str:
+    def submit_parameters(self, job: api.PlannedJob, index: int, dag_id: str) -> str:
         pairs = (f"--conf {name}={value}" for name, value in self.conf(job, index, dag_id).items())
         return " ".join([f"--py-files {self.py_files(job, index, dag_id)}", *pairs])
 
-    def arguments_with_archives(self, job: PlannedJob, index: int, dag_id: str) -> list[str]:
+    def arguments_with_archives(self, job: api.PlannedJob, index: int, dag_id: str) -> list[str]:
         added = [part for uri in self.archives(job, index, dag_id) for part in ("--archive", uri)]
         return [*self.arguments(job, index, dag_id), *added]
 
-    def _store(self, job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
+    def _store(self, job: api.PlannedJob, files: Mapping[str, bytes]) -> list[str]:
         folder, place = job.folder.storage, job.location.uri.rpartition("/")[0]
         for name, data in files.items():
             if not folder.exists(name):  # the name contains the hash of the content
@@ -172,18 +170,18 @@ def compute_shard(
         return job.apply_on(SparkRunner(session), job.load_shard(index))
 
 
-def application_name(dag_id: str, job: PlannedJob, index: int) -> str:
+def application_name(dag_id: str, job: api.PlannedJob, index: int) -> str:
     """Return the name under which Spark and its cluster list the application of a shard."""
     return f"{dag_id}: {job.spec.target}, shard {index}"
 
 
-def shard_arguments(job: PlannedJob, index: int, more: list[str]) -> list[str]:
+def shard_arguments(job: api.PlannedJob, index: int, more: list[str]) -> list[str]:
     """Return the application's arguments."""
     place = ["--job", job.folder.storage.root, "--fingerprint", job.saved.fingerprint, "--shard", str(index)]
     return [*place, *more]
 
 
-def identity_arguments(lance_conn_id: str, job: PlannedJob, instead: str) -> list[str]:
+def identity_arguments(lance_conn_id: str, job: api.PlannedJob, instead: str) -> list[str]:
     """Return the storage options as arguments for an application that has its own identity.
 
     Raises:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -63,9 +63,6 @@ from airflow_geneva.spark.submit import (
     find_spark_submit,
     session_settings,
 )
-
-if TYPE_CHECKING:
-    from airflow_geneva.engine.api import JobSpec, PlannedJob, Shard
 
 _ERROR_LINE = "airflow_geneva: "
 
@@ -171,7 +168,7 @@ class ApplyOperator(SparkSubmitOperator):
         return self.execute(context)
 
     def _compute_here(
-        self, job: PlannedJob, shard: Shard, configured: Configuration, again: bool
+        self, job: api.PlannedJob, shard: api.Shard, configured: Configuration, again: bool
     ) -> str | None:  # fmt: skip
         """Compute the shard in this process and return a description of it; None if Spark is to compute it."""
         if not shard.to_apply or (again and job.is_staged(shard)):
@@ -187,7 +184,7 @@ class ApplyOperator(SparkSubmitOperator):
             return "in this task"
         return None
 
-    def _compute_on_spark(self, job: PlannedJob, shard: Shard, context: Context, again: bool) -> str:
+    def _compute_on_spark(self, job: api.PlannedJob, shard: api.Shard, context: Context, again: bool) -> str:
         """Compute the shard on Spark, unless an earlier attempt did, and return a description of it."""
         spec = job.spec
         spark_conn_id = required_text("spark_conn_id", self.spark_conn_id)
@@ -206,7 +203,7 @@ class ApplyOperator(SparkSubmitOperator):
             self._scratch.remove()
         return "on Spark"
 
-    def _apply_on_server(self, job: PlannedJob, shard: Shard, spark_conn_id: str, try_number: int) -> None:
+    def _apply_on_server(self, job: api.PlannedJob, shard: api.Shard, spark_conn_id: str, try_number: int) -> None:
         check_demands(job.spec)
         url = SparkConnectHook(spark_conn_id).get_connection_url()
         task = _of_this_wake(job, shard, f"{job.spec.job_id}/{job.saved.fingerprint}/{shard.index}")
@@ -214,7 +211,7 @@ class ApplyOperator(SparkSubmitOperator):
             send_archives(self._session, _planned_archives(job))
             job.apply_on(SparkRunner(self._session), shard)
 
-    def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
+    def _submit(self, job: api.PlannedJob, shard: api.Shard, scratch: Scratch, context: Context) -> None:
 
         spec = job.spec
         self.application = str(APPLICATION)
@@ -277,7 +274,7 @@ class ApplyOperator(SparkSubmitOperator):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
         return resolved_connection(super()._get_hook())
 
-    def _settings(self, spec: JobSpec, master: SparkMaster, driver_here: bool) -> dict[str, str]:
+    def _settings(self, spec: api.JobSpec, master: SparkMaster, driver_here: bool) -> dict[str, str]:
         conf, own = self.conf or {}, own_settings(self)
         cores = own["spark.executor.cores"] or conf.get("spark.executor.cores")
         asked = Resources.of(spec, None if cores is None else int(cores))
@@ -316,13 +313,13 @@ class ApplyOperator(SparkSubmitOperator):
         stop_task()
 
 
-def _of_this_wake(job: PlannedJob, shard: Shard, name: str) -> str:
+def _of_this_wake(job: api.PlannedJob, shard: api.Shard, name: str) -> str:
     """Return an application name that changes with each deferral, because the application before it has succeeded."""
     wakes = job.waiting(shard).wakes
     return f"{name}_{wakes}" if wakes else name
 
 
-def _planned_archives(job: PlannedJob) -> Mapping[str, bytes]:
+def _planned_archives(job: api.PlannedJob) -> Mapping[str, bytes]:
     with failing_at_once(InvalidInput):
         return planned_archives(job.spec, job.folder.storage)
 

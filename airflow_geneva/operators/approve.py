@@ -8,7 +8,7 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
 from airflow.sdk import Context
 
-from airflow_geneva.engine.api import APPROVAL
+from airflow_geneva.engine import api
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import answered_by
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
@@ -37,7 +37,7 @@ class ApproveOperator(ApprovalOperator):
         self.plan_task_id = plan_task_id
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        asked = self._summary(context).get(APPROVAL)
+        asked = self._summary(context).get(api.APPROVAL)
         if not asked:
             return self._shards(context)
         self.subject = asked["subject"]

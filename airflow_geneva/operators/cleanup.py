@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.sdk import Context
 
@@ -17,9 +17,6 @@ from airflow_geneva.operators._lance_task import (
     parse_bool,
     required_text,
 )
-
-if TYPE_CHECKING:
-    from airflow_geneva.engine.api import Garbage
 
 
 class CleanupCheckpointsOperator(LanceOperator):
@@ -65,7 +62,7 @@ class CleanupCheckpointsOperator(LanceOperator):
             ttl = api.parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
         database = self.open_database()
         name = optional_text(self.table)
-        found: list[Garbage] = []
+        found: list[api.Garbage] = []
         failed: list[GenevaError] = []
         for table in database.table_names() if name is None else [name]:
             location = database.open_table(table).location if name else database.location(table)

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import Context
 
-from airflow_geneva.engine.api import commit_tries, is_conflict
+from airflow_geneva.engine import api
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.api import UDF
     from airflow_geneva.table import Table
 
-    _Spec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
+    _Spec: TypeAlias = api.UDF | tuple[api.UDF, Sequence[str]]
 
 
 class AddColumnsOperator(LanceOperator):
@@ -53,14 +52,14 @@ class AddColumnsOperator(LanceOperator):
         added: list[str] = []
         altered: list[str] = []
         with Configuration.read().retrying_commits():
-            for _ in commit_tries(f"table {table.name!r}", "define its columns"):
+            for _ in api.commit_tries(f"table {table.name!r}", "define its columns"):
                 present = table.schema.names
                 try:
                     _define(table, specs, present, added, altered)
                     break
                 except (OSError, InvalidInput) as error:
                     # Another writer committed meanwhile, or another run defined the same columns.
-                    conflict = is_conflict(error) if isinstance(error, OSError) else table.schema.names != present
+                    conflict = api.is_conflict(error) if isinstance(error, OSError) else table.schema.names != present
                     if not conflict:
                         raise
         unchanged = [name for name in specs if name not in added and name not in altered]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import Asset, AssetAlias, Context
@@ -27,9 +27,6 @@ from airflow_geneva.operators._lance_task import (
     required_text,
 )
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
-
-if TYPE_CHECKING:
-    from airflow_geneva.engine.api import PlannedJob
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
@@ -75,7 +72,7 @@ class FinishOperator(LanceOperator):
         self.approve_task_id = approve_task_id
         self.table = table
         self.on_partial = on_partial
-        self._finished: tuple[PlannedJob, BackfillResult] | None = None
+        self._finished: tuple[api.PlannedJob, BackfillResult] | None = None
         # The asset of a template is known only at run time; an alias can stand for any asset.
         templated = is_template(table) or is_template(self.lance_conn_id)
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
@@ -170,7 +167,7 @@ class FinishOperator(LanceOperator):
         found = context["ti"].xcom_pull(task_ids=self.approve_task_id, key=REJECTED)
         return None if found is None else str(found)
 
-    def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
+    def _announce(self, job: api.PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
         spec = job.spec
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
@@ -207,7 +204,7 @@ def _check_on_partial(given: str | None) -> OnPartial | None:
     return None if found is None else OnPartial.check("on_partial", found)
 
 
-def _record_rejection(job: PlannedJob, by: str) -> None:
+def _record_rejection(job: api.PlannedJob, by: str) -> None:
     result = job.publisher.result(())
     result = replace(result, state=PARTIAL, notes=(*result.notes, f"not approved, by {by}"))
     job.folder.write_result(result.state, result.to_json(), plan=job.saved.fingerprint)
@@ -219,7 +216,7 @@ def _state_of(task_id: str, context: Context) -> str | None:
     return states.get(ti.run_id, {}).get(task_id)  # type: ignore[no-any-return]
 
 
-def _seconds(job: PlannedJob, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
+def _seconds(job: api.PlannedJob, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
     """Return the seconds of planning, of all spark-submits and of all commits, without waiting times."""
     return {
         "plan": float(summary.get("seconds", 0.0)),

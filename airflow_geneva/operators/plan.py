@@ -16,15 +16,6 @@ from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
 
 from airflow_geneva.engine import api
-from airflow_geneva.engine.api import (
-    APPROVAL,
-    LIMITS,
-    Estimate,
-    JobFolder,
-    Sizing,
-    carried_counts,
-    task_memory_bytes,
-)
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput, UnknownValues
@@ -49,7 +40,6 @@ from airflow_geneva.operators._lance_task import (
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-    from airflow_geneva.engine.api import Plan, SavedPlan
     from airflow_geneva.table import Table
 
 LIMIT_ROWS = "limit_rows"
@@ -118,7 +108,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         self.max_failed = max_failed
         self.indexes = indexes
         self.openai_conn_id = openai_conn_id
-        self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
+        self.sizing = {size.name: given[size.name] for size in fields(api.Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         with push_error_to_xcom(context):
@@ -129,7 +119,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         configured = Configuration.read()
         table, newest = open_newest(self.open_database(), self._target())
         job_id = _job_id_of(context, table.location.checkpoints)
-        job = JobFolder.of(table.location.checkpoints, job_id)
+        job = api.JobFolder.of(table.location.checkpoints, job_id)
         # The job id of a first attempt is new, so no other process writes the documents of the job.
         with job.written_by_this_process(others_go_on=True) if context["ti"].try_number == 1 else nullcontext():
             return self._plan_and_compute(context, configured, table, newest, job, began)
@@ -140,7 +130,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         configured: Configuration,
         table: Table,
         newest: LanceDataset,
-        job: JobFolder,
+        job: api.JobFolder,
         began: float,
     ) -> list[dict[str, Any]]:
         from airflow_geneva.spark.runner import SparkRunner
@@ -157,7 +147,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         planned_before = job.record if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged, UnknownValues), api.udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
-        carried = carried_counts(job, planned_before)
+        carried = api.carried_counts(job, planned_before)
         # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these
         # attempts.
         rows = max(plan.spec.rows, int(planned_before.get(LIMIT_ROWS, 0)))
@@ -169,7 +159,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         if above:
             choice = api.RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
-        about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
+        about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({api.APPROVAL: above} if above else {})
         planned = api.record_job(
             plan, table.location, choice, about, run, elsewhere=True, announces_since=since, folder=job
         )
@@ -181,7 +171,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
             **choice.describe(),
             "estimate": expected.to_json(),
-            **({APPROVAL: _question(plan, expected, above)} if above else {}),
+            **({api.APPROVAL: _question(plan, expected, above)} if above else {}),
             "seconds": round(time.monotonic() - began, 3),
         }
         # `finish` also records a job that fails here, and needs the summary for it.
@@ -228,7 +218,7 @@ class PlanOperator(LanceOperator, SkipMixin):
     @abstractmethod
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
-    ) -> tuple[Plan, int | None]:
+    ) -> tuple[api.Plan, int | None]:
         """Plan; also return the version after which commits must be announced, or None if there will be none.
 
         Args:
@@ -236,7 +226,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             asked: the fields that the requests of both operators share.
         """
 
-    def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
+    def _summarize(self, plan: api.Plan, saved: api.SavedPlan) -> dict[str, Any]:
         spec = saved.spec
         return {
             "fingerprint": saved.fingerprint,
@@ -313,7 +303,7 @@ class PlanBackfillOperator(PlanOperator):
 
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
-    ) -> tuple[Plan, int | None]:
+    ) -> tuple[api.Plan, int | None]:
 
         column = required_text("column", self.column)
         definition = table.definition(column, newest)
@@ -336,22 +326,22 @@ class PlanBackfillOperator(PlanOperator):
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
-    kinds = {size.name: optional_float if size.name in api.NOT_WHOLE else optional_int for size in fields(Sizing)}
+    kinds = {size.name: optional_float if size.name in api.NOT_WHOLE else optional_int for size in fields(api.Sizing)}
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
-    memory = task_memory_bytes(configured.task_memory_bytes)
+    memory = api.task_memory_bytes(configured.task_memory_bytes)
     common = {"concurrency": configured.concurrency, "task_memory_bytes": memory}
     return {**common, "price_per_slot_hour": configured.price_per_slot_hour or None, **sizes}
 
 
 def check_limits(given: Any) -> dict[str, Any]:
     """Refuse an invalid threshold; its numbers may be templates."""
-    if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(LIMITS)):
-        raise InvalidInput(f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(LIMITS)}.")
+    if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(api.LIMITS)):
+        raise InvalidInput(f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(api.LIMITS)}.")
     return dict(given or {})
 
 
-def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
+def _question(plan: api.Plan, expected: api.Estimate, above: str) -> dict[str, str]:
     """Return the text that a person reviews before the plan is computed."""
     # Airflow renders Markdown, and joins the lines of a code block.
     text = f"{plan}\n  Estimate: {expected.summary()}".replace("`", "'")

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from lance import LanceDataset
 
-    from airflow_geneva.engine.api import Plan
     from airflow_geneva.table import Table
 
 
@@ -71,7 +70,7 @@ class PlanLoadOperator(PlanOperator):
 
     def _plan(
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
-    ) -> tuple[Plan, int | None]:
+    ) -> tuple[api.Plan, int | None]:
 
         arguments = {
             **asked,

@@ -15,7 +15,6 @@ from airflow_geneva.operators._lance_task import optional_int, parse_bool, parse
 from airflow_geneva.operators.plan import PlanOperator
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.api import Plan, SavedPlan
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
 
@@ -80,7 +79,9 @@ class PlanRefreshOperator(PlanOperator):
             places.append(LanceHook(required_text("lance_conn_id", self.lance_conn_id)).uri)
         return View(view.location, api.allow_databases(places))
 
-    def _plan(self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+    def _plan(
+        self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]
+    ) -> tuple[api.Plan, int | None]:
         api.refuse_view(table.name, newest.schema.metadata)
         view = self._with_sources(table)
         request = api.RefreshRequest(
@@ -96,7 +97,7 @@ class PlanRefreshOperator(PlanOperator):
             view.source()  # raises a more detailed error if the source cannot be opened
             raise
 
-    def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
+    def _summarize(self, plan: api.Plan, saved: api.SavedPlan) -> dict[str, Any]:
         spec = saved.spec
         return {**super()._summarize(plan, saved), "view": spec.table_name, "source": spec.source_name}
 

@@ -22,7 +22,6 @@ from airflow_geneva.operators._lance_task import (
 )
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.api import Promotion
     from airflow_geneva.table import Table
 
 
@@ -123,7 +122,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
     def _table(self) -> Table:
         return self.open_database().open_table(required_text("table", self.table))
 
-    def _asked(self) -> Promotion:
+    def _asked(self) -> api.Promotion:
         column, to, keep_as = (required_text(name, getattr(self, name)) for name in ("column", "to", "keep_as"))
         required = (parse_bool(name, getattr(self, name)) for name in ("require_complete", "require_index"))
         return api.Promotion(column, to, keep_as, *required)

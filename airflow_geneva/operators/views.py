@@ -25,7 +25,6 @@ from airflow_geneva.operators._lance_task import (
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database
-    from airflow_geneva.engine.api import Expectation, QuerySpec
     from airflow_geneva.query import Query
 
 
@@ -97,7 +96,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         source_database: str | None = None,
         source_query: str | None = None,
         output_schema: str | None = None,
-        expect: Mapping[str, Expectation | Sequence[Expectation]] | None = None,
+        expect: Mapping[str, api.Expectation | Sequence[api.Expectation]] | None = None,
         key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -238,11 +237,11 @@ class CreateMaterializedViewOperator(LanceOperator):
         return found.differences(wanted)
 
 
-def _specs(columns: Mapping[str, Any]) -> dict[str, QuerySpec]:
+def _specs(columns: Mapping[str, Any]) -> dict[str, api.QuerySpec]:
     return {name: _spec(name, given) for name, given in columns.items()}
 
 
-def _spec(column: str, given: Any) -> QuerySpec:
+def _spec(column: str, given: Any) -> api.QuerySpec:
     if isinstance(given, str):
         return given
     inputs = given.get("inputs") if isinstance(given, Mapping) else None

@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
-from airflow_geneva.engine.api import Job
+from airflow_geneva.engine import api
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import DamagedRecord, GenevaError, InvalidInput
@@ -338,7 +338,7 @@ def _errors(viewer: CurrentUser, place: JobPlace, number: int) -> ErrorsPage:
     return read(viewer, (place.conn_id, place.location.name), list_errors, place.location, place.job_id, number)
 
 
-def _dags_of(viewer: ViewerDep, conn_id: str, job: Job) -> list[Maintainer]:
+def _dags_of(viewer: ViewerDep, conn_id: str, job: api.Job) -> list[Maintainer]:
     """Return the DAG that started a job, or all DAGs that write its view; a table's DAGs may write other columns."""
     found = maintainers(conn_id, viewer).get(job.table, [])
     return [dag for dag in found if job.view or (job.airflow is not None and dag.dag_id == job.airflow.dag_id)]

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from urllib.parse import urlencode
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.api import NEVER, STALE, UP_TO_DATE, Job, ViewDefinition
+from airflow_geneva.engine import api
 from airflow_geneva.engine.results import FAILED
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
@@ -24,7 +24,7 @@ from airflow_geneva.pages.visible import VisibleDatabase
 COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
 STALE_ABOVE = "source is stale"
 """Up to date with columns or views that are not, or that are computed from such ones."""
-_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, STALE_ABOVE, UP_TO_DATE)
+_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, api.STALE, api.NEVER, STALE_ABOVE, api.UP_TO_DATE)
 _KEPT_SECONDS = 60.0
 _CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
 
@@ -43,10 +43,10 @@ class TableCard:
     computed: tuple[ColumnRow, ...] = ()
     is_view: bool = False
     source: str | None = None
-    elsewhere: ViewDefinition | None = None
+    elsewhere: api.ViewDefinition | None = None
     counting: bool = False
     broken: bool = False
-    jobs: Mapping[str, Job] | None = None
+    jobs: Mapping[str, api.Job] | None = None
     stale_above: Mapping[str, str] = field(default_factory=dict)
 
     def state_of(self, item: ColumnRow) -> str:
@@ -54,7 +54,7 @@ class TableCard:
         if job is not None and job.open:
             return WAITING if job.time_left is not None and job.time_left.waits else RUNNING
         found = item.standing.state if item.standing else UNKNOWN
-        return STALE_ABOVE if found == UP_TO_DATE and item.name in self.stale_above else found
+        return STALE_ABOVE if found == api.UP_TO_DATE and item.name in self.stale_above else found
 
     @property
     def state(self) -> str:
@@ -65,7 +65,7 @@ class TableCard:
         return next((state for state in _WORST_FIRST if state in found), PLAIN)
 
     @property
-    def failing(self) -> list[Job]:
+    def failing(self) -> list[api.Job]:
         """The newest jobs of its columns, or of the view, that failed."""
         newest = self.jobs or {}
         return [
@@ -82,14 +82,14 @@ class TableCard:
 
 
 def read_cards(
-    opened: VisibleDatabase, names: Sequence[str], jobs: Sequence[Job], seconds: float
+    opened: VisibleDatabase, names: Sequence[str], jobs: Sequence[api.Job], seconds: float
 ) -> list[TableCard]:  # fmt: skip
     """Count pending rows of tables and views within a time limit; cards without a count yet are marked.
 
     A count is cached for a minute, or until a newer one of `jobs`, newest first, starts or ends.
     """
     until = time.monotonic() + seconds
-    newest: dict[str, dict[str, Job]] = {}
+    newest: dict[str, dict[str, api.Job]] = {}
     for job in jobs:
         own = newest.setdefault(job.table, {})
         for target in job.columns or (job.view or "",):
@@ -113,7 +113,7 @@ def read_cards(
     return cards
 
 
-def _read(database: Database, name: str, jobs: Mapping[str, Job], sources: tuple[str, ...] = ()) -> TableCard:
+def _read(database: Database, name: str, jobs: Mapping[str, api.Job], sources: tuple[str, ...] = ()) -> TableCard:
     location = database.location(name)
     described = describe_table(location)
 
@@ -156,7 +156,7 @@ class DatabaseDetails:
 
     cards: tuple[TableCard, ...]
     states: Mapping[str, int]
-    running: tuple[Job, ...]
+    running: tuple[api.Job, ...]
     listed: JobsPage
     missing: str | None = None
 
@@ -181,7 +181,7 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
 
 
 def _knowing_above(
-    opened: VisibleDatabase, cards: list[TableCard], jobs: Sequence[Job], seconds: float
+    opened: VisibleDatabase, cards: list[TableCard], jobs: Sequence[api.Job], seconds: float
 ) -> list[TableCard]:
     """Add what is stale above each column and view, also in tables that are not among `cards`."""
     known = {card.name: card for card in cards}
@@ -207,7 +207,7 @@ def count_freshness_with_above(opened: VisibleDatabase, location: TableLocation,
     }
 
     def add(row: ColumnRow) -> ColumnRow:
-        fresh = row.standing is not None and row.standing.state == UP_TO_DATE
+        fresh = row.standing is not None and row.standing.state == api.UP_TO_DATE
         return replace(row, stale_above=above.get(row.name, "")) if fresh else row
 
     waits = any(card.counting for card in cards)
@@ -232,7 +232,7 @@ def find_stale_above(cards: Sequence[TableCard]) -> dict[str, dict[str, str]]:
         return {}
     for key in ordered:
         for origin in above.get(key, ()):
-            stale = ".".join(origin) if states.get(origin) in (STALE, NEVER) else found.get(origin)
+            stale = ".".join(origin) if states.get(origin) in (api.STALE, api.NEVER) else found.get(origin)
             if stale:
                 found.setdefault(key, stale)
     tables: dict[str, dict[str, str]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from airflow_geneva.engine.api import Job
+from airflow_geneva.engine import api
 from airflow_geneva.pages.databases import DatabaseDetails, TableCard
 from airflow_geneva.pages.rendering import NOT_KEPT, masked
 from airflow_geneva.pages.tables import ColumnRow, FreshnessView, TableDetails
@@ -31,7 +31,7 @@ def _masked(value: Any) -> Any:
     return masked(value)
 
 
-def job_document(job: Job) -> dict[str, Any]:
+def job_document(job: api.Job) -> dict[str, Any]:
     """Return a job with its shards, as `airflow-geneva status --json` prints it."""
     return {"job": job.to_json()}
 
@@ -96,7 +96,7 @@ def _card(card: TableCard) -> dict[str, Any]:
     }
 
 
-def _in_short(job: Job) -> dict[str, Any]:
+def _in_short(job: api.Job) -> dict[str, Any]:
     fields = ("id", "kind", "table", "column", "view", "state", "dead", "started", "ended", "started_by", "cost")
     rows = ("rows_pending", "rows_committed", "rows_failed", "rows_left")
     return {name: getattr(job, name) for name in (*fields, *rows)}

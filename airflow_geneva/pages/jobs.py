@@ -8,20 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from airflow_geneva.engine.api import (
-    ErrorCause,
-    ErrorRecord,
-    Job,
-    JobFolder,
-    ShardStatus,
-    count_causes,
-    in_parallel,
-    is_job_id,
-    job_ids,
-    read_errors,
-    read_job,
-    read_jobs,
-)
+from airflow_geneva.engine import api
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
@@ -44,7 +31,7 @@ WIDTH, HEIGHT = 600, 80
 class JobsPage:
     """One page of jobs, newest first; `older` is the id before which the next page starts."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[api.Job, ...]
     older: str | None
 
 
@@ -61,20 +48,22 @@ def list_jobs(
 
     Reads at most ten times as many jobs as it returns; a page that is short because of that still has `older`.
     """
-    if before is not None and not is_job_id(before):
+    if before is not None and not api.is_job_id(before):
         raise InvalidInput(f"{before!r} is not a job id.")
     database = opened.database
     names = database.table_names() if names is None else names
     places = {name: database.location(name).checkpoints for name in names}
     local = is_local(database.uri)
-    listed = in_parallel(lambda name: [(job_id, name) for job_id in job_ids(places[name])], names, local)
+    listed = api.in_parallel(lambda name: [(job_id, name) for job_id in api.job_ids(places[name])], names, local)
     ids = sorted((item for group in listed for item in group if before is None or item[0] < before), reverse=True)
-    found: list[Job] = []
+    found: list[api.Job] = []
     considered = 0
     while considered < min(len(ids), _READ_FOR_ONE * most) and len(found) < most:
         chunk = ids[considered : considered + most]
         considered += len(chunk)
-        jobs = [job for name in names for job in read_jobs(places[name], [id for id, owner in chunk if owner == name])]
+        jobs = [
+            job for name in names for job in api.read_jobs(places[name], [id for id, owner in chunk if owner == name])
+        ]
         jobs.sort(key=lambda job: job.id, reverse=True)
         jobs = [job for job in jobs if state in (None, job.state)]
         found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
@@ -108,7 +97,7 @@ class SpeedChart:
         return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])
 
 
-def chart_speed(shards: Sequence[ShardStatus]) -> SpeedChart | None:
+def chart_speed(shards: Sequence[api.ShardStatus]) -> SpeedChart | None:
     """Add up the speeds of shards, which may run at the same time; None if there are too few samples."""
     known = [np.array(shard.samples).T for shard in shards if len(shard.samples) > 1]
     if not known:
@@ -126,8 +115,8 @@ def chart_speed(shards: Sequence[ShardStatus]) -> SpeedChart | None:
 class JobDetails:
     """The data of a job's page: some of its shards, and the newest table versions that it wrote, oldest first."""
 
-    job: Job
-    shards: tuple[ShardStatus, ...]
+    job: api.Job
+    shards: tuple[api.ShardStatus, ...]
     commits: tuple[int, ...]
 
     @property
@@ -135,9 +124,9 @@ class JobDetails:
         return chart_speed(self.job.shards)
 
     @staticmethod
-    def parts(item: Job | ShardStatus) -> tuple[tuple[str, int], ...]:
+    def parts(item: api.Job | api.ShardStatus) -> tuple[tuple[str, int], ...]:
         """Return the number of due rows by the last state that they reached, including rows to do or left."""
-        rows = item.rows_pending if isinstance(item, Job) else item.rows
+        rows = item.rows_pending if isinstance(item, api.Job) else item.rows
         reached = (0, item.rows_committed, item.rows_ready, item.rows_checkpointed)
         steps = (*reached, max(reached) + item.rows_failed, rows)
         ends = [min(max(steps[: at + 1]), rows) for at in range(len(steps))]
@@ -145,10 +134,10 @@ class JobDetails:
         return tuple((name, end - start) for name, start, end in zip(names, ends, ends[1:], strict=False))
 
     @staticmethod
-    def shares(item: Job | ShardStatus) -> tuple[tuple[str, float], ...]:
+    def shares(item: api.Job | api.ShardStatus) -> tuple[tuple[str, float], ...]:
         """Return the percentage of rows by the last state that they reached, including failed rows; no empty parts."""
-        rows = item.rows_pending if isinstance(item, Job) else item.rows
-        if isinstance(item, Job) and not rows:
+        rows = item.rows_pending if isinstance(item, api.Job) else item.rows
+        if isinstance(item, api.Job) and not rows:
             return (("committed", 100.0),) if item.state == DONE else ()
         parts = [(name, 100.0 * count / max(rows, 1)) for name, count in JobDetails.parts(item) if name != "left"]
         # The part of a single failed row would be invisible, so the parts before it are made smaller.
@@ -160,7 +149,7 @@ class JobDetails:
 
 def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
     """Read a job of a table with its shards; None if there is no such job."""
-    job = read_job(JobFolder.of(location.checkpoints, job_id))
+    job = api.read_job(api.JobFolder.of(location.checkpoints, job_id))
     if job is None:
         return None
     at_rest = ("committed", "waiting", "left")
@@ -173,18 +162,18 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
 class ErrorsPage:
     """One page of a job's failed rows, the number of records that were `read`, and the most frequent causes of all."""
 
-    records: tuple[ErrorRecord, ...]
+    records: tuple[api.ErrorRecord, ...]
     page: int
     pages: int
     read: int
-    causes: tuple[ErrorCause, ...]
+    causes: tuple[api.ErrorCause, ...]
 
 
 def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
     """Return one page of a job's error records, newest first; a number beyond the last page gives the last page."""
-    records = read_errors(location.checkpoints, job_id, most=_MOST_ERRORS)
+    records = api.read_errors(location.checkpoints, job_id, most=_MOST_ERRORS)
     pages = max(-(-len(records) // ERRORS_A_PAGE), 1)
     page = min(max(page, 1), pages)
     chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
-    causes = count_causes(location.checkpoints, job_id)[:_MOST_CAUSES]
+    causes = api.count_causes(location.checkpoints, job_id)[:_MOST_CAUSES]
     return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(causes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lance_namespace import CreateMaterializedViewRequest, errors
 
-from airflow_geneva.engine.api import Job
+from airflow_geneva.engine import api
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.namespace import check_view, find_job
 from airflow_geneva.pages.visible import VisibleDatabase
@@ -51,6 +51,6 @@ def check_new_view(opened: VisibleDatabase, name: str, asked: CreateMaterialized
     check_view(opened.reach(), name, asked)
 
 
-def find_visible_job(opened: VisibleDatabase, parts: list[str]) -> Job | None:
+def find_visible_job(opened: VisibleDatabase, parts: list[str]) -> api.Job | None:
     job = find_job(opened.reach(), parts)
     return job if job is not None and opened.viewer.may_see_job(opened.conn_id, job) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_geneva.database import Database, connect
-from airflow_geneva.engine.api import Job, JobFolder, in_parallel, is_job_id, read_job
+from airflow_geneva.engine import api
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
@@ -47,7 +47,7 @@ class JobOfRun:
         """Return the location of the job's table, and whether it is in the database, which is the connection's."""
         inside = f"/_checkpoints/jobs/{self.job_id}/"
         table, found, _ = self.plan_uri.rpartition(inside)
-        if not found or not is_job_id(self.job_id):
+        if not found or not api.is_job_id(self.job_id):
             raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
         if catalog_uri(database.options) and (location := database.location(self.table)).uri == table:
             return location, True
@@ -67,7 +67,7 @@ class FoundJob:
     """A job that a task planned, with the parts that the viewer may see and that could be read."""
 
     planned: JobOfRun
-    job: Job | None
+    job: api.Job | None
 
 
 def read_jobs_of(planned: Sequence[JobOfRun], databases: Mapping[str, Database], viewer: Viewer) -> list[FoundJob]:
@@ -79,7 +79,7 @@ def read_jobs_of(planned: Sequence[JobOfRun], databases: Mapping[str, Database],
     def read(one: JobOfRun) -> FoundJob:
         try:
             location, own = one.locate(databases[one.lance_conn_id])
-            job = read_job(JobFolder.of(location.checkpoints, one.job_id), with_shards=False)
+            job = api.read_job(api.JobFolder.of(location.checkpoints, one.job_id), with_shards=False)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -87,7 +87,7 @@ def read_jobs_of(planned: Sequence[JobOfRun], databases: Mapping[str, Database],
         visible = job is not None and viewer.may_see_job(one.lance_conn_id if own else None, job)
         return FoundJob(one, job if visible else None)
 
-    found: list[FoundJob] = in_parallel(read, planned, local=False)
+    found: list[FoundJob] = api.in_parallel(read, planned, local=False)
     return found
 
 

@@ -12,29 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.api import (
-    STALE,
-    SYSTEM_COLUMNS,
-    UP_TO_DATE,
-    CommittedViewState,
-    Freshness,
-    Index,
-    Job,
-    ViewDefinition,
-    check_columns,
-    column_freshness,
-    find_views,
-    is_view,
-    lancedb_column,
-    lancedb_view,
-    locate_source,
-    open_version,
-    read_definition,
-    read_indexes,
-    stored_definition,
-    view_freshness,
-    written_at,
-)
+from airflow_geneva.engine import api
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
@@ -55,7 +33,7 @@ _AT_ONCE = 2
 _MOST_ASKED = 8
 _KEPT_SECONDS, _KNOWN_SECONDS = 5.0, 600.0
 _MOST_KNOWN = 1024
-_KNOWN: dict[tuple[object, ...], Freshness] = {}
+_KNOWN: dict[tuple[object, ...], api.Freshness] = {}
 """Cached counts; the key contains the versions that were read and the newest job, so a change of one ends its use."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
 _SAMPLED = 200
@@ -129,9 +107,9 @@ class ColumnRow:
     name: str
     type: str
     what: str | None
-    standing: Freshness | None = None
+    standing: api.Freshness | None = None
     error: str | None = None
-    job: Job | None = None
+    job: api.Job | None = None
     inputs: tuple[str, ...] = ()
     since: float | None = None
     is_view: bool = False
@@ -166,7 +144,7 @@ class TableDetails:
     fragments: int
     columns: tuple[ColumnRow, ...]
     dataset: lance.LanceDataset = field(repr=False)
-    definition: ViewDefinition | None = None
+    definition: api.ViewDefinition | None = None
     own: ColumnRow | None = None
     error: str | None = None
     note: str | None = None
@@ -177,8 +155,8 @@ class TableDetails:
         return (self.own,) if self.own else tuple(column for column in self.columns if column.is_computed)
 
     @cached_property
-    def indexes(self) -> list[Index]:
-        return read_indexes(self.dataset)
+    def indexes(self) -> list[api.Index]:
+        return api.read_indexes(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None}  # of this process only
@@ -207,13 +185,13 @@ def describe_table(location: TableLocation) -> TableDetails:
         fragments=int(dataset.stats.dataset_stats()["num_fragments"]),
         dataset=dataset,
     )
-    if not is_view(dataset.schema.metadata):
-        query = lancedb_view(dataset.schema.metadata)
+    if not api.is_view(dataset.schema.metadata):
+        query = api.lancedb_view(dataset.schema.metadata)
         note = None if query is None else f"A materialized view that LanceDB maintains: {query}"
         return described(columns=tuple(_column(dataset, part.name) for part in dataset.schema), note=note)
-    kept = [part for part in dataset.schema if part.name not in SYSTEM_COLUMNS]
+    kept = [part for part in dataset.schema if part.name not in api.SYSTEM_COLUMNS]
     try:
-        definition = ViewDefinition.read(dataset.schema.metadata, name)
+        definition = api.ViewDefinition.read(dataset.schema.metadata, name)
     except GenevaError as error:
         plain = tuple(ColumnRow(part.name, str(part.type), None) for part in kept)
         return described(columns=plain, error=str(error))
@@ -233,24 +211,24 @@ def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
     found = dataset.schema.field(name)
     kind = str(found.type)
     try:
-        definition = stored_definition(dataset.schema, name)
+        definition = api.stored_definition(dataset.schema, name)
     except GenevaError as error:
         return ColumnRow(name, kind, "a UDF", error=str(error))
     if definition is None:
-        how = lancedb_column(found)
+        how = api.lancedb_column(found)
         return ColumnRow(name, kind, None if how is None else f"LanceDB: {how}", elsewhere=how is not None)
     inputs = definition.input_columns or ()
     made_by = definition.function_name
     return ColumnRow(name, kind, f"{made_by} (version {definition.version}) of {', '.join(inputs)}", inputs=inputs)
 
 
-def _view_row(name: str, definition: ViewDefinition) -> ColumnRow:
+def _view_row(name: str, definition: api.ViewDefinition) -> ColumnRow:
     return ColumnRow(
         name, "", _query(definition), inputs=tuple(column.name for column in definition.reads), is_view=True
     )
 
 
-def _query(definition: ViewDefinition) -> str:
+def _query(definition: api.ViewDefinition) -> str:
     where = f" where {definition.where}" if definition.where else ""
     limit = f" limit {definition.limit}" if definition.limit is not None else ""
     names = ", ".join(column.name for column in definition.columns)
@@ -293,7 +271,7 @@ def _with_count(
     counted = _counted(item, location, name, lambda: freshness(location, item, opened=copy.copy(opened)), until)
     if counted.standing is None or counted.error:
         return counted
-    if counted.standing.state != STALE or item.job is None or item.running:
+    if counted.standing.state != api.STALE or item.job is None or item.running:
         return replace(counted, since=0.0)
     try:
         asked = (*name, "since", item.job.id)
@@ -307,26 +285,26 @@ def _with_count(
 
 def freshness(
     location: TableLocation, item: ColumnRow, version: int | None = None, opened: lance.LanceDataset | None = None
-) -> Freshness:
+) -> api.Freshness:
     """Count the rows of a column, or of a view, at a version of its table, or of its source; by default the newest."""
     dataset = opened or location.open()
     if item.is_view:
-        definition = ViewDefinition.read(dataset.schema.metadata, location.name)
-        source = _at(locate_source(location, definition, item.sources).open(), version)
-        state = partial(CommittedViewState, location, dataset)
-        return _counted_once(item, (dataset, source), lambda: view_freshness(source, definition, state()))
+        definition = api.ViewDefinition.read(dataset.schema.metadata, location.name)
+        source = _at(api.locate_source(location, definition, item.sources).open(), version)
+        state = partial(api.CommittedViewState, location, dataset)
+        return _counted_once(item, (dataset, source), lambda: api.view_freshness(source, definition, state()))
     dataset = _at(dataset, version)
-    inputs = read_definition(location.name, dataset.schema, item.name).input_columns or ()
-    count = partial(column_freshness, dataset, location.checkpoints, inputs, item.name)
+    inputs = api.read_definition(location.name, dataset.schema, item.name).input_columns or ()
+    count = partial(api.column_freshness, dataset, location.checkpoints, inputs, item.name)
     return _counted_once(item, (dataset,), count)
 
 
 def _counted_once(
-    item: ColumnRow, read: Sequence[lance.LanceDataset], count: Callable[[], Freshness]
-) -> Freshness:  # fmt: skip
+    item: ColumnRow, read: Sequence[lance.LanceDataset], count: Callable[[], api.Freshness]
+) -> api.Freshness:  # fmt: skip
     """Return the count for these versions and the newest job; one that is less than ten minutes old is reused."""
     job = item.job and (item.job.id, item.job.state, item.job.ended)
-    versions = tuple((one.uri, int(one.version), written_at(one)) for one in read)
+    versions = tuple((one.uri, int(one.version), api.written_at(one)) for one in read)
     key = versions, item.name, job, int(time.monotonic() / _KNOWN_SECONDS)
     found = _KNOWN.get(key) or count()
     if len(_KNOWN) >= _MOST_KNOWN:
@@ -345,25 +323,25 @@ def stale_since(location: TableLocation, item: ColumnRow) -> float:
     if job is None or job.state != DONE or job.rows_left:
         return 0.0
     if item.is_view:
-        definition = ViewDefinition.read(dataset.schema.metadata, location.name)
-        dataset = locate_source(location, definition, item.sources).open()
+        definition = api.ViewDefinition.read(dataset.schema.metadata, location.name)
+        dataset = api.locate_source(location, definition, item.sources).open()
     first = job.version if item.is_view else max(job.commits, default=job.version)
     last = int(dataset.version)
     while first < last:
         middle = (first + last) // 2
-        if freshness(location, item, middle, opened).state == UP_TO_DATE:
+        if freshness(location, item, middle, opened).state == api.UP_TO_DATE:
             first = middle + 1
         else:
             last = middle
-    return written_at(_at(dataset, last)) / 1e9
+    return api.written_at(_at(dataset, last)) / 1e9
 
 
 def _at(dataset: lance.LanceDataset, version: int | None) -> lance.LanceDataset:
-    return dataset if version is None else open_version(dataset, version)
+    return dataset if version is None else api.open_version(dataset, version)
 
 
 def _counted(
-    item: ColumnRow, location: TableLocation, name: tuple[object, ...], count: Callable[[], Freshness], until: float
+    item: ColumnRow, location: TableLocation, name: tuple[object, ...], count: Callable[[], api.Freshness], until: float
 ) -> ColumnRow:
     try:
         return replace(item, standing=_COUNTS.get(location.database_uri, name, count, until))
@@ -384,11 +362,11 @@ def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, un
 
 
 def _find_views(source: TableLocation) -> dict[str, ColumnRow]:
-    return {name: _view_row(name, definition) for name, (_, definition) in find_views(source).items()}
+    return {name: _view_row(name, definition) for name, (_, definition) in api.find_views(source).items()}
 
 
-def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, Job]:
-    newest: dict[str, Job] = {}
+def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, api.Job]:
+    newest: dict[str, api.Job] = {}
     for job in list_jobs(opened, names=[table], most=most).jobs:
         for name in job.columns or (job.view or "",):
             newest.setdefault(name, job)
@@ -402,7 +380,7 @@ def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds
         InvalidInput: there is no such table or column, or the columns cannot be compared.
     """
     table, until = opened.database.open_table(name), time.monotonic() + seconds
-    check_columns(name, table.schema.names, [first, second])  # any other text would be used as an import path
+    api.check_columns(name, table.schema.names, [first, second])  # any other text would be used as an import path
 
     def count() -> str:
         return table.compare(first, second, sample=_SAMPLED).without_values()
@@ -416,7 +394,7 @@ class JobHistory:
     """The newest ended jobs of a column or view, oldest first."""
 
     name: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[api.Job, ...]
 
     @property
     def charts(self) -> tuple[tuple[str, tuple[float, ...]], ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_geneva.database import Database
-from airflow_geneva.engine.api import Job, ViewDefinition
+from airflow_geneva.engine import api
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local, without_credentials
@@ -24,7 +24,7 @@ class Viewer:
     may_see_source: Callable[[str, str], bool]
     """Whether a connection names a database, given by its URI, and the user may see a table of it."""
 
-    def may_see_job(self, conn_id: str | None, job: Job) -> bool:
+    def may_see_job(self, conn_id: str | None, job: api.Job) -> bool:
         """Whether the user may see a job of a connection's database; None if no connection names the database."""
         if job.airflow is not None:
             return self.may_read_dag(job.airflow.dag_id)
@@ -67,7 +67,7 @@ class VisibleDatabase:
     def may_see(self, table: str) -> bool:
         return self.viewer.may_see_table(self.conn_id, table)
 
-    def sources_of(self, definition: ViewDefinition | None) -> tuple[str, ...]:
+    def sources_of(self, definition: api.ViewDefinition | None) -> tuple[str, ...]:
         """Return the database of a view's source, if a connection names it and the viewer may see the source in it."""
         if definition is None:
             return ()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException, conf
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
 from airflow_geneva.engine import api
-from airflow_geneva.engine.api import WaitCondition
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.errors import InvalidInput
@@ -26,9 +25,6 @@ from airflow_geneva.operators._lance_task import (
     stop_task,
 )
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
-
-if TYPE_CHECKING:
-    from airflow_geneva.engine.api import TableWatcher
 
 
 class NewFragmentsSensor(BaseSensorOperator):
@@ -98,7 +94,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         self.deferrable = deferrable
         self.lance_conn_id = lance_conn_id
         self.database = database
-        self._watcher: TableWatcher | None = None
+        self._watcher: api.TableWatcher | None = None
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -149,9 +145,9 @@ class NewFragmentsSensor(BaseSensorOperator):
     def on_kill(self) -> None:
         stop_task()
 
-    def _wanted(self) -> WaitCondition:
+    def _wanted(self) -> api.WaitCondition:
         with failing_at_once(InvalidInput):
-            return WaitCondition(
+            return api.WaitCondition(
                 table=required_text("table", self.table),
                 since=required_text("since", self.since),
                 changed_rows=parse_bool("changed_rows", self.changed_rows),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_geneva.engine import api
-from airflow_geneva.engine.api import WaitCondition
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import normalize_uri
@@ -23,7 +22,6 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._airflow_internals import state_store
 
 if TYPE_CHECKING:
-    from airflow_geneva.engine.api import NewestVersions, Observation, TableWatcher
     from airflow_geneva.hooks.lance import LanceHook
 
 SEEN = "airflow_geneva.seen"
@@ -90,7 +88,9 @@ class NewFragmentsTrigger(BaseEventTrigger):
         if database and "://" in database:
             normalize_uri(database)  # rejects credentials, which Airflow would store in its database
         self.database = database
-        self.wanted = WaitCondition(table, since, changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait)
+        self.wanted = api.WaitCondition(
+            table, since, changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait
+        )
         if not poll_interval > 0:
             raise InvalidInput(f"poll_interval={poll_interval!r} is not valid. Give more than 0 seconds.")
         self.poll_interval = poll_interval
@@ -162,7 +162,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     return
             await asyncio.sleep(max(pause, _SHORTEST_PAUSE))
 
-    def _step(self, hook: LanceHook, watch: TableWatcher) -> tuple[Observation | None, TableWatcher]:
+    def _step(self, hook: LanceHook, watch: api.TableWatcher) -> tuple[api.Observation | None, api.TableWatcher]:
         """Check the table on a copy of the watch, and return both, so that a call that times out changes nothing."""
         from airflow_geneva.engine.storage.engine_errors import panics_as_errors
 
@@ -170,7 +170,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         with panics_as_errors():
             return after.step(hook.get_database(self.database), _now()), after
 
-    async def _load_state(self) -> NewestVersions | None:
+    async def _load_state(self) -> api.NewestVersions | None:
         """Return the state of the last poll, if Airflow stores it."""
         store = state_store(self)
         if store is None:
@@ -184,7 +184,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
             )
             return None
 
-    async def _store_state(self, settled: NewestVersions | None) -> None:
+    async def _store_state(self, settled: api.NewestVersions | None) -> None:
         store = state_store(self)
         if store is None or settled is None:
             return
