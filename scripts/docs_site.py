@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import griffe
@@ -19,6 +19,7 @@ _ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?([^`]+)`")
 _ENTRY = re.compile(r" {4}(\w+): ")
 _UNPACKED = re.compile(r"Unpack\[(\w+)\]")
 _SEVERAL = re.compile(r"(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.+)")
+_THOSE = re.compile(r"The arguments are those of `([\w.]+TaskGroup)`\.")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -82,12 +83,26 @@ class PlainDocstrings(griffe.Extension):
         _make_plain(obj)
         self._complete(obj)
 
+    def _repeat(self, obj: griffe.Object, names: Iterable[str]) -> None:
+        """Describe parameters as the class does that the docstring names."""
+        named = _THOSE.search(obj.docstring.value) if obj.docstring is not None else None
+        if obj.docstring is None or named is None:
+            return
+        group = obj.modules_collection[f"airflow_geneva.{named[1]}"]
+        about: dict[str, list[str]] = {}
+        for one in (group.parent["GroupArguments"], group):
+            _make_plain(one)
+            about |= _described(one)
+        lines = [line for name in names for line in about.get(name, ())]
+        obj.docstring.value = obj.docstring.value.replace(named[0], "\n".join(["Args:", *lines]))
+
     def _complete(self, obj: griffe.Object) -> None:
         function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
         if obj.path in self._done or not isinstance(function, griffe.Function) or obj.docstring is None:
             return
         self._done.add(obj.path)
         own = function.parameters
+        self._repeat(obj, [one.name for one in own])
         last = list(own)[-1] if len(own) else None
         if last is None or last.kind is not griffe.ParameterKind.var_keyword:
             return

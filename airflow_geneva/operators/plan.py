@@ -53,7 +53,7 @@ SUMMARY = "summary"
 class PlanOperator(LanceOperator, SkipMixin):
     """Base of the two plan operators: arguments for sizes, and what is done with a plan.
 
-    The arguments are those of the task groups.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.BackfillTaskGroup`.
     """
 
     template_fields: Sequence[str] = (
@@ -260,7 +260,7 @@ class PlanBackfillOperator(PlanOperator):
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 
-    The arguments are those of :class:`airflow_geneva.task_groups.groups.BackfillTaskGroup`, and what all tasks have.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.BackfillTaskGroup`.
 
     Example:
         ```python

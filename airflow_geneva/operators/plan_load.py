@@ -25,7 +25,7 @@ class PlanLoadOperator(PlanOperator):
 
     All fields but the task's own are templated; empty text means None. A list may be text with commas.
 
-    The arguments are those of :class:`airflow_geneva.task_groups.groups.LoadColumnsTaskGroup`, and what all tasks have.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.LoadColumnsTaskGroup`.
 
     Example:
         ```python

@@ -29,7 +29,7 @@ class PlanRefreshOperator(PlanOperator):
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 
-    The arguments are those of :class:`airflow_geneva.task_groups.groups.RefreshTaskGroup`, and what all tasks have.
+    The arguments are those of :class:`airflow_geneva.task_groups.groups.RefreshTaskGroup`.
 
     Example:
         ```python
