@@ -204,13 +204,11 @@ class Database(Summarized):
         Raises:
             InvalidInput: no table has such a job, or it has ended, or no process works on it any more.
         """
-        from airflow_geneva.engine.run.record import this_program
-
         job = self.job(job_id)
         if not job.open:
             state = "no process works on it any more" if job.dead else f"it is {job.state}"
             raise InvalidInput(f"Job {job_id} cannot be canceled: {state}.")
-        JobFolder.of(self.location(job.table).checkpoints, job_id).cancel(this_program())
+        JobFolder.of(self.location(job.table).checkpoints, job_id).cancel(api.this_program())
 
     def open_table(self, name: str) -> Table:
         """Open a table; a materialized view is returned as a :class:`airflow_geneva.View`.

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         plan_promotion,
         promote,
     )
+    from airflow_geneva.engine.run.record import this_program
     from airflow_geneva.engine.run.view import load_udfs
     from airflow_geneva.engine.run.view_columns import (
         add_view_columns,
@@ -183,6 +184,7 @@ _HOMES = (
     ("run.estimate", "estimator", "estimate_between"),
     ("run.pipeline", "run_new"),
     ("run.background", "start_in_background", "JobFuture"),
+    ("run.record", "this_program"),
     # What else is done with columns and views.
     ("run.copying", "copy_table"),
     ("run.compare", "compare_column", "compare_view_column", "request_for", "Comparison"),

@@ -34,7 +34,7 @@ class Choice(str, Enum):
     def check(cls, parameter: str, given: object) -> Self:
         """Return a parameter's value as one of the words; `InvalidInput` if it is none."""
         if given not in cls.words():
-            raise InvalidInput(f"{parameter}={given!r} is not valid: give {cls.listed()}.")
+            raise InvalidInput(f"{parameter}={given!r} is unknown. Use {cls.listed()}.")
         return cls(given)
 
     @classmethod

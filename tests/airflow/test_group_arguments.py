@@ -230,13 +230,13 @@ def test_no_shard_at_once_is_refused_while_the_dag_is_read(airflow_db: Any, most
 
 
 def test_what_happens_to_a_partial_run_is_checked_while_the_dag_is_read_or_once_it_is_rendered(due: Desk) -> None:
-    with DAG("wrong", schedule=None), pytest.raises(InvalidInput, match="on_partial='red' is not valid"):
+    with DAG("wrong", schedule=None), pytest.raises(InvalidInput, match="on_partial='red' is unknown"):
         BackfillTaskGroup(table="docs", column="n", on_partial="red")
     given = {"on_partial": "{{ params.ending }}"}
     with DAG(f"dag_{due.table.name}", schedule=None, params={"ending": "red"}, default_args=given) as dag:
         BackfillTaskGroup(table=due.table.name, column="n", **SMALL)
     run = Driver.trigger(dag).go()
-    assert "on_partial='red' is not valid: give 'warn' or 'fail'" in run.error("backfill.finish")
+    assert "on_partial='red' is unknown. Use 'warn' or 'fail'" in run.error("backfill.finish")
     assert events(due.asset) == []
 
 

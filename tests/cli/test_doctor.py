@@ -250,7 +250,7 @@ def test_an_old_python_is_told() -> None:
 
 @pytest.mark.parametrize(("version", "newer"), [("14.0.2", False), ("14.0.10", True), ("15.0.0b1", True)])
 def test_a_pylance_newer_than_tested_is_noted(version: str, newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "NEWEST_TESTED", "14.0.2")
+    monkeypatch.setattr("airflow_geneva.engine.lance_io.pylance_internals.NEWEST_TESTED", "14.0.2")
     monkeypatch.setattr("lance.__version__", version)
     found = doctor.check_lance()
     assert found.ok

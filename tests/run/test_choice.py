@@ -134,7 +134,7 @@ def test_zero_seconds_switch_it_off_and_nothing_to_do_needs_no_spark(make_table:
 
 def test_an_unknown_runner_is_refused_before_anything_is_read(make_table: MakeTable) -> None:
     table = make_table(1)
-    with pytest.raises(InvalidInput, match='runner="auto", runner="spark" or runner="inline"'):
+    with pytest.raises(InvalidInput, match=r"is unknown\. Use 'auto', 'inline' or 'spark'"):
         table.backfill("nothing", runner="ray")
 
 
