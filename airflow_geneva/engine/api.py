@@ -60,10 +60,10 @@ if TYPE_CHECKING:
         view_freshness,
     )
     from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
-    from airflow_geneva.engine.plan.request import NOT_WHOLE, BackfillRequest, RefreshRequest, plan_request
+    from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, plan_request
     from airflow_geneva.engine.plan.saved_plan import SavedPlan, read_saved_plan, shard_summaries
     from airflow_geneva.engine.plan.shard import Shard
-    from airflow_geneva.engine.plan.sizing import Sizing
+    from airflow_geneva.engine.plan.sizing import NOT_WHOLE, Sizing, least_of
     from airflow_geneva.engine.run.announce import find_unannounced
     from airflow_geneva.engine.run.background import JobFuture, start_in_background
     from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, check_runner
@@ -193,9 +193,9 @@ _HOMES = (
     ("run.view_columns", "plan_altered_view", "add_view_columns", "alter_view_columns", "drop_view_columns"),
     ("run.promotion", "change_query", "QueryChange", "Promoting", "PromotionPlan"),
     # Requests and plans.
-    ("plan.request", "BackfillRequest", "RefreshRequest", "NOT_WHOLE"),
+    ("plan.request", "BackfillRequest", "RefreshRequest"),
     ("load.request", "LoadRequest"),
-    ("plan.sizing", "Sizing"),
+    ("plan.sizing", "Sizing", "NOT_WHOLE", "least_of"),
     ("lance_io.task_memory", "LEAST_TASK_MEMORY", "task_memory_bytes"),
     ("plan.model", "Plan", "JobSpec", "RefreshSpec"),
     ("plan.shard", "Shard"),

@@ -13,6 +13,7 @@ from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
     failing_at_once,
+    is_template,
     optional_text,
     parse_bool,
     required_text,
@@ -53,6 +54,8 @@ class CleanupCheckpointsOperator(LanceOperator):
         super().__init__(**kwargs)
         self.table = table
         self.ttl = ttl
+        if not is_template(ttl):
+            api.parse_ttl(ttl)  # raises InvalidInput while the DAG is parsed
         # Not named `dry_run`, which is a method of every operator.
         self.only_tell = dry_run
 

@@ -16,6 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput, UnknownValues
@@ -27,6 +28,7 @@ from airflow_geneva.operators._lance_task import (
     cause_first,
     check_import_path,
     failing_at_once,
+    is_template,
     open_newest,
     optional_float,
     optional_int,
@@ -109,6 +111,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         self.indexes = indexes
         self.openai_conn_id = openai_conn_id
         self.sizing = {size.name: given[size.name] for size in fields(api.Sizing) if size.name in given}
+        _check_constants(self)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         with push_error_to_xcom(context):
@@ -339,6 +342,20 @@ def check_limits(given: Any) -> dict[str, Any]:
     if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(api.LIMITS)):
         raise InvalidInput(f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(api.LIMITS)}.")
     return dict(given or {})
+
+
+def _check_constants(task: PlanOperator) -> None:
+    """Raise InvalidInput while the DAG is parsed for a word or number that is not valid, and is no template."""
+    for name, words in (("on_code_change", OnCodeChange), ("on_unknown_values", OnUnknownValues)):
+        if not is_template(word := getattr(task, name)) and optional_text(word):
+            words.check(name, word)
+    indexes = task.indexes
+    if isinstance(indexes, bool) or (not is_template(indexes) and optional_text(indexes) not in (None, "update")):
+        raise InvalidInput(f'indexes={task.indexes!r} is unknown. Use "update", or leave it out.')
+    for name, size in task.sizing.items():
+        least = api.least_of(name)
+        if isinstance(size, bool) or (isinstance(size, (int, float)) and not size >= least):
+            raise InvalidInput(f"{name}={size!r} is not valid: give a number of at least {least}.")
 
 
 def _question(plan: api.Plan, expected: api.Estimate, above: str) -> dict[str, str]:

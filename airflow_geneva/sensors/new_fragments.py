@@ -17,6 +17,7 @@ from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
     failing_at_once,
+    is_template,
     open_database,
     optional_int,
     optional_text,
@@ -95,6 +96,8 @@ class NewFragmentsSensor(BaseSensorOperator):
         self.lance_conn_id = lance_conn_id
         self.database = database
         self._watcher: api.TableWatcher | None = None
+        if not any(map(is_template, (table, since))):
+            api.WaitCondition(table, str(since))  # raises InvalidInput while the DAG is parsed
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:

@@ -83,8 +83,8 @@ def test_what_is_young_stays(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ttl": "soon"}, "'soon' is not an age"),
-        ({"ttl": ""}, "Give the ttl"),
+        ({"ttl": "{{ 'soon' }}"}, "'soon' is not an age"),
+        ({"ttl": "{{ '' }}"}, "Give the ttl"),
         ({"dry_run": "perhaps"}, "neither true nor false"),
         ({"table": "nothing"}, "There is no table 'nothing'"),
     ],

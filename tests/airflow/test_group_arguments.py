@@ -16,8 +16,14 @@ import pytest
 from airflow.sdk import DAG, task, task_group
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators import AddColumnsOperator, ApplyOperator, CreateMaterializedViewOperator
+from airflow_geneva.operators import (
+    AddColumnsOperator,
+    ApplyOperator,
+    CleanupCheckpointsOperator,
+    CreateMaterializedViewOperator,
+)
 from airflow_geneva.operators._lance_task import LanceOperator
+from airflow_geneva.sensors import NewFragmentsSensor
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 from airflow_geneva.triggers import NewFragmentsTrigger
 from tests.airflow.conftest import Desk
@@ -227,6 +233,25 @@ def test_a_group_inside_of_a_mapped_one_is_refused_while_the_dag_is_read(airflow
 def test_no_shard_at_once_is_refused_while_the_dag_is_read(airflow_db: Any, most: int) -> None:
     with DAG("none_at_once", schedule=None), pytest.raises(InvalidInput, match="max_active_shards"):
         BackfillTaskGroup(table="docs", column="n", max_active_shards=most)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: BackfillTaskGroup("g", table="t", column="c", on_code_change="again"), "on_code_change='again'"),
+        (lambda: RefreshTaskGroup("g", view="v", on_unknown_values="keep"), "on_unknown_values='keep' is unknown"),
+        (lambda: BackfillTaskGroup("g", table="t", column="c", concurrency=0), "concurrency=0 is not valid"),
+        (lambda: BackfillTaskGroup("g", table="t", column="c", max_cost=-1.0), "give a number of at least 0"),
+        (lambda: RefreshTaskGroup("g", view="v", indexes=True), "indexes=True is unknown"),
+        (lambda: CleanupCheckpointsOperator(task_id="c", ttl="week"), "ttl='week' is not an age"),
+        (lambda: NewFragmentsSensor(task_id="s", table="t", since="views:x"), "since='views:x' is not understood"),
+    ],
+)
+def test_a_constant_that_is_not_valid_is_refused_while_the_dag_is_parsed(
+    airflow_db: Any, make: Callable[[], object], told: str
+) -> None:
+    with DAG("constants", schedule=None), pytest.raises(InvalidInput, match=told):
+        make()
 
 
 def test_what_happens_to_a_partial_run_is_checked_while_the_dag_is_read_or_once_it_is_rendered(due: Desk) -> None:

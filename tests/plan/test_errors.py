@@ -206,7 +206,7 @@ def test_nonsense_sizes_are_refused(table: Table, trace: Trace, sizes: dict[str,
 
 
 def test_an_unknown_runner_and_an_unknown_answer_to_changed_code_are_refused(table: Table, trace: Trace) -> None:
-    assert_refused(table, trace, ["'local'", '"spark"', '"inline"'], lambda: table.backfill("y", runner="local"))
+    assert_refused(table, trace, ["'local'", "'spark'", "'inline'"], lambda: table.backfill("y", runner="local"))
     action = lambda: table.backfill("y", on_code_change="ignore", runner="inline")  # noqa: E731
     assert_refused(table, trace, ["'ignore'", "error", "recompute", "new_rows"], action)
 

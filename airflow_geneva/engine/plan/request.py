@@ -22,7 +22,7 @@ from airflow_geneva.engine.plan.backfill import plan_backfill
 from airflow_geneva.engine.plan.due_rows import DueRules
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
-from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.plan.sizing import NOT_WHOLE, Sizing, least_of
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf import UDF
@@ -33,9 +33,6 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
     from typing_extensions import Self
-
-NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
-"""Sizes that need not be whole numbers."""
 
 _SIZES = {f.name for f in fields(Sizing)}
 _OF_FUNCTIONS = {f.name for f in fields(UDF)}
@@ -259,7 +256,7 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
         if value is None and getattr(Sizing(), name) is None:
             continue
         kinds = (int, float) if name in NOT_WHOLE else (int,)
-        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else 0 if name in (*NOT_WHOLE, "skip_frags") else 1
+        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else least_of(name)
         number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
             raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")

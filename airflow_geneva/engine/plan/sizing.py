@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 from airflow_geneva.engine.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 
+NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
+"""Sizes that need not be whole numbers."""
+
+
+def least_of(size: str) -> int:
+    """Return the least value of a size, by its name; that of the memory of a task is another one."""
+    return 0 if size in (*NOT_WHOLE, "skip_frags") else 1
+
 
 @dataclass(frozen=True)
 class Sizing:

@@ -120,7 +120,12 @@ def between(low: Any, high: Any, *, level: str = FAIL) -> Expectation:
 
     Numbers are compared exactly, even if the column's type cannot hold a bound.
     """
-    return Expectation("between", (_plain(low), _plain(high)), level)
+    ends = _plain(low), _plain(high)
+    if all(isinstance(end, (int, float, Decimal)) for end in (low, high)) and low > high:
+        raise InvalidInput(
+            f"between({low!r}, {high!r}) is not valid: no value is between them. Give the lower one first."
+        )
+    return Expectation("between", ends, level)
 
 
 def in_set(values: Iterable[Any], *, level: str = FAIL) -> Expectation:
