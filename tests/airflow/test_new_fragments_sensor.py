@@ -452,7 +452,11 @@ def test_what_the_triggerer_says_ends_the_task(desk: Desk) -> None:
 def test_a_deferrable_sensor_that_makes_no_sense_skips_or_fails(desk: Desk, outcome: str) -> None:
     with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
         NewFragmentsSensor(
-            task_id="wait", table=desk.table.name, since="{{ 'views:v' }}", deferrable=True, soft_fail=outcome == "skipped"
+            task_id="wait",
+            table=desk.table.name,
+            since="{{ 'views:v' }}",
+            deferrable=True,
+            soft_fail=outcome == "skipped",
         )
     assert Driver.trigger(dag).go().states()["wait"] == outcome
 
