@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.engine.lance_io.sound_arrays import aligned, sound, unsound_rows
+from airflow_geneva.engine.lance_io.sound_arrays import aligned, missing_field, sound, unsound_rows
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from tests.support.arrow_values import FAMILIES, make_array, make_type
 from tests.udfs_for_tests.odd import SPOILED, spoiled
@@ -160,3 +160,9 @@ def test_a_file_with_text_that_is_not_utf_8_is_not_loaded(tmp_path: Path) -> Non
     with pytest.raises(GenevaError, match="array of column 'text' is not valid, first in row 1 of its batch"):
         table.load_columns(tmp_path / "values.parquet", on="id", runner="inline")
     assert table.to_arrow().num_rows == 4
+
+
+@pytest.mark.parametrize("of", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 1)])
+def test_lists_of_lists_of_an_extension_type_may_all_be_null(of: Any) -> None:
+    required = pa.list_(pa.field("item", pa.bool8(), nullable=False))
+    assert missing_field(pa.nulls(1, of(required))) is None
