@@ -50,23 +50,30 @@ def missing_field(values: pa.Array) -> str | None:
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType) or not kind.num_fields or not _has_required(kind):
         return None
-    # Without NULL, because pyarrow cannot flatten lists of extension types that have some.
-    given = values.filter(values.is_valid()) if values.null_count else values
     if pt.is_struct(kind):
+        given = values.filter(values.is_valid()) if values.null_count else values
         parts = [(field, given.field(at)) for at, field in enumerate(kind)]
     elif pt.is_map(kind):
         # A cast to a list of structs does not know extension types.
-        first, last = (given.offsets[at].as_py() for at in (0, -1))
-        pairs = (kind.key_field, given.keys), (kind.item_field, given.items)
+        first, last = (values.offsets[at].as_py() for at in (0, -1))
+        pairs = (kind.key_field, values.keys), (kind.item_field, values.items)
         parts = [(field, part.slice(first, last - first)) for field, part in pairs]
     else:
-        parts = [(kind.value_field, given.flatten())]
+        parts = [(kind.value_field, _flattened(values))]
     for field, part in parts:
         if not field.nullable and part.null_count:
             return str(field.name)
         if found := missing_field(part):
             return found
     return None
+
+
+def _flattened(lists: pa.Array) -> pa.Array:
+    """Return the values of lists; pyarrow flattens NULL among lists of some types only, and filters others only."""
+    try:
+        return lists.flatten()
+    except pa.ArrowNotImplementedError:
+        return lists.filter(lists.is_valid()).flatten()
 
 
 def _has_required(kind: pa.DataType) -> bool:
