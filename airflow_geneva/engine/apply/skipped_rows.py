@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pyarrow.compute as pc
 
 from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.failures import RowFailure
-from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
+from airflow_geneva.engine.job.error_records import FATAL, ErrorRecord, newest_records, write_errors
+from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
@@ -139,10 +141,11 @@ def skipped_before(location: TableLocation, spec: JobSpec) -> dict[int, int]:
     """Count the rows that a job has skipped so far, by rule, without rows that had failed in earlier jobs."""
     if not has_limits(spec):
         return {}
-    records = read_errors(location.checkpoints, spec.job_id)
+    records = newest_records(JobFolder.of(location.checkpoints, spec.job_id).storage, ("rule",))
+    new = records.filter((pc.field("rule") != FATAL) & (pc.field("attempt") == 1))
     # A row of a view counts for the first column that failed on it; of the same time, that record comes first.
-    new = {record.row_id: record.rule for record in reversed(records) if record.rule != FATAL and record.attempt == 1}
-    return dict(Counter(new.values()))
+    rules = new.group_by("row_id", use_threads=False).aggregate([("rule", "first")])
+    return dict(Counter(rules["rule_first"].to_pylist()))
 
 
 def has_limits(spec: JobSpec) -> bool:

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from airflow_geneva.engine.display import Listed, counted
-from airflow_geneva.engine.job.error_records import IDENTITY, ErrorRecord, error_batches
+from airflow_geneva.engine.job.error_records import ErrorRecord, newest_records
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.results import DONE, PARTIAL
@@ -23,7 +20,6 @@ _VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?<![A-Za-z_])[-+]?\d[\w.+-]*""")
 """The parts in which messages of one cause usually differ: quoted texts and numbers."""
 
 
-_MOST_RECORDS = 1_000_000
 _Cause: TypeAlias = tuple[str, str, str]
 """A column, an exception, and the first line of its message."""
 
@@ -66,19 +62,10 @@ class ErrorGroup(ErrorCause, Listed):
 
 def count_causes(checkpoints: Storage, job_id: str) -> list[ErrorCause]:
     """Count all error records of a job by cause, the most frequent first; beyond a million they are lower bounds."""
-    parts = list[pa.Table]()
-    for batch in error_batches(checkpoints, job_id, ("exception", "message", "time")):
-        line = pc.replace_substring_regex(batch.column("message"), r"(?s)\n.*", "")
-        parts.append(pa.Table.from_batches([batch]).drop_columns("message").append_column("line", line))
-        if sum(part.num_rows for part in parts) > _MOST_RECORDS:
-            break
-    if not parts:
-        return []
-    by_row = pa.concat_tables(parts).sort_by("time").group_by(list(IDENTITY), use_threads=False)
-    newest = by_row.aggregate([("exception", "last"), ("line", "last")])
-    cause = ("column", "exception_last", "line_last")
-    counts = newest.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
-    return _by_cause({tuple(row[name] for name in cause): row["count_all"] for row in counts})
+    cause = ("column", "exception", "message")
+    records = newest_records(JobFolder.of(checkpoints, job_id).storage, cause[1:])
+    counts = records.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
+    return _by_cause({(row["column"], row["exception"], row["message"]): row["count_all"] for row in counts})
 
 
 def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva.engine.display import Listed, format_time
 from airflow_geneva.engine.job.folder import JobFolder
@@ -46,7 +47,7 @@ _SCHEMA = pa.schema(
 _MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
 """The most bytes, expanded, and rows of one file."""
 _FILES_AT_ONCE = 16
-_ROWS_AT_ONCE, _MOST_DISTINCT = 1_024, 1_000_000
+_ROWS_AT_ONCE, _MOST_COUNTED_RECORDS = 1_024, 1_000_000
 _LONG_SECONDS, _MOST_COUNTED = 0.05, 256
 _COUNTED: dict[str, tuple[float, int]] = {}
 """Error counts of running jobs by folder, with their expiry times."""
@@ -158,14 +159,27 @@ def read_errors(
 
 
 def count_errors(job: Storage) -> int:
-    """Count the error records of one job, without duplicates; a count above a million is a lower bound."""
-    chosen = [name for name in job.list_files(ERRORS) if _is_error_file(name)]
-    found = set[int]()
-    for batch in _batches(job, chosen, IDENTITY):
-        found.update(hash(tuple(row.values())) for row in _rows(batch))
-        if len(found) > _MOST_DISTINCT:
+    """Count the error records of one job, as `newest_records` returns them."""
+    return int(newest_records(job).num_rows)
+
+
+def newest_records(job: Storage, columns: Sequence[str] = ()) -> pa.Table:
+    """Return columns of a job's error records, newest first; one row per job, column, row id and attempt.
+
+    Of a message it is the first line. Records beyond a million are left out.
+    """
+    names = list(dict.fromkeys((*IDENTITY, "time", *columns)))
+    parts = [pa.schema([_SCHEMA.field(name) for name in names]).empty_table()]
+    for batch in _batches(job, sorted(filter(_is_error_file, job.list_files(ERRORS))), names):
+        if "message" in names:
+            line = pc.replace_substring_regex(batch.column("message"), r"(?s)\n.*", "")
+            batch = batch.set_column(names.index("message"), "message", line)
+        parts.append(pa.Table.from_batches([batch]))
+        if sum(part.num_rows for part in parts) > _MOST_COUNTED_RECORDS:
             break
-    return len(found)
+    rest = [name for name in names if name not in IDENTITY]
+    by_row = pa.concat_tables(parts).sort_by([("time", "descending")]).group_by(list(IDENTITY), use_threads=False)
+    return by_row.aggregate([(name, "first") for name in rest]).rename_columns([*IDENTITY, *rest])
 
 
 def count_errors_so_far(job: Storage) -> int:
@@ -215,11 +229,6 @@ def _contents(folder: Storage, names: Iterable[str]) -> Iterator[tuple[str, byte
 
 def _is_error_file(name: str) -> bool:
     return name.endswith(_SUFFIX) and f"/{name}".rpartition("/")[0].endswith(f"/{ERRORS}")
-
-
-def error_batches(checkpoints: Storage, job_id: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a job's error records; a row that was run again has several, of which the newest counts."""
-    return _batches(checkpoints, sorted(_error_files(checkpoints, job_id)), (*IDENTITY, *columns))
 
 
 def _batches(
