@@ -145,7 +145,7 @@ def skipped_before(location: TableLocation, spec: JobSpec) -> dict[int, int]:
     new = records.filter((pc.field("rule") != FATAL) & (pc.field("attempt") == 1))
     # A row of a view counts for the first column that failed on it; of the same time, that record comes first.
     rules = new.group_by("row_id", use_threads=False).aggregate([("rule", "first")])
-    return dict(Counter(rules["rule_first"].to_pylist()))
+    return dict(Counter(rules["rule_first"].to_numpy().tolist()))
 
 
 def has_limits(spec: JobSpec) -> bool:
