@@ -45,7 +45,7 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: install ## Run the tests that a change must pass, 9 minutes: all fast ones, a few with Spark, Airflow and kills; part of them: SHARE=2/3
+test: install ## Run the tests that a change must pass, 8 minutes: all fast ones, a few with Spark, Airflow and kills; part of them: SHARE=2/3
 	@$(BIN)/python -m pytest $(HUNG) $(PARALLEL) -m "core or not ($(HEAVY) or soak)" $(OF_ALL)
 
 test-all: $(if $(TESTS),,test) test-rest ## Run all tests but those of soak; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1, CELERY=1, STORE=azurite

@@ -24,10 +24,8 @@ from lance_namespace import (
 
 from airflow_geneva.database import Database, connect_namespace
 from airflow_geneva.engine import api
-from airflow_geneva.engine.job.status import Job
 from airflow_geneva.engine.storage.arrow_documents import read_schema
 from airflow_geneva.engine.storage.documents import parse
-from airflow_geneva.engine.udf import load_stored_udf
 from airflow_geneva.errors import (
     CodeChanged,
     CommitConflict,
@@ -258,7 +256,7 @@ def _arguments(text: str) -> dict[str, Any]:
     return given
 
 
-def _column(name: str, given: Any, load: Callable[[str], Any] = load_stored_udf) -> Any:
+def _column(name: str, given: Any, load: Callable[[str], Any] = api.load_stored_udf) -> Any:
     if isinstance(given, str) and ":" not in given.partition("'")[0]:
         return given
     match given:
@@ -284,7 +282,7 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
-def find_job(database: Database, parts: list[str]) -> Job | None:
+def find_job(database: Database, parts: list[str]) -> api.Job | None:
     """Return the job of an identifier; None if there is none, and it may be a transaction of another system."""
     *table, job_id = parts or [""]
     try:
@@ -295,7 +293,7 @@ def find_job(database: Database, parts: list[str]) -> Job | None:
         return None
 
 
-def describe_job(job: Job) -> DescribeTransactionResponse:
+def describe_job(job: api.Job) -> DescribeTransactionResponse:
     """Return the status of a job; its property `rows_left` counts the rows that a PARTIAL one leaves for the next."""
     counted = ("rows_total", "rows_pending", "rows_computed", "rows_reused", "rows_skipped", "rows_failed", "rows_left")
     about = {name: str(getattr(job, name)) for name in counted}

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
         plan_altered_view,
     )
     from airflow_geneva.engine.storage.location import TableLocation
-    from airflow_geneva.engine.udf import UDF, load_udf
+    from airflow_geneva.engine.udf import UDF, load_stored_udf, load_udf
     from airflow_geneva.engine.udf.definition import read_definition, stored_definition
     from airflow_geneva.engine.udf.expect import Expectation
     from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view, refuse_view
@@ -221,7 +221,7 @@ _HOMES = (
     ("lance_io.reading", "check_columns"),
     ("lance_io.filters", "where_columns"),
     ("lance_io.indexes", "Index", "read_indexes"),
-    ("udf", "UDF", "load_udf"),
+    ("udf", "UDF", "load_udf", "load_stored_udf"),
     ("udf.stored", "udf_modules"),
     ("udf.expect", "Expectation"),
     ("udf.definition", "read_definition", "stored_definition"),
