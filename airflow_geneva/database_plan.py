@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,7 @@ from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.results import BackfillResult
+from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.definition import columns_to_take, definition_in
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed
@@ -37,8 +39,8 @@ class TargetPlan(Described):
 
     Args:
         name: ``table.column``, or the name of the view.
-        table: the table, or the view.
-        above: the names of the columns and views from which it is computed.
+        key: the table and the column, or the view alone.
+        above: the keys of the columns and views from which it is computed.
         blocked: why it cannot be computed; "" if it can.
         rows: rows that its functions would run on now; for a view without functions, rows that enter it.
         least, most: the bounds of this number after everything above it has run; `most` is None if it is not known.
@@ -49,8 +51,8 @@ class TargetPlan(Described):
     """
 
     name: str
-    table: str
-    above: tuple[str, ...]
+    key: tuple[str, ...]
+    above: tuple[tuple[str, ...], ...]
     blocked: str = ""
     rows: int = 0
     least: int = 0
@@ -60,6 +62,11 @@ class TargetPlan(Described):
     reasons: Mapping[str, int] = field(default_factory=dict)
     because: tuple[str, ...] = ()
     plan: Plan | None = field(default=None, compare=False)
+
+    @property
+    def table(self) -> str:
+        """The table, or the view."""
+        return self.key[0]
 
     @property
     def due(self) -> bool:
@@ -151,8 +158,8 @@ class DatabasePlan(Described):
     ) -> dict[str, BackfillResult]:
         """Compute everything in this order, one job after another in this process, and return the results by name.
 
-        What is blocked, and what was up to date and stays so, is left out. If a job fails, what is computed from its
-        column or view is left out, and the others run.
+        What is blocked, and what is computed from it, is left out, as is what was up to date and stays so. If a job
+        fails, what is computed from its column or view is left out, and the others run.
 
         Args:
             runner: as for :meth:`airflow_geneva.Table.backfill`.
@@ -168,83 +175,125 @@ class DatabasePlan(Described):
                 "the columns that code with alter_columns(), and plan again."
             )
         results: dict[str, BackfillResult] = {}
-        failed: dict[str, str] = {}
+        failed: dict[tuple[str, ...], str] = {}
+        ran = set[tuple[str, ...]]()
         for target in self.targets:
-            if target.plan is None or not (target.due or any(name in results for name in target.above)):
+            if target.plan is None or not (target.due or any(key in ran for key in target.above)):
                 continue
-            if below := [name for name in target.above if name in failed]:
-                failed[target.name] = f"not run, because {', '.join(below)} failed"
+            if below := [".".join(key) for key in target.above if key in failed]:
+                failed[target.key] = f"not run, because {', '.join(below)} failed"
                 continue
-            table, spec = self.database.open_table(target.table), target.plan.spec
             try:
+                table = self.database.open_table(target.table)
                 if isinstance(table, View):
                     done = table.refresh(runner=runner)
                 else:
-                    done = table.backfill(str(spec.column), runner=runner)
+                    done = table.backfill(target.key[-1], runner=runner)
             except GenevaError as error:
-                failed[target.name] = str(error).partition("\n")[0]
+                failed[target.key] = str(error).partition("\n")[0]
                 continue
+            ran.add(target.key)
             results[target.name] = done
             if on_result is not None:
                 on_result(target.name, done)
         if failed:
-            listed = "\n".join(f"  {name}: {why}" for name, why in failed.items())
+            listed = "\n".join(f"  {'.'.join(key)}: {why}" for key, why in failed.items())
             raise JobFailed(f"{len(failed)} of {counted(len(self.targets), 'target')} failed:\n{listed}")
         return results
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A column, with those that its function fills too, or a view; `reads` are columns of the table `source`."""
+    """A column, with those that its function fills too, or a view; `reads` are columns of the table `source`.
 
-    table: Table
-    columns: tuple[str, ...]
-    source: str
-    reads: tuple[str, ...]
+    `error` says why the table, the view or the column cannot be read; then nothing else is known.
+    """
+
+    table: Table | str
+    columns: tuple[str, ...] = ()
+    source: str = ""
+    reads: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def table_name(self) -> str:
+        return self.table if isinstance(self.table, str) else self.table.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Identifies it: a view may be named as a column is."""
+        return (self.table_name, *self.columns[:1])
 
     @property
     def name(self) -> str:
-        return f"{self.table.name}.{self.columns[0]}" if self.columns else self.table.name
+        return ".".join(self.key)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"{self.table.name}.{column}" for column in self.columns) or (self.name,)
+    def names(self) -> Iterator[str]:
+        """The names under which other code may be given for it."""
+        yield from (f"{self.table_name}.{column}" for column in self.columns)
+        if isinstance(self.table, View):
+            computed = (column for column in self.table.view_definition.columns if column.udf)
+            yield from (f"{self.table_name}.{column.name}" for column in computed)
 
 
 def _targets(database: Database) -> Iterator[_Target]:
     for name in database.table_names():
-        table = database.open_table(name)
-        if isinstance(table, View):
-            definition = table.view_definition
-            inside = definition.source_database == database.uri
-            reads = tuple(column.name.partition(".")[0] for column in definition.reads)
-            yield _Target(table, (), definition.source_table if inside else "", reads)
-        else:
-            schema, found = table.schema, set[str]()
-            for part in schema:
-                if part.name not in found and (udf := definition_in(part)) is not None:
-                    columns = Output.in_schema(schema, part.name).columns
-                    found.update(columns)
-                    reads = udf.input_columns or columns_to_take(schema, part.name)
-                    yield _Target(table, columns, name, tuple(path.partition(".")[0] for path in reads))
+        with _as_blocked() as failed:
+            table = database.open_table(name)
+            if isinstance(table, View):
+                definition = table.view_definition
+                inside = definition.source_database == database.uri
+                reads = tuple(column.name.partition(".")[0] for column in definition.reads)
+                yield _Target(table, (), definition.source_table if inside else "", reads)
+            else:
+                yield from _columns_of(table)
+        if failed:
+            yield _Target(name, error=failed[0])
+
+
+def _columns_of(table: Table) -> Iterator[_Target]:
+    schema, found = table.schema, set[str]()
+    for name in schema.names:
+        columns: tuple[str, ...] = (name,)
+        with _as_blocked() as failed:
+            if name in found or (udf := definition_in(schema.field(name))) is None:
+                continue
+            columns = Output.in_schema(schema, name).columns
+            reads = udf.input_columns or columns_to_take(schema, name)
+            yield _Target(table, columns, table.name, tuple(path.partition(".")[0] for path in reads))
+        found.update(columns)
+        if failed:
+            yield _Target(table.name, columns, error=failed[0])
+
+
+@contextmanager
+def _as_blocked() -> Iterator[list[str]]:
+    """Collect why something cannot be read or planned."""
+    failed: list[str] = []
+    try:
+        yield failed
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        failed.append(" ".join(str(error).split()) or type(error).__name__)
 
 
 def _in_order(targets: Iterable[_Target]) -> list[tuple[_Target, tuple[_Target, ...]]]:
     """Sort targets by dependency, each with those from which it is computed."""
-    found = list(targets)
-    makers = {(one.table.name, column): one for one in found for column in one.columns}
-    views = {one.table.name: one for one in found if not one.columns}
-    above: dict[str, tuple[_Target, ...]] = {}
-    for one in found:
+    found = {one.key: one for one in targets}
+    makers = {(one.table_name, column): one for one in found.values() for column in one.columns}
+    above: dict[tuple[str, ...], tuple[_Target, ...]] = {}
+    for key, one in found.items():
         made = [makers[one.source, column] for column in one.reads if (one.source, column) in makers]
-        made += [views[one.source]] if one.source in views else []
-        above[one.name] = tuple(dict.fromkeys(other for other in made if other is not one))
-    named = {one.name: one for one in found}
-    order = TopologicalSorter({name: [other.name for other in others] for name, others in above.items()})
+        made += [found[one.source,]] if (one.source,) in found else []
+        above[key] = tuple(dict.fromkeys(other for other in made if other is not one))
+    order = TopologicalSorter({key: [other.key for other in others] for key, others in above.items()})
     try:
-        return [(named[name], above[name]) for name in order.static_order()]
+        return [(found[key], above[key]) for key in order.static_order()]
     except CycleError as error:
-        raise InvalidInput(f"Columns or views are computed from each other: {' -> '.join(error.args[1])}.") from None
+        names = " -> ".join(map(".".join, error.args[1]))
+        raise InvalidInput(f"Columns or views are computed from each other: {names}.") from None
 
 
 @dataclass(frozen=True)
@@ -264,36 +313,35 @@ def plan_database(database: Database, what_if: Mapping[str, UDF | str] | None = 
     ordered = _in_order(_targets(database))
     wanted = {name: load_udf(udf) if isinstance(udf, str) else udf for name, udf in (what_if or {}).items()}
     _check_names(wanted, ordered)
-    planned: dict[str, TargetPlan] = {}
-    changes: dict[str, _Changes] = {}
+    named = Counter(target.name for target, _ in ordered)
+    planned: dict[tuple[str, ...], TargetPlan] = {}
+    changes: dict[tuple[str, ...], _Changes] = {}
     for target, above in ordered:
-        running = [one for one in above if one.name in changes and changes[one.name].count != 0]
-        try:
-            plan = _plan(target, wanted)
-        except GenevaError as error:
-            what = " ".join(str(error).split())
-            planned[target.name] = TargetPlan(target.name, target.table.name, tuple(one.name for one in above), what)
-            continue
-        found = TargetPlan(
-            name=target.name,
-            table=target.table.name,
-            above=tuple(one.name for one in above),
-            rows=plan.rows_to_run,
-            reasons=_reasons(plan),
-            because=tuple(one.name for one in running),
-            plan=plan,
-        )
-        planned[target.name], changes[target.name] = _within_cascade(
-            target, found, plan, [changes[one.name] for one in running], running
-        )
+        name = f"view {target.name}" if named[target.name] > 1 and not target.columns else target.name
+        found = TargetPlan(name, target.key, tuple(one.key for one in above), target.error)
+        if held := [planned[one.key].name for one in above if planned[one.key].blocked]:
+            found = replace(found, blocked=found.blocked or f"{', '.join(held)}, from which it is computed, is blocked")
+        if not found.blocked:
+            with _as_blocked() as failed:
+                plan = _plan(target, wanted)
+            running = [one for one in above if not failed and changes[one.key].count != 0]
+            if failed:
+                found = replace(found, blocked=failed[0])
+            else:
+                because = tuple(one.name for one in running)
+                found = replace(found, rows=plan.rows_to_run, reasons=_reasons(plan), because=because, plan=plan)
+                changed = [changes[one.key] for one in running]
+                found, changes[target.key] = _within_cascade(target, found, plan, changed, running)
+        planned[target.key] = found
     return DatabasePlan(database, tuple(planned.values()), tuple(wanted))
 
 
 def _check_names(wanted: Mapping[str, object], ordered: Iterable[tuple[_Target, object]]) -> None:
-    known = {name for target, _ in ordered for name in (*target.names, *_columns_of(target))}
+    known = Counter(name for target, _ in ordered for name in target.names)
     for name, udf in wanted.items():
-        if name not in known:
-            raise InvalidInput(f"{name!r} is no computed column: name it as table.column. Those are: {sorted(known)}.")
+        if known[name] != 1:
+            what = "is the name of two columns" if known[name] else "is no computed column: name it as table.column"
+            raise InvalidInput(f"{name!r} {what}. Those are: {sorted(known)}.")
         if not isinstance(udf, UDF):
             raise InvalidInput(f"{udf!r:.100} is not a UDF. Give a function made with @udf(...), or its import path.")
 
@@ -305,18 +353,13 @@ def _reasons(plan: Plan) -> dict[str, int]:
     return dict(found)
 
 
-def _columns_of(target: _Target) -> Iterator[str]:
-    if isinstance(target.table, View):
-        yield from (f"{target.name}.{column.name}" for column in target.table.view_definition.columns if column.udf)
-
-
 def _plan(target: _Target, wanted: Mapping[str, UDF]) -> Plan:
-    table = target.table
-    if isinstance(table, View):
-        other = {name.rpartition(".")[2]: udf for name, udf in wanted.items() if name.rpartition(".")[0] == target.name}
-        return table._plan_with(other) if other else table.plan_refresh()
-    udf = next((wanted[name] for name in target.names if name in wanted), None)
-    return table.plan_backfill(target.columns[0], udf, on_code_change="recompute" if udf else "error")
+    given = {name[len(target.table_name) + 1 :]: wanted[name] for name in target.names if name in wanted}
+    if isinstance(target.table, View):
+        return target.table._plan_with(given) if given else target.table.plan_refresh()
+    assert not isinstance(target.table, str)
+    udf = next(iter(given.values()), None)
+    return target.table.plan_backfill(target.columns[0], udf, on_code_change="recompute" if udf else "error")
 
 
 def _within_cascade(
