@@ -181,7 +181,8 @@ class _WorkerMapper(BatchMapper):
         except WorkerLost as lost:
             self.child = None
             # A spare takes as much memory again, of a device too.
-            self.keeps_spare |= (lost.by_itself or lost.timed_out) and not self.mapper.udf.num_gpus
+            large = self.mapper.udf.num_gpus or self.mapper.udf.memory
+            self.keeps_spare |= (lost.by_itself or lost.timed_out) and not large
             raise
 
     def _child_with(self, inputs: pa.RecordBatch) -> WorkerProcess:
