@@ -139,6 +139,22 @@ def test_a_job_that_is_canceled_keeps_what_is_computed_and_the_next_goes_on(
     assert (again.state, again.rows_computed) == ("DONE", 100 - result.rows_computed)
 
 
+def test_a_job_of_many_short_shards_is_canceled_between_them(
+    make_table: MakeTable, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(100, per_fragment=5)
+    table.add_columns({"y": gate.udf()})
+    future = start(table, gate.udf(), shard_size=1)
+    gate.reached.wait()
+    connect(tmp_path / "db").cancel_job(future.job_id)
+    # No shard takes until the next look: only the one between two shards is due.
+    monkeypatch.setattr(progress, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(progress.ProgressReporter, "look", lambda _: None)
+    gate.opened.set()
+    result = future.result()
+    assert (result.state, result.rows_computed) == ("PARTIAL", 65)
+
+
 def test_a_job_that_was_canceled_before_it_was_planned_again_runs(make_table: MakeTable) -> None:
     table = make_table(20)
     table.add_columns({"y": triple})
@@ -147,9 +163,9 @@ def test_a_job_that_was_canceled_before_it_was_planned_again_runs(make_table: Ma
     assert folder.canceled_by() is None
     folder.cancel("ann")
     assert folder.canceled_by() == "ann"
-    folder.update_record(resumed=time.time() + 1)
+    folder.update_record(resumed=time.time())
     assert folder.canceled_by() is None
-    for damaged in (b"[]", b'{"at": "x"}', b"{"):
+    for damaged in (b"[]", b'{"by": "x"}', b'{"by": "x", "attempt": 3}', b"{"):
         folder.storage.write_bytes("cancel.json", damaged)
         assert folder.canceled_by() is None
 

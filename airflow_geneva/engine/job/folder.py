@@ -184,17 +184,17 @@ class JobFolder:
 
     def cancel(self, by: str) -> None:
         """Ask the processes that compute the job to end it; each looks every few seconds."""
-        self.storage.write_json(CANCEL, {"by": by, "at": time.time()})
+        self.storage.write_json(CANCEL, {"by": by, "at": time.time(), "attempt": self._attempt()})
 
     def canceled_by(self) -> str | None:
         """Return who canceled the job since it was planned or resumed; None if nobody did."""
         asked = self.storage.read_document(CANCEL)
-        if asked is None:
-            return None
+        return None if asked is None or asked.get("attempt") != self._attempt() else str(asked.get("by"))
+
+    def _attempt(self) -> list[Any]:
+        """Identify the attempt at the job that goes on; times of several machines cannot be compared."""
         record = self.read(RECORD) or {}
-        at = asked.get("at")
-        since = max(float(record.get("started", 0)), float(record.get("resumed", 0)))
-        return str(asked.get("by")) if isinstance(at, (int, float)) and at >= since else None
+        return [record.get(name) for name in ("plan", "started", "resumed")]
 
     def reduce_to_record(self) -> None:
         """Keep the record and the error records, and remove all other documents."""

@@ -168,9 +168,7 @@ class ProgressReporter:
         """Log and write the document if they are due; a shard writes it more often at its start."""
         moment = time.monotonic()
         passed = moment - self._began
-        if moment - self._checked >= CHECK_SECONDS:
-            self._checked = moment
-            self.check()
+        self.look()
         if self._sample(passed):
             self.keep()
         growth = _GROWTH if self.rows_done else 0.5
@@ -182,6 +180,12 @@ class ProgressReporter:
         if force or line or moment - max(self._last, self._began) >= pause:
             self._last = moment
             self.keep()
+
+    def look(self) -> None:
+        """Call `check` if that is due."""
+        if (moment := time.monotonic()) - self._checked >= CHECK_SECONDS:
+            self._checked = moment
+            self.check()
 
     def keep(self) -> None:
         """Write the document; a failed write does not fail the work."""

@@ -64,9 +64,13 @@ def apply_inline(
             units = reporting.waiting
             if units:
                 reporter.keep()
+                reporter.look()
                 wait(sum(reports, UnitReport(True)).waiting)
         reporter.rows_failed = sum(report.failed for report in done)
         return done
+    except caps.CapReached as reached:
+        reached.reports = [*done, *reached.reports]
+        raise
     finally:
         reporter.keep()
 

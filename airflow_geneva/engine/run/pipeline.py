@@ -19,6 +19,7 @@ from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.job import progress
 from airflow_geneva.engine.job.error_records import count_errors
 from airflow_geneva.engine.job.estimate import FEW_ROWS, Estimate, starting_spark
 from airflow_geneva.engine.job.folder import (
@@ -44,7 +45,8 @@ from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTasks, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
-from airflow_geneva.engine.run.caps import Canceled, CapReached, Caps, Spent, stop_if_canceled
+from airflow_geneva.engine.run import caps as job_caps
+from airflow_geneva.engine.run.caps import Canceled, CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.engine.run.estimate import estimate_by_history
 from airflow_geneva.engine.run.expectations import found_in_job
@@ -243,15 +245,14 @@ class _Applied:
 
     shard: Shard
     caps: Caps
-    canceled: Canceled | None = None
+    look: Callable[[], None]
     reports: Sequence[UnitReport] = ()
     document: dict[str, Any] = field(default_factory=dict)
 
     def begin(self) -> Caps:
         """Return the caps; CapReached if the shard has rows to compute and the job is at a cap or was canceled."""
         if self.shard.to_apply:
-            if self.canceled is not None:
-                raise self.canceled
+            self.look()
             self.caps.check()
         return self.caps
 
@@ -291,6 +292,7 @@ class PlannedJob:
         self.unmet = ""
         self._ended: dict[int, Spent] = {}
         self._canceled: Canceled | None = None
+        self._looked = time.monotonic()
         self._index = index
         self._record = record
         self.folder = folder or JobFolder.of(location.checkpoints, spec.job_id)
@@ -405,7 +407,7 @@ class PlannedJob:
     @contextmanager
     def _applying(self, shard: Shard, before: UdfSpeed | None = None) -> Iterator[_Applied]:
         """Write the result of a block that computes a shard; a cap ends the block. `before`: speed measured earlier."""
-        began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard), self._canceled), None
+        began, applied, stopped = time.monotonic(), _Applied(shard, self._caps(shard), self._look), None
         caps = applied.caps
         with reporting_remade(self.spec.tables, self.location.options):
             try:
@@ -419,6 +421,14 @@ class PlannedJob:
             reports = [*applied.reports, *([] if before is None else [UnitReport(True, speed=before)])]
             applied.document = self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
 
+    def _look(self) -> None:
+        """Raise Canceled if the job was canceled, as far as looks every few seconds tell, whatever a shard takes."""
+        if self._canceled is not None:
+            raise self._canceled
+        if (now := time.monotonic()) - self._looked >= progress.CHECK_SECONDS:
+            self._looked = now
+            job_caps.stop_if_canceled(self.folder)
+
     def _caps(self, shard: Shard) -> Caps:
         plan, shards = self.saved.fingerprint, len(self.saved.shards)
         return Caps.of(self.spec, self.folder, plan, shard.index, shards, self._ended)
@@ -430,7 +440,7 @@ class PlannedJob:
     def is_at_cap(self, shard: Shard) -> bool:
         """Whether the job is at a cap or was canceled, so that the shard is not computed; its result records that."""
         try:
-            stop_if_canceled(self.folder)
+            job_caps.stop_if_canceled(self.folder)
             self._caps(shard).check()
         except CapReached as reached:
             self.write_applied(shard, (), 0.0, stopped=str(reached))
