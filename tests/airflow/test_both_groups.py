@@ -100,7 +100,7 @@ def test_numbers_may_come_out_of_templates(desk: Desk, group: str) -> None:
         ("backfill", {"shard_size": "{{ 'many' }}"}, "shard_size='many' is not a whole number"),
         ("backfill", {"checkpoint_interval": "soon"}, "checkpoint_interval='soon' is not a number"),
         ("backfill", {"ignore_checkpoints": "perhaps"}, "ignore_checkpoints='perhaps' is neither true nor false"),
-        ("backfill", {"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
+        ("backfill", {"on_code_change": "{{ 'perhaps' }}"}, "on_code_change='perhaps' is unknown"),
         ("backfill", {"column": "{{ '' }}"}, "column='' is empty"),
         ("backfill", {"table": "elsewhere"}, "There is no table 'elsewhere'"),
         ("backfill", {"column": "m"}, "Column 'm' is not defined in table"),
@@ -116,7 +116,7 @@ def test_numbers_may_come_out_of_templates(desk: Desk, group: str) -> None:
         ("refresh", {"on_unknown_values": "{{ 'fill' }}"}, "is for columns"),
         ("refresh", {"errors_only": "{{ 1 == 1 }}"}, "it was never refreshed"),
         ("refresh", {"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 is not valid"),
-        ("refresh", {"shard_size": 0}, "shard_size=0 is not valid"),
+        ("refresh", {"shard_size": "{{ 0 }}"}, "shard_size=0 is not valid"),
     ],
 )
 def test_what_cannot_be_planned_is_said_before_anything_starts(

@@ -131,8 +131,10 @@ def test_a_poke_of_the_sensor_is_a_poll(
     monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
     sensor = NewFragmentsSensor(task_id="wait", table="docs", since="view:v")
     assert not sensor.poke({}).is_done  # type: ignore[typeddict-item]
+    monkeypatch.setattr(proxy, "seconds", 1.0)  # both requests begin within it, also on a busy machine
     with proxy.counting() as requests:
         assert not sensor.poke({}).is_done  # type: ignore[typeddict-item]
+    monkeypatch.setattr(proxy, "seconds", 0.05)
     assert (len(requests), requests.depth) == (2, 1), "\n".join(map(str, requests))
     still.open_table("docs").add(numbers(100))
     assert sensor.poke({}).xcom_value["new_rows"] == 1  # type: ignore[typeddict-item,index]
