@@ -20,7 +20,7 @@ _EVERY = 0.5
 
 @contextmanager
 def progress_bar(target: str) -> Iterator[None]:
-    """Show a bar while the body runs a job, unless the output is one that nobody watches, such as a log."""
+    """Show a bar while the body runs a job, unless the output is a log or a file."""
     meter = JobMeter(target)
     with show(meter), measuring(meter):
         yield

@@ -187,7 +187,7 @@ class JobFolder:
         self.storage.write_json(CANCEL, {"by": by, "at": time.time(), "attempt": self._attempt()})
 
     def canceled_by(self) -> str | None:
-        """Return who canceled the job since it was planned or resumed; None if nobody did."""
+        """Return who canceled the job since it was planned or resumed; None if it was not canceled."""
         asked = self.storage.read_document(CANCEL)
         return None if asked is None or asked.get("attempt") != self._attempt() else str(asked.get("by"))
 
