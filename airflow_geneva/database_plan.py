@@ -91,7 +91,8 @@ class TargetPlan(Described):
         if not self.exact:
             bound = "an unknown number" if self.most is None else f"at most {self.most:,}"
             least = f"at least {self.least:,} and " if self.least < self.rows else ""
-            parts.append(f"{least}{bound} after {', '.join(self.because)}")
+            why = f"after {', '.join(self.because)}" if self.because else "because equal inputs are called once"
+            parts.append(f"{least}{bound} {why}")
         parts += [f"{self.seconds} s"] if self.seconds is not None and self.most else []
         parts += [f"cost {self.cost}"] if self.cost is not None and self.most else []
         return f"{self.name}: {', '.join(parts)}"

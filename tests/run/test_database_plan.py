@@ -125,6 +125,15 @@ def test_a_failed_job_holds_up_what_is_computed_from_it_alone(make_table: MakeTa
     assert bounds(db.plan())["docs.c"] == (0, 0, 0)
 
 
+def test_functions_that_are_called_once_for_equal_inputs_may_run_on_fewer_rows(make_table: MakeTable) -> None:
+    table = make_table(10)
+    once = udf(data_type=pa.int64(), version="1", name="once", dedup=True, deterministic=True)(lambda x: x)
+    table.add_columns({"y": once})
+    plan = connect(Path(table.location.uri).parent).plan()
+    assert bounds(plan) == {"docs.y": (10, 0, 10)}
+    assert "at least 0 and at most 10 because equal inputs are called once" in str(plan)
+
+
 def test_a_view_may_be_named_as_a_column(make_table: MakeTable) -> None:
     table = make_table(10)
     table.add_columns({"y": adder("y", columns=["x"])})
