@@ -292,7 +292,7 @@ def test_two_that_refresh_and_one_that_reads_all_the_time_see_whole_refreshes_on
     finally:
         stop.touch()
         codes = {role: forge().wait(pid) for role, pid in running.items()}
-    assert set(codes.values()) == {0}, codes
+    assert set(codes.values()) == {0}, forge().errors
     queries = [sorted(map(list, Asked().rows(table, version))) for version in range(1, table.version + 1)]
     found = json.loads((tmp_path / "read").read_text())
     assert all(rows in queries for rows in found["seen"])

@@ -36,6 +36,8 @@ class Forge:
     def __init__(self) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "tests.support.forge"]
         self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.errors: dict[int, str] = {}
+        """The tracebacks of the processes that ended with an exception, by process id."""
         atexit.register(self.close)
 
     def start(self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> int:
@@ -47,7 +49,10 @@ class Forge:
     def wait(self, pid: int) -> int:
         """Return the exit code of a process, negative if a signal ended it."""
         self._tell({"wait": pid})
-        return int(self._answer()["ended"])
+        answer = self._answer()
+        if answer["error"]:
+            self.errors[pid] = answer["error"]
+        return int(answer["ended"])
 
     def run(self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> int:
         return self.wait(self.start(function, arguments, environment))
@@ -81,22 +86,30 @@ def _serve() -> None:
     os.dup2(2, 1)
     for name in _PRELOAD:
         importlib.import_module(name)
+    errors = dict[int, int]()
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
             _, status = os.waitpid(order["wait"], 0)
-            answer = {"ended": os.waitstatus_to_exitcode(status)}
+            with os.fdopen(errors.pop(order["wait"])) as error:
+                answer = {"ended": os.waitstatus_to_exitcode(status), "error": error.read()}
         else:
-            answer = {"started": _fork(order)}
+            pid, errors_of_it = _fork(order)
+            errors[pid] = errors_of_it
+            answer = {"started": pid}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _fork(order: Mapping[str, Any]) -> int:
+def _fork(order: Mapping[str, Any]) -> tuple[int, int]:
+    """Start a process; return its id and where to read the traceback of its exception after its end."""
     module, _, name = order["function"].partition(":")
     importlib.import_module(module)
+    # A child of the child does not inherit the pipe, so that reading ends with the child.
+    error, write = os.pipe()
     pid = os.fork()
     if pid:
-        return pid
+        os.close(write)
+        return pid, error
     code = 1
     try:
         os.environ.update(order["environment"])
@@ -104,6 +117,7 @@ def _fork(order: Mapping[str, Any]) -> int:
         code = 0
     except BaseException:
         traceback.print_exc()
+        os.write(write, traceback.format_exc().encode()[-4096:])  # a pipe holds that much without a reader
     finally:
         sys.stderr.flush()
         os._exit(code)
