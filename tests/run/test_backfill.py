@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,8 +18,8 @@ from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.run.peers import PEERS
-from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed, StorageError
 from airflow_geneva.table import Table
@@ -996,19 +996,23 @@ def test_a_compaction_within_a_run_leaves_no_row(make_table: MakeTable, trace: T
     assert_nothing_to_do_is_free(table, "y", trace, udf=function)
 
 
+@pytest.mark.parametrize("described", [True, False], ids=["described before", "not yet described"])
+@pytest.mark.parametrize("removed", ["first", "second"])
 def test_staged_files_that_others_remove_within_a_run_are_computed_again(
-    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, removed: str, described: bool
 ) -> None:
     table = make_table(40, per_fragment=20)
     table.add_columns({"y": triple})
-    before, commit = set(Path(table.uri, "data").iterdir()), PlannedJob.commit
+    data_files = StagedFiles.data_files
 
-    def remove_and_commit(*given: Any) -> Any:
-        monkeypatch.setattr(PlannedJob, "commit", commit)
-        next(iter(set(Path(table.uri, "data").iterdir()) - before)).unlink()
-        return commit(*given)
+    def remove_when_described(files: StagedFiles, dataset: lance.LanceDataset, names: Sequence[str]) -> Any:
+        monkeypatch.setattr(StagedFiles, "data_files", data_files)
+        found = data_files(files, dataset, names) if described else None
+        Path(table.uri, "data", names[0 if removed == "first" else 1]).unlink()
+        return found or data_files(files, dataset, names)
 
-    monkeypatch.setattr(PlannedJob, "commit", remove_and_commit)
+    monkeypatch.setattr(StagedFiles, "data_files", remove_when_described)
+    monkeypatch.setattr(StagedFiles, "describe_ahead", lambda files, dataset, name: None)
     result = table.backfill("y", runner="inline")
     assert (result.state, result.rows_run, result.rows_computed) == ("DONE", 60, 40)
     assert_right(table, "y", tripled)

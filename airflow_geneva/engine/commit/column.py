@@ -485,6 +485,8 @@ class ShardCommitter:
                 first=partial(self._learn, self._facts(verdict)),
                 then=lambda committed: self.data.look_again(committed, names),
             )
+        except FileNotFoundError:
+            return False
         except OSError as error:
             if is_undecided(error):
                 return False

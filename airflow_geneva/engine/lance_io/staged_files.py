@@ -118,14 +118,27 @@ class StagedFiles:
                 self._known[name] = None if name in gone else replace(known, seen=time.monotonic())
 
     def describe(self, dataset: lance.LanceDataset, name: str) -> DataFile:
-        """Return the description of a file for a commit; pylance opens the file."""
+        """Return the description of a file for a commit; pylance opens the file.
+
+        Raises:
+            FileNotFoundError: the file was removed; it is missing from now on.
+        """
         from lance.fragment import DataFile
 
         begun = self._described.pop(name, None)
         if begun is not None:
             with suppress(Exception):  # raised again below
                 return begun.result()
-        return DataFile.create(copy.copy(dataset), name)  # a copy for this thread only
+        try:
+            return DataFile.create(copy.copy(dataset), name)  # a copy for this thread only
+        except ValueError as error:
+            if LanceFile.of_table(dataset, name).exists():
+                raise
+            self._known[name] = None
+            raise FileNotFoundError(
+                f"Data file {name} was removed before it was committed, as cleanup_old_versions(delete_unverified=True) "
+                "does. Run again: nothing is lost."
+            ) from error
 
     def describe_ahead(self, dataset: lance.LanceDataset, name: str) -> None:
         """Start describing, in the background, a file that will probably be the first of a commit."""
