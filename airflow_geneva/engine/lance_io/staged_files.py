@@ -136,8 +136,8 @@ class StagedFiles:
                 raise
             self._known[name] = None
             raise FileNotFoundError(
-                f"Data file {name} was removed before it was committed, as cleanup_old_versions(delete_unverified=True) "
-                "does. Run again: nothing is lost."
+                f"Another process removed data file {name} before its commit, as "
+                "cleanup_old_versions(delete_unverified=True) does. Run again: nothing is lost."
             ) from error
 
     def describe_ahead(self, dataset: lance.LanceDataset, name: str) -> None:
