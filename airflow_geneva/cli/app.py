@@ -19,9 +19,10 @@ from airflow_geneva.cli import work
 from airflow_geneva.cli.checkpoints import checkpoints_app
 from airflow_geneva.cli.database import Command, print_json
 from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_checks, run_checks
+from airflow_geneva.cli.tables import tables
 from airflow_geneva.spark.server import HOST, run_server
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     work.define,
     work.plan,
@@ -29,6 +30,7 @@ for command in (
     work.load,
     work.refresh,
     work.copy,
+    tables,
     cli_jobs.jobs,
     cli_jobs.status,
     cli_jobs.cancel,

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from airflow_geneva.cli.words import in_own_words
 from airflow_geneva.database import Database, connect, connect_namespace, similar_folder
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.masking import mask_secrets
@@ -74,7 +75,7 @@ class Command(TyperCommand):
         except BrokenPipeError:
             raise
         except (GenevaError, OSError) as error:
-            typer.echo(f"Error: {without_controls(mask_secrets(str(error)))}", err=True)
+            typer.echo(f"Error: {without_controls(mask_secrets(in_own_words(error, ctx)))}", err=True)
             raise typer.Exit(code=1) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -140,6 +141,15 @@ def open_database(uri: str | None, conn_id: str | None) -> Database:
         ) from error
     with as_command():
         return LanceHook(conn_id).get_database(uri and normalize_uri(uri))
+
+
+def dags_folder() -> str | None:
+    """Return the folder from which Airflow imports DAGs and their modules; None without Airflow."""
+    try:
+        from airflow_geneva.operators._airflow_internals import dags_folder
+    except ImportError:
+        return None
+    return dags_folder()
 
 
 def _connect(uri: str, options: Mapping[str, str]) -> Database:

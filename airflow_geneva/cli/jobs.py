@@ -28,7 +28,7 @@ from airflow_geneva.cli.database import (
 )
 from airflow_geneva.database import Database
 from airflow_geneva.engine import api
-from airflow_geneva.engine.display import counted, duration, format_time
+from airflow_geneva.engine.display import counted, duration
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.table import Table as LanceTable
@@ -37,7 +37,7 @@ from airflow_geneva.view import View
 _COLORS: dict[str, str] = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0
 _MOST_LINES = 40
-_BAR_WIDTH = 24
+_BAR_WIDTH = 16
 
 _DB = typer.Argument(metavar="DB", help="Path or URI of the database.", show_default=False)
 _TABLE = typer.Option("--table", metavar="TABLE", help="Only this table.")
@@ -62,15 +62,14 @@ def jobs(
     if as_json:
         print_json([job.to_json() for job in found])
         return
-    numbers = (">took", ">due", ">run", ">computed", ">reused", ">committed", ">failed", ">left")
     priced = any(job.cost is not None for job in found)
-    grid = make_grid("job", "state", "column", "started", *numbers, *([">cost"] if priced else []))
+    grid = make_grid("job", "state", "of", ">took", ">due", ">failed", ">left", *([">cost"] if priced else []))
     grid.columns[0].no_wrap = True
+    grid.columns[2].overflow = "fold"
     for job in found:
-        counts = (job.rows_pending, job.rows_run, job.rows_computed, job.rows_reused, job.rows_committed)
-        shown = (job.id, _state(job), plain(job.target), format_time(job.started), duration(job.took))
-        cells = [f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left)]
-        grid.add_row(*shown, *cells, *([f"{job.cost or 0.0:,.4g}"] if priced else []))
+        cells = [f"{n:,}" for n in (job.rows_pending, job.rows_failed, job.rows_left)]
+        cells += [f"{job.cost or 0.0:,.4g}"] if priced else []
+        grid.add_row(job.id, _state(job), plain(job.target), duration(job.took), *cells)
     open_console().print(grid if found else "No jobs.")
 
 
@@ -204,10 +203,8 @@ def _shard_row(shard: api.ShardStatus) -> list[RenderableType]:
         Text(f"  shard {shard.index}"),
         _bar(shard.rows_checkpointed, shard.rows_failed, shard.rows),
         Text(shard.step),
-        Text(f"{shard.rows_checkpointed:,} of {counted(shard.rows, 'row')} checkpointed", justify="right"),
         Text(
-            f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{failed}{speed}{left}"
-            f"{without_controls(error)}"
+            f"{shard.rows_checkpointed:,} of {counted(shard.rows, 'row')}{failed}{speed}{left}{without_controls(error)}"
         ),
     ]
 

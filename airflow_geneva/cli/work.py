@@ -14,11 +14,13 @@ from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
     Sources,
+    dags_folder,
     open_database,
     open_database_argument,
     print_json,
     without_controls,
 )
+from airflow_geneva.cli.words import in_own_words
 from airflow_geneva.database import Database
 from airflow_geneva.engine import api
 from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues, RunnerName
@@ -89,7 +91,7 @@ def define(
 
     It computes nothing.
     """
-    _find_modules_here()
+    _find_modules(conn_id)
     db, (name, column, path) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN", "UDF")
     table, udf = db.open_table(name), api.load_udf(path)
     spec = (udf, inputs) if inputs else udf
@@ -139,7 +141,7 @@ def plan(
     if everything:
         if job is not None or view is not None:
             raise InvalidInput("--all plans the whole database. Leave --job and --view out.")
-        _find_modules_here()
+        _find_modules(conn_id)
         db, _ = open_database_argument(arguments, conn_id, allowed_place)
         _plan_all(db, what_if or [], run, runner, as_json)
         return
@@ -147,7 +149,7 @@ def plan(
         db, _ = open_database_argument(arguments, conn_id, allowed_place)
         typer.echo(without_controls(_stored_plan(db, job)))
         return
-    _find_modules_here()
+    _find_modules(conn_id)
     options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
     options |= {"recompute_mixed": recompute_mixed}
     if view is not None:
@@ -158,13 +160,13 @@ def plan(
         planned = found.plan_refresh(
             read_version, None, on_code_change, ignore_checkpoints, errors_only, on_unknown_values
         )
-        typer.echo(without_controls(planned))
+        typer.echo(without_controls(in_own_words(planned)))
         return
     db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
     options |= {"read_version": read_version, "on_code_change": on_code_change, "errors_only": errors_only}
     options |= {"on_unknown_values": on_unknown_values}
     options |= {"udf": api.load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
-    typer.echo(without_controls(db.open_table(table).plan_backfill(column, **options)))
+    typer.echo(without_controls(in_own_words(db.open_table(table).plan_backfill(column, **options))))
 
 
 def backfill(
@@ -191,7 +193,7 @@ def backfill(
     as_json: AsJson = False,
 ) -> None:
     """Compute the missing values of a column, without Airflow."""
-    _find_modules_here()
+    _find_modules(conn_id)
     db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
     result = db.open_table(table).backfill(
         column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
@@ -263,7 +265,7 @@ def refresh(
     as_json: AsJson = False,
 ) -> None:
     """Bring a view up to its source, without Airflow."""
-    _find_modules_here()
+    _find_modules(conn_id)
     db, (name,) = open_database_argument(arguments, conn_id, allowed_place, "VIEW")
     view = _open_view(db, name, source)
     failed = _number(max_failed)
@@ -307,7 +309,7 @@ def _plan_all(db: Database, what_if: Sequence[str], run: bool, runner: str, as_j
         print_json(planned.to_json())
         return
     if not as_json:
-        typer.echo(without_controls(planned))
+        typer.echo(without_controls(in_own_words(planned)))
     if run:
         results = planned.run(
             runner, None if as_json else lambda name, result: typer.echo(without_controls(f"{name}: {result}"))
@@ -316,9 +318,14 @@ def _plan_all(db: Database, what_if: Sequence[str], run: bool, runner: str, as_j
             print_json({name: result.to_json() for name, result in results.items()})
 
 
-def _find_modules_here() -> None:
-    """Search the current folder, as Python does for a script: UDFs are modules of the project in it."""
+def _find_modules(conn_id: str | None) -> None:
+    """Search the current folder, as Python does for a script, and with a connection, the DAGs folder, as Airflow does.
+
+    UDFs are modules of the project in them.
+    """
     sys.path.insert(0, os.getcwd())
+    if conn_id is not None and (folder := dags_folder()) and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _open_view(db: Database, name: str, sources: Sequence[str] | None) -> View:
@@ -343,7 +350,7 @@ def _print_result(result: BackfillResult, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
     else:
-        typer.echo(without_controls(result))
+        typer.echo(without_controls(in_own_words(result)))
 
 
 def _stored_plan(db: Database, job_id: str) -> str:

@@ -55,6 +55,13 @@ def as_command() -> Iterator[None]:
             os.environ[_PROCESS] = before
 
 
+def dags_folder() -> str:
+    """Return the folder that Airflow's own processes have on `sys.path`."""
+    from airflow.configuration import conf
+
+    return str(conf.get_mandatory_value("core", "dags_folder"))
+
+
 # Schedules
 
 

@@ -72,6 +72,11 @@ class TableCard:
             newest[item.name] for item in self.computed if item.name in newest and newest[item.name].state == FAILED
         ]
 
+    def urgency(self) -> tuple[object, ...]:
+        """Sort cards worst first: failed jobs, then states, then failed rows."""
+        places = (*_WORST_FIRST, COUNTING, PLAIN)
+        return not self.failing, places.index(self.state), not self.failed, self.name
+
     @property
     def pending(self) -> int:
         return sum(item.standing.pending for item in self.computed if item.standing)
@@ -82,11 +87,15 @@ class TableCard:
 
 
 def read_cards(
-    opened: VisibleDatabase, names: Sequence[str], jobs: Sequence[api.Job], seconds: float
-) -> list[TableCard]:  # fmt: skip
+    opened: VisibleDatabase,
+    names: Sequence[str],
+    jobs: Sequence[api.Job],
+    seconds: float,
+    counts: CountCache | None = None,
+) -> list[TableCard]:
     """Count pending rows of tables and views within a time limit; cards without a count yet are marked.
 
-    A count is cached for a minute, or until a newer one of `jobs`, newest first, starts or ends.
+    A count is cached in `counts`, or until a newer one of `jobs`, newest first, starts or ends.
     """
     until = time.monotonic() + seconds
     newest: dict[str, dict[str, api.Job]] = {}
@@ -95,16 +104,16 @@ def read_cards(
         for target in job.columns or (job.view or "",):
             if target not in own or (job.open and not own[target].open):
                 own[target] = job
-    cards = []
+    cards, cards_of = [], counts or _CARDS
     for name in names:
         own = newest.get(name, {})
         key = (opened.database, name, *((job.id, job.state) for job in own.values()))
         try:
-            found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name, own), until)
+            found = cards_of.get(opened.database.uri, key, partial(_read, opened.database, name, own), until)
             if found is not None and (sources := opened.sources_of(found.elsewhere)):
                 # Only for users who may see the source: all others share a result that says that access is refused.
                 count = partial(_read, opened.database, name, own, sources)
-                found = _CARDS.get(opened.database.uri, (*key, sources), count, until)
+                found = cards_of.get(opened.database.uri, (*key, sources), count, until)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -165,15 +174,17 @@ class DatabaseDetails:
         return COUNTING in self.states
 
 
-def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> DatabaseDetails:
-    """Read the tables, views and jobs that the viewer may see; counts that take longer are left out."""
+def read_database(
+    opened: VisibleDatabase, filters: Filters, seconds: float, counts: CountCache | None = None
+) -> DatabaseDetails:  # fmt: skip
+    """Read the tables, views and jobs that the viewer may see, worst first; counts that take longer are left out."""
     newest = list_jobs(opened)
     names = [name for name in opened.database.table_names() if filters.table.lower() in name.lower()]
     listed = newest
     if filters != replace(Filters(), fresh=filters.fresh):
         listed = list_jobs(opened, filters.before or None, names, state=filters.state or None)
-    cards = read_cards(opened, [name for name in names if opened.may_see(name)], newest.jobs, seconds)
-    cards = _knowing_above(opened, cards, newest.jobs, seconds)
+    cards = read_cards(opened, [name for name in names if opened.may_see(name)], newest.jobs, seconds, counts)
+    cards = sorted(_knowing_above(opened, cards, newest.jobs, seconds, counts), key=TableCard.urgency)
     states = Counter(card.state for card in cards)
     chosen = tuple(card for card in cards if filters.fresh in ("", card.state))
     running = tuple(job for job in newest.jobs if job.open and job.table in names)
@@ -181,12 +192,16 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
 
 
 def _knowing_above(
-    opened: VisibleDatabase, cards: list[TableCard], jobs: Sequence[api.Job], seconds: float
+    opened: VisibleDatabase,
+    cards: list[TableCard],
+    jobs: Sequence[api.Job],
+    seconds: float,
+    counts: CountCache | None = None,
 ) -> list[TableCard]:
     """Add what is stale above each column and view, also in tables that are not among `cards`."""
     known = {card.name: card for card in cards}
     while missing := {card.source for card in known.values() if card.source} - set(known):
-        more = read_cards(opened, [name for name in sorted(missing) if opened.may_see(name)], jobs, seconds)
+        more = read_cards(opened, [name for name in sorted(missing) if opened.may_see(name)], jobs, seconds, counts)
         known |= dict.fromkeys(missing, TableCard("", counting=True)) | {card.name: card for card in more}
     found = find_stale_above([card for card in known.values() if card.name])
     return [replace(card, stale_above=found.get(card.name, {})) for card in cards]

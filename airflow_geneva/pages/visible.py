@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from airflow_geneva.database import Database
@@ -29,6 +29,15 @@ class Viewer:
         if job.airflow is not None:
             return self.may_read_dag(job.airflow.dag_id)
         return conn_id is not None and self.may_see_table(conn_id, job.table)
+
+
+class Owner(Viewer):
+    """Who reads a database with its own credentials, and may see everything in it and in `sources`, which are URIs."""
+
+    def __init__(self, sources: Collection[str] = ()) -> None:
+        self.may_read_dag = self.may_read_connection = lambda name: True
+        self.may_see_table = lambda conn_id, table: True
+        self.may_see_source = lambda uri, table: uri in sources
 
 
 @dataclass(frozen=True)

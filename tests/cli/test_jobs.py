@@ -54,6 +54,7 @@ def test_jobs_lists_the_newest_first(table: Table, db: str) -> None:
     first = table.backfill("y", runner="inline")
     second = table.backfill("y", runner="inline")
     lines = run("jobs", db).splitlines()
+    assert max(map(len, lines)) <= 80
     assert [line.split()[:3] for line in lines[1:]] == [
         [second.job_id, "DONE", "docs.y"],
         [first.job_id, "DONE", "docs.y"],
@@ -67,7 +68,7 @@ def test_status_shows_a_job_and_its_shards(table: Table, db: str) -> None:
     text = run("status", db, job.job_id)
     assert text.startswith("DONE: backfill of docs.y with triple")
     assert "100 of 100 rows due: 100 checkpointed, 100 ready to commit, 100 committed, 0 failed, 0 left" in text
-    assert len(re.findall(r"shard \d .* committed +50 of 50 rows checkpointed +50 ready, 50 committed", text)) == 2
+    assert len(re.findall(r"shard \d .* committed +50 of 50 rows$", text, re.M)) == 2
     assert read("status", db, job.job_id)["shards"][1]["rows_committed"] == 50
 
 
@@ -79,8 +80,8 @@ def test_the_bar_shows_every_row_that_failed(table: Table, db: str) -> None:
     table.alter_columns({"y": fails_once})
     job = table.backfill("y", udf=fails_once, runner="inline")
     text = run("status", db, job.job_id)
-    assert re.search(r"shard 0 ━{23}x committed +99 of 100 rows checkpointed +99 ready, 99 committed, 1 failed", text)
-    assert run("jobs", db).split()[-3:] == ["99", "1", "0"]
+    assert re.search(r"shard 0 ━{15}x committed +99 of 100 rows, 1 failed", text)
+    assert run("jobs", db).split()[-3:] == ["100", "1", "0"]
 
 
 def test_status_watches_a_job_until_it_has_ended(table: Table, db: str) -> None:
@@ -125,7 +126,7 @@ connect({db!r}).open_table("docs").backfill("y", runner="inline", shard_size=1)
     assert (job["state"], job["dead"], job["open"], job["step"]) == ("RUNNING", False, True, "commit")
     text = run("status", db, job["id"])
     assert re.search(r"shard 0 .*committed +25 of 25", text)
-    assert re.search(r"shard 1 .*committing +25 of 25 rows checkpointed +25 ready, 0 committed", text)
+    assert re.search(r"shard 1 .*committing +25 of 25 rows", text)
     # Nobody beats for it any more, and a day is over.
     folder = JobFolder.of(table.location.checkpoints, job["id"])
     record = folder.read("job.json")
@@ -152,8 +153,8 @@ def test_a_failed_job_shows_its_error_whatever_signs_are_in_it(table: Table, db:
     assert "[bold]no[/nothing] closes this" in text
     assert "Error: " in text
     assert "; error: " not in text
-    assert re.search(r"shard 0 .*failed +0 of 21 rows checkpointed", text)
-    assert re.search(r"shard 1 .*left +0 of 25 rows checkpointed", text)
+    assert re.search(r"shard 0 .*failed +0 of 21 rows", text)
+    assert re.search(r"shard 1 .*left +0 of 25 rows", text)
 
 
 def test_a_damaged_record_is_told_and_left_out_of_the_list(table: Table, db: str) -> None:
@@ -238,8 +239,8 @@ def test_jobs_are_found_by_state_dag_and_age(table: Table, db: str) -> None:
     assert ids("--dag", "other") == ids("--state", "RUNNING") == []
     assert ids("--newest", "1", "--state", "DONE") == [done]
     assert [job.id for job in connect(db).jobs(since=datetime.now(timezone.utc) + timedelta(hours=1))] == []
-    assert "state='LOST' is unknown" in run("jobs", db, "--state", "lost", code=1)
-    assert "since='week' is not an age" in run("jobs", db, "--since", "week", code=1)
+    assert "--state LOST is unknown" in run("jobs", db, "--state", "lost", code=1)
+    assert "--since week is not an age" in run("jobs", db, "--since", "week", code=1)
 
 
 def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:
@@ -316,7 +317,7 @@ def test_jobs_about_a_view_name_it_and_its_source(table: Table, db: str) -> None
     assert text.startswith(f"DONE: refresh of picked from docs with picky (version 1), job {job.job_id}")
     assert "70 of 100 rows due: 63 checkpointed, 63 ready to commit, 63 committed, 7 failed, 0 left" in text
     assert f"planned on version {found['version']} of docs, 1 commit: version {job.commits[0]}" in text
-    assert len(re.findall(r"shard \d .* committed .* ready, \d+ committed, \d failed$", text, re.MULTILINE)) == 3
+    assert len(re.findall(r"shard \d .* committed .* of 2\d rows, \d failed$", text, re.MULTILINE)) == 3
     assert str(connect(db).job(job.job_id)).startswith("DONE: refresh of picked from docs")
     text = run("plan", db, "--job", job.job_id)
     assert f"docs at version {found['version']}: 100 rows, 70 pending, 30 with nothing to do" in text
@@ -358,7 +359,7 @@ def test_a_failed_refresh_says_which_row_of_the_source_which_column_failed_on(ta
     assert (record["column"], record["udf"], record["udf_version"]) == ("e", "picky", "2")
     assert (record["row_address"], record["source"], record["rule"]) == (1 << 32 | 7, "docs", -1)
     assert "shard 0: 20 rows in 1 fragment" in run("plan", db, "--job", job["id"])
-    assert "view.refresh()" in run("plan", db, "picked", "e", code=1)
+    assert "Call airflow-geneva refresh DB VIEW." in run("plan", db, "picked", "e", code=1)
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from airflow_geneva import connect
+from airflow_geneva.cli import work
+from airflow_geneva.cli.app import app
 from tests.support.commands import run
 from tests.support.tables import MakeTable
 
@@ -26,7 +29,7 @@ def picky(x: int) -> int:
 """
 
 COMMANDS = [
-    "define", "plan", "backfill", "refresh", "copy", "jobs", "status", "cancel", "errors",
+    "define", "plan", "backfill", "refresh", "copy", "tables", "jobs", "status", "cancel", "errors",
     "checkpoints list", "checkpoints gc", "doctor", "spark-server",
 ]  # fmt: skip
 
@@ -128,3 +131,55 @@ def test_help_is_plain(command: str) -> None:
     text = run(*command.split(), "--help")
     assert not re.search(r"<|list\[|TEXT|INTEGER|RANGE|\w\.\.\.$", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_tables_says_what_is_stale_worst_first_and_what_is_computed_from_it(db: str) -> None:
+    docs = connect(db).open_table("docs")
+    run("define", db, "docs", "n", "own_udfs:double", "--input", "x")
+    run("backfill", db, "docs", "n", "--runner", "inline")
+    docs.query().select(["n"]).create_materialized_view(name="a_view").refresh(runner="inline")
+    assert {row["state"] for row in json.loads(run("tables", db, "--json"))} == {"up to date"}
+    docs.add({"id": [10], "x": [1]})
+    run("define", db, "docs", "p", "own_udfs:picky", "--input", "x")
+    rows = {row["name"]: row for row in json.loads(run("tables", db, "--json"))}
+    assert {name: (row["state"], row["due"]) for name, row in rows.items()} == {
+        "docs.n": ("stale", 1), "docs.p": ("never computed", 11), "a_view": ("stale", 1),
+    }  # fmt: skip
+    connect(db).open_view("a_view").refresh(runner="inline")
+    text = run("tables", db)
+    assert [" ".join(line.split()) for line in text.splitlines()] == [
+        "name state rows due failed",
+        "docs.n stale 11 1 0",
+        "docs.p never computed 11 11 0",
+        "a_view source is stale 11 0 0",
+        "a_view: up to date with docs.n, which is stale",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "No tables." in run("tables", db, "--table", "none")
+
+
+def test_errors_and_plans_advise_commands_and_options(db: str) -> None:
+    run("define", db, "docs", "n", "own_udfs:double", "--input", "x")
+    run("backfill", db, "docs", "n", "--runner", "inline")
+    run("define", db, "docs", "n", "own_udfs:picky", "--input", "id")
+    said = run("backfill", db, "docs", "n", code=1)
+    assert "with --on-code-change recompute" in said
+    assert "on_code_change=" not in said
+    assert "airflow-geneva jobs DB lists the newest" in run("status", db, "20260101T000000-none", code=1)
+    assert "airflow-geneva define" in run("backfill", db, "docs", "x", code=1)
+
+
+def test_a_module_of_the_dags_folder_is_found_with_a_connection(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "dags_folder", lambda: str(tmp_path / "dags"))
+    monkeypatch.setattr(work, "open_database_argument", lambda given, conn_id, *rest: (connect(db), list(given)))
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags" / "of_dags.py").write_text(UDFS)
+    assert "of_dags:double" in run("define", "--conn-id", "shelf", "docs", "n", "of_dags:double", "--input", "x")
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    asked = {"_AIRFLOW_GENEVA_COMPLETE": "complete_bash", "COMP_WORDS": "airflow-geneva ta", "COMP_CWORD": "1"}
+    answer = CliRunner().invoke(app, [], prog_name="airflow-geneva", env=asked)
+    assert answer.stdout.split() == ["tables"]
