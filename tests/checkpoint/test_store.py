@@ -18,6 +18,7 @@ import pytest
 from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.engine.checkpoint.packs import Packs
 from airflow_geneva.engine.checkpoint.store import CheckpointStore, DelayedCheckpoints
+from airflow_geneva.engine.lance_io.data_file import FileWriter
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput, StorageError
@@ -64,6 +65,21 @@ def test_the_last_value_of_a_key_wins(store: CheckpointStore) -> None:
     store["k"] = BATCH
     store["k"] = BATCH.slice(1)
     assert store["k"].num_rows == 2
+
+
+def test_a_value_that_another_job_replaces_at_once_is_whole(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, longer = FileWriter._publish, pa.record_batch({"value": [*range(1_000)]})
+
+    def publish_and_replace(writer: FileWriter) -> None:
+        monkeypatch.setattr(FileWriter, "_publish", publish)
+        publish(writer)
+        CheckpointStore(str(tmp_path))[key(0, 0)] = longer
+
+    monkeypatch.setattr(FileWriter, "_publish", publish_and_replace)
+    store[key(0, 0)] = BATCH
+    assert store[key(0, 0)].equals(longer)
 
 
 def test_keys_are_listed_by_prefix(store: CheckpointStore) -> None:

@@ -76,7 +76,7 @@ class FileWriter:
     def close(self) -> None:
         with self._explaining(None):
             self._publish()
-            check_complete(self.path, self.size_bytes)
+            self._check()
 
     @property
     def size_bytes(self) -> int:
@@ -85,6 +85,11 @@ class FileWriter:
 
     def _publish(self) -> None:
         self._writer.close()
+
+    def _check(self) -> None:
+        # Another process may have replaced the file, with another size: two jobs that compute the same rows write the
+        # same checkpoints.
+        check_complete(self.path)
 
     def _explaining(self, batch: pa.RecordBatch | None) -> AbstractContextManager[None]:
         return engine_errors(lambda error: write_error(self.what, error, batch))
@@ -135,6 +140,9 @@ class DataFileWriter(FileWriter):
         if isinstance(closed, str):
             self.file, self.path = closed, join(self.dataset.uri, "data", closed)
 
+    def _check(self) -> None:
+        check_complete(self.path, self.size_bytes)
+
 
 _FOLDERS: WeakKeyDictionary[lance.LanceDataset, Storage] = WeakKeyDictionary()
 """The folders of open datasets, except those with credentials that expire."""
@@ -164,7 +172,7 @@ def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -
 
 
 def check_complete(path: str, size: int = 0) -> None:
-    """Remove a local Lance file that is truncated, or has another size than its writer reported, and raise `OSError`.
+    """Remove a local Lance file that is truncated, or has another size than `size` if that is given; raise `OSError`.
 
     On a full local disk or an exhausted quota, Lance reports no error for the last bytes. An object store always stores
     a file completely or not at all.
