@@ -1,4 +1,4 @@
-"""``python -m bench``: run each measurement in its own process, then print the tables."""
+"""``python -m bench``: run each measurement in its own process, then print the tables and draw the charts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
 TOGETHER = (
+    "small",
     "slow",
     "plan",
     "changes",
@@ -41,9 +43,10 @@ TOGETHER = (
     "async",
     "paid_once",
     "services",
+    "load",
 )
-OTHERS = (*TOGETHER, "f", "f16m")
-COLD_CASES = ("a", "c", "small", "a16m")
+VIEWS = {"f10k": 10_000, "f100k": 100_000, "f": 1_000_000, "f16m": 16_000_000}
+OTHERS = (*TOGETHER, *VIEWS)
 
 
 class BenchmarkRun:
@@ -72,29 +75,33 @@ class BenchmarkRun:
 
     def run(self, cases: Sequence[str]) -> dict[str, Any]:
         """Measure the given cases; return the results by kind of measurement."""
-        results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": [], "changes": None, "view": []}
+        results: dict[str, Any] = {"compare": [], "once": [], "view": [], "began": time.time(), "took": {}}
         for name in cases:
+            began = time.monotonic()
             if name in TOGETHER:
                 results[name] = getattr(self, f"_{name}")()
-            elif name in ("f", "f16m"):
+            elif name in VIEWS:
                 results["view"] += self._view(name)
             else:
                 self._column(name, results)
+            results["took"][name] = time.monotonic() - began
+            print(f"{name}: {results['took'][name]:.0f} s", file=sys.stderr, flush=True)
         return results
 
     def _column(self, name: str, results: dict[str, Any]) -> None:
         folder = self.scratch / name
         about = {"case": name, "folder": str(folder), "quick": self.quick}
-        for runner in self.runners:
+        case = CASES[name].small() if self.quick else CASES[name]
+        for runner in self.runners if case.repeats else ():
             self._measure("make", **about)
             found = self._measure("compare", **about, runner=runner)
             if not found["agree"]:
                 raise SystemExit(f"Case {name} on {runner}: our values are not those of pylance alone.")
             results["compare"].append({"case": name, "runner": runner, **found})
             shutil.rmtree(folder)
-        if name in COLD_CASES and not (self.quick and name != "a"):
+        if case.cold:
             self._measure("make", **about)
-            for side in ("floor", *self.runners):
+            for side in ("floor", *(runner for runner in self.runners if runner in case.cold)):
                 found = self._measure("once", **about, side=side)
                 results["once"].append({"case": name, "side": side, **found})
             shutil.rmtree(folder)
@@ -102,12 +109,20 @@ class BenchmarkRun:
     def _slow(self) -> dict[str, Any]:
         # A fragment must take longer than the default interval, so that it is checkpointed while it runs.
         size = {"rows": 200 if self.quick else 24_000, "fragments": 2}
-        sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1 if self.quick else 3, **size)
+        sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1, **size)
         return {"sides": sides, **size}
+
+    def _small(self) -> dict[str, Any]:
+        size = {"fragments": 20 if self.quick else 2_000, "repeats": 1 if self.quick else 2}
+        return dict(self._measure("small", folder=str(self.scratch / "small"), **size))
+
+    def _load(self) -> list[dict[str, Any]]:
+        keys = 2_000 if self.quick else 500_000
+        return list(self._measure("load", folder=str(self.scratch / "load"), keys=keys, runners=self.runners))
 
     def _wide(self) -> list[dict[str, Any]]:
         found = []
-        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((5_000, 1_000_000), (200, 10_000_000)):
+        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((2_500, 1_000_000), (100, 10_000_000)):
             for kind in wide.KINDS:
                 folder = str(self.scratch / "wide")
                 self._measure("make_wide", folder=folder, rows=rows, width=width, kind=kind)
@@ -123,19 +138,19 @@ class BenchmarkRun:
     def _changes(self) -> dict[str, Any]:
         size = {"rows": 2_000, "fragments": 20} if self.quick else {"rows": 1_000_000, "fragments": 100}
         folder = self.scratch / "changes"
-        found = self._measure("changes", folder=str(folder), repeats=1 if self.quick else 5, **size)
+        found = self._measure("changes", folder=str(folder), repeats=1 if self.quick else 3, **size)
         shutil.rmtree(folder)
         return dict(found)
 
     def _aging(self) -> dict[str, Any]:
-        size = {"cycles": 10, "ends": 3} if self.quick else {"cycles": 300, "ends": 20}
+        size = {"cycles": 10, "ends": 3} if self.quick else {"cycles": 100, "ends": 20}
         folder = self.scratch / "aging"
         found = self._measure("aging", folder=str(folder), **size)
         shutil.rmtree(folder)
         return dict(found)
 
     def _hourly(self) -> dict[str, Any]:
-        size = {"hours": 1 if self.quick else 20, "rows": 600, "verses": 1_000 if self.quick else 100_000}
+        size = {"hours": 1 if self.quick else 4, "rows": 600, "verses": 1_000 if self.quick else 100_000}
         found = self._measure("hourly", folder=str(self.scratch / "hourly"), **size)
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")
@@ -163,12 +178,12 @@ class BenchmarkRun:
         return list(self._measure("gpu", folder=str(self.scratch / "gpu"), **size))
 
     def _estimate(self) -> list[dict[str, Any]]:
-        jobs = 4 if self.quick else 50
+        jobs = 4 if self.quick else 20
         return list(self._measure("estimate", folder=str(self.scratch / "estimate"), jobs=jobs, quick=self.quick))
 
     def _limits(self) -> dict[str, Any]:
-        small = {"rows": 600, "processes": 2, "kills": 1} if self.quick else {}
-        return dict(self._measure("limits", folder=str(self.scratch / "limits"), **small))
+        size = {"rows": 600, "processes": 2, "kills": 1} if self.quick else {"rows": 50_000, "kills": 4}
+        return dict(self._measure("limits", folder=str(self.scratch / "limits"), **size))
 
     def _indexes(self) -> dict[str, Any]:
         full = {"rows": 200_000, "hours": 50, "added": 1_000, "ends": 10}
@@ -186,20 +201,21 @@ class BenchmarkRun:
 
     def _services(self) -> dict[str, Any]:
         size = {"documents": 40, "kills": 1, "requests": 2}
-        size = size if self.quick else {"documents": 1_500, "kills": 5, "requests": 250}
+        size = size if self.quick else {"documents": 750, "kills": 5, "requests": 125}
         return dict(self._measure("services", folder=str(self.scratch / "services"), runners=self.runners, **size))
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"
-        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 40, quick=self.quick))
+        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 20, quick=self.quick))
 
     def _view(self, name: str) -> list[dict[str, Any]]:
-        rows, repeats = (1_000_000, 5) if name == "f" else (16_000_000, 3)
-        size = {"rows": rows // (500 if self.quick else 1), "fragments": 16, "repeats": 1 if self.quick else repeats}
+        rows = VIEWS[name] // (500 if self.quick else 1)
+        size = {"rows": max(rows, 160), "fragments": 16, "repeats": 1 if self.quick else _repeats(rows)}
         found = []
-        for runner in self.runners:
+        for runner in self.runners if rows >= 1_000_000 or self.quick else ("inline",):
             folder = self.scratch / name
-            found.append(self._measure("view", folder=str(folder), runner=runner, **size))
+            beside = {"lancedb": str(LANCEDB)} if LANCEDB.exists() and runner == "inline" else {}
+            found.append(self._measure("view", folder=str(folder), runner=runner, **beside, **size))
             shutil.rmtree(folder)
         return found
 
@@ -208,15 +224,11 @@ class BenchmarkRun:
             print("peer is left out. To install LanceDB: make .venv-lancedb/.installed", file=sys.stderr)
             return []
         found = []
-        for rows in (2_000, 32_000) if self.quick else (1_000_000, 16_000_000):
-            size = {"rows": rows, "fragments": 16, "repeats": 1 if self.quick else 5 if rows < 10_000_000 else 3}
-            folder = self.scratch / "peer"
-            view = self._measure("view", folder=str(folder), runner="inline", lancedb=str(LANCEDB), **size)
+        for rows in (2_000, 32_000) if self.quick else VIEWS.values():
+            folder, repeats = self.scratch / "peer", 1 if self.quick else _repeats(rows)
+            size = {"rows": rows, "fragments": 16, "repeats": repeats}
+            found.append(self._measure("peer_column", folder=str(folder), python=str(LANCEDB), **size))
             shutil.rmtree(folder)
-            column = self._measure("peer_column", folder=str(folder), python=str(LANCEDB), **size)
-            shutil.rmtree(folder)
-            views = {f"view: {name}": change for name, change in view["changes"].items()}
-            found.append({"rows": rows, "changes": {**views, **column["changes"]}})
         return found
 
     def _plan(self) -> list[dict[str, Any]]:
@@ -227,7 +239,7 @@ class BenchmarkRun:
                 size = {"fragments": fragments, "computed": computed, "columns": columns}
                 folder = self.scratch / "plan"
                 self._measure("make_many", folder=str(folder), **size)
-                repeats = 1 if self.quick else 3
+                repeats = 1 if self.quick or fragments > 100_000 else 3
                 plan = self._measure("plan", folder=str(folder), computed=computed, repeats=repeats)
                 found.append({**size, **plan})
                 shutil.rmtree(folder)
@@ -245,8 +257,12 @@ class BenchmarkRun:
         return json.loads(output.read_text())
 
 
+def _repeats(rows: int) -> int:
+    return 5 if rows < 10_000_000 else 2
+
+
 def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """Measure and print the tables; write those that are complete to ``docs/benchmarks.md``."""
+    """Measure and print the tables; a run of all cases also writes ``docs/benchmarks.md`` and its charts."""
     everything = [*CASES, *OTHERS]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, inline by default: does it work?")
@@ -271,16 +287,13 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
         results = BenchmarkRun(scratch, options.quick, runners).run(cases)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print(report.joined(report.render(results)))
+    print(report.render(results))
     if smoking:
         if options.record:
             smoke.record(__version__, results["compare"])
         print(smoke.compare(results["compare"]))
-    elif not options.quick and set(runners) == set(RUNNERS):
-        # A section is written if all of its cases were measured.
-        needed = {"compare": CASES, "once": CASES, "view": ("f", "f16m")}
-        complete = {name: found for name, found in results.items() if set(needed.get(name, ())) <= set(cases)}
-        report.write(PAGE, complete)
+    elif not options.quick and (set(cases), set(runners)) == (set(everything), set(RUNNERS)):
+        report.write(PAGE, results)
         print(f"Written to {PAGE.relative_to(ROOT)}.")
     return results
 

@@ -28,7 +28,8 @@ class Case:
         column: the input column.
         kind: ``fill`` an empty column, run ``again`` with nothing to do, or ``grow`` by a tenth and fill that.
         peer: seconds of geneva, measured on another machine; see ``docs/benchmarks.md``.
-        repeats: number of measured pairs of runs.
+        repeats: number of measured pairs of runs; 0: only from a cold start.
+        cold: the runners that are also measured from a cold start, beside pylance alone.
     """
 
     name: str
@@ -40,10 +41,12 @@ class Case:
     kind: str = "fill"
     peer: str = ""
     repeats: int = 7
+    cold: tuple[str, ...] = ()
 
     def small(self) -> Case:
         """Return a small version of the case, to check that it works."""
-        return replace(self, rows=max(self.rows // 1_000, 160), repeats=1)
+        cold = self.cold if self.name == "a" else ()
+        return replace(self, rows=max(self.rows // 1_000, 160), repeats=min(self.repeats, 1), cold=cold)
 
     def make(self, folder: Path) -> None:
         """Create its table."""
@@ -61,16 +64,17 @@ class Case:
         return rows
 
 
+_BOTH = ("inline", "spark")
 CASES = {
     case.name: case
     for case in (
-        Case("a", "a: 1M rows, 16 fragments, Arrow UDF x*2", 1_000_000, 16, udfs.double, peer="6.6 / 22"),
+        Case("a", "a: 1M rows, 16 fragments, Arrow UDF x*2", 1_000_000, 16, udfs.double, peer="6.6 / 22", cold=_BOTH),
         Case("b", "b: 200k rows, Python UDF str -> int, row by row", 200_000, 4, udfs.length, "text", peer="7.8"),
-        Case("c", "c: 20k rows -> 384 x float32", 20_000, 4, udfs.embed, peer="8.5"),
+        Case("c", "c: 20k rows -> 384 x float32", 20_000, 4, udfs.embed, peer="8.5", cold=_BOTH),
         Case("d", "d: a again, nothing to do", 1_000_000, 16, udfs.double, kind="again", peer="3.6"),
         Case("e", "e: a after 10 % more rows", 1_000_000, 16, udfs.double, kind="grow", peer="4.9"),
-        Case("small", "small: 20,000 fragments of 10 rows, Arrow UDF x*2", 200_000, 20_000, udfs.double, repeats=1),
-        Case("a16m", "a at 16M rows", 16_000_000, 16, udfs.double, peer="9.8 (8M rows)", repeats=5),
+        Case("a16m", "a at 16M rows", 16_000_000, 16, udfs.double, peer="9.8 (8M rows)", repeats=5, cold=_BOTH),
+        Case("20k", "20,000 fragments of 10 rows, x*2", 200_000, 20_000, udfs.double, repeats=0, cold=("inline",)),
     )
 }
 

@@ -1,7 +1,4 @@
-"""Load vectors by key: the memory of a load in this process, and the work that a load on Spark repeats after a kill.
-
-``python -m bench.load inline --keys 1000000`` and ``python -m bench.load spark --keys 1000000``, with 384 floats a key.
-"""
+"""Load vectors by key: the memory of a load in this process, and the work that a load on Spark repeats after a kill."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +111,27 @@ def written(folder: Path) -> set[str]:
     return {path.name for path in (folder / "docs.lance" / "data").glob("*.lance")}
 
 
+def measure_each(folder: str, keys: int, runners: Sequence[str]) -> list[dict[str, Any]]:
+    """Load a vector for each key of a new table with each runner.
+
+    Raises:
+        SystemExit: a row has another vector than that of its key.
+    """
+    found = []
+    for runner in runners:
+        place = Path(folder) / runner
+        place.mkdir(parents=True)
+        make(place, keys)
+        found.append({"runner": runner, "keys": keys} | measure(place, runner))
+        shutil.rmtree(place)
+        if found[-1]["wrong"] or found[-1]["rows_loaded"] != keys:
+            raise SystemExit(f"Case load on {runner}: {found[-1]}")
+    return found
+
+
 def measure(folder: Path, runner: str) -> dict[str, Any]:
     """Run a load in a process of its own; on Spark, kill all its processes when half of the fragments are staged."""
-    command = [sys.executable, "-m", "bench.load", "child", "--folder", str(folder), "--runner", runner]
+    command = [sys.executable, "-m", "bench.load", "--folder", str(folder), "--runner", runner]
     before, found = written(folder), dict[str, Any]()
     if runner == "spark":
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
@@ -158,23 +172,9 @@ def memory(session: int) -> dict[str, int]:
     return found
 
 
-def main(arguments: Iterator[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["inline", "spark", "child"])
-    parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--runner", default="inline")
-    given = parser.parse_args(None if arguments is None else list(arguments))
-    if given.what == "child":
-        print(json.dumps(load(given.folder, given.runner)))
-        return
-    folder = Path(tempfile.mkdtemp(prefix="bench-load-", dir=given.folder))
-    try:
-        make(folder, given.keys)
-        print(json.dumps({"runner": given.what, "keys": given.keys} | measure(folder, given.what)))
-    finally:
-        shutil.rmtree(folder)
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--runner", required=True)
+    given = parser.parse_args()
+    print(json.dumps(load(given.folder, given.runner)))

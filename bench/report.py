@@ -1,10 +1,9 @@
-"""Render the results as Markdown, and write them to the page, section by section."""
+"""Render the results as Markdown, and write them and their charts to the page."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,50 +13,48 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from bench import planning
+from bench import aims, charts, planning
 from bench.cases import CASES
 from bench.estimate import ON_SPARK
-from bench.plot import plot_lines
 
-HOURLY_PLOT = "images/hourly.svg"
-FAR_PLOT = "images/far.svg"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def render(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sections that a run measured, by heading."""
-    machine = _machine()
-    found = [(heading, table(results[name])) for name, heading, table in _SECTIONS if results.get(name)]
-    return {heading: f"{machine}\n\n{text}" for heading, text in found}
-
-
-def joined(sections: Mapping[str, str]) -> str:
-    return "\n\n".join(f"### {heading}\n\n{text}" for heading, text in sections.items())
+def render(results: Mapping[str, Any]) -> str:
+    """Return what a run measured as the text of the page between its markers."""
+    parts = [_machine(results), *(f"![{chart.title}]({chart.file})" for chart in charts.draw(results))]
+    if rows := [_standing(one) for one in aims.stand(results)]:
+        parts.append(f"### How the cases stand to their aims\n\n{_table(('case', 'figure', 'aim', ''), rows)}")
+    parts += [f"### {heading}\n\n{table(results[name])}" for name, heading, table in _SECTIONS if results.get(name)]
+    return "\n\n".join(parts)
 
 
 def write(page: Path, results: Mapping[str, Any]) -> None:
-    """Replace the sections of a page, between its markers, that a run measured, and draw its plots."""
+    """Replace what a page has between its markers, and its charts, by what a run measured."""
     before, _, rest = page.read_text().partition(BEGIN)
-    inside, found, after = rest.partition(END)
+    _, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{page} has no lines {BEGIN} and {END}. Put them where the figures belong.")
-    _, *parts = re.split(r"^### (.+)\n", inside, flags=re.MULTILINE)
-    measured = {heading: text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)} | render(results)
-    ordered = {heading: measured[heading] for _, heading, _ in _SECTIONS if heading in measured}
-    page.write_text(f"{before}{BEGIN}\n\n{joined(ordered)}\n\n{END}{after}")
-    if results.get("hourly"):
-        drawn = plot_lines("Hourly runs: seconds from trigger to end", "hour", "seconds", results["hourly"]["seconds"])
-        (page.parent / HOURLY_PLOT).write_text(drawn)
-    if results.get("far"):
-        (page.parent / FAR_PLOT).write_text(_far_plot(results["far"]))
+    page.write_text(f"{before}{BEGIN}\n\n{render(results)}\n\n{END}{after}")
+    for chart in charts.draw(results):
+        (page.parent / chart.file).write_text(chart.image)
 
 
-def _machine() -> str:
+def _standing(one: aims.Standing) -> tuple[str, ...]:
+    unit = {"times": " times pylance alone", "%": " %"}.get(one.aim.unit, f" {one.aim.unit}")
+    far = "" if one.met else f"missed by {100 * abs(one.figure / one.aim.aim - 1):.0f} %"
+    most = "at least" if one.aim.unit == "%" else "at most"
+    return one.aim.case, f"{one.figure:.3g}{unit}", f"{most} {one.aim.aim:g}", far or "met"
+
+
+def _machine(results: Mapping[str, Any]) -> str:
     load = os.getloadavg()[0]
     names = ("airflow-geneva", "pylance", "pyarrow", "pyspark", "numpy")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
+    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(results["began"]))
     return (
-        f"Measured {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC on {os.cpu_count()} cores "
+        f"Measured in one run of {sum(results['took'].values()) / 60:.0f} minutes, which began on {began} UTC, on "
+        f"{os.cpu_count()} cores "
         f"({platform.machine()}), {psutil.virtual_memory().total / (1 << 30):.0f} GB of memory, "
         f"{platform.system()}, Python {platform.python_version()}: {versions}. "
         f"Load average at the end: {load:.1f}."
@@ -232,7 +229,7 @@ def _hourly(run: Mapping[str, Any]) -> str:
     )
     applied = " and ".join(f"{took:.1f} s through {way}" for way, took in run["applied"].items())
     large = f"The apply task that embeds {run['verses']:,} verses like the demo takes {applied}."
-    return f"{about}\n\n{_table(head, rows)}\n\n{large}\n\n![Seconds of each hour's runs]({HOURLY_PLOT})"
+    return f"{about}\n\n{_table(head, rows)}\n\n{large}"
 
 
 def _far(found: Mapping[str, Any]) -> str:
@@ -258,7 +255,7 @@ def _far(found: Mapping[str, Any]) -> str:
         "and a function that takes 4 ms an image. It ran for this part of the time between its first "
         f"call and its last: {busy}."
     )
-    return f"{about}\n\n{_table(head, rows)}\n\n![Seconds of a run by the latency of the store]({FAR_PLOT})"
+    return f"{about}\n\n{_table(head, rows)}"
 
 
 def _busy(found: Mapping[str, Any]) -> str:
@@ -282,14 +279,6 @@ def _gpu(found: Sequence[Mapping[str, Any]]) -> str:
         return (run["case"], run["side"], f"{run['seconds']:.1f}", f"{run['rows'] / run['seconds']:,.0f}", busy)
 
     return _table(("case", "side", "seconds", "rows/s", "device busy (NVML)"), [row(run) for run in found])
-
-
-def _far_plot(found: Mapping[str, Any]) -> str:
-    sides = sorted(found["at"], key=lambda at: at["ms"])
-    names = ("pylance alone", "column, first", "view, first", "column, one new row", "column, nothing to do")
-    lines = {name: [at["runs"][name]["seconds"] for at in sides] for name in names}
-    title = "Seconds of a run by the latency of the store"
-    return plot_lines(title, "latency in ms", "seconds", lines, [at["ms"] for at in sides])
 
 
 def _time_left(found: Mapping[str, Any]) -> str:
@@ -435,25 +424,64 @@ def _indexes(found: Mapping[str, Any]) -> str:
 
 def _beside(runs: Sequence[Mapping[str, Any]]) -> str:
     sides = {"peer": "LanceDB", "ours": "ours", "floor": "pylance alone"}
-    head = ["after", *(f"{run['rows']:,} rows: {side}, s" for run in runs for side in sides.values())]
-    rows = []
-    for name in runs[0]["changes"]:
-        taken = [run["changes"][name].get(side) for run in runs for side in sides]
-        rows.append([name, *("" if seconds is None else _best_median(seconds) for seconds in taken)])
-    return f"16 fragments, a view of every other row; all in turn, inline.\n\n{_table(head, rows)}"
+    head = ("rows", "after", *(f"{side}, s" for side in sides.values()))
+    rows = [
+        (
+            f"{run['rows']:,}",
+            name,
+            *("" if (taken := change.get(side)) is None else _best_median(taken) for side in sides),
+        )
+        for run in runs
+        for name, change in run["changes"].items()
+    ]
+    return f"16 fragments; all in turn, inline.\n\n{_table(head, rows)}"
+
+
+def _small(run: Mapping[str, Any]) -> str:
+    head = ("", "ours, ms a fragment", "pylance alone, ms a fragment")
+    sides = ("ours", "floor")
+    rows = [
+        (kind, *(f"{1e3 * min(taken[side]) / run['fragments']:.1f}" for side in sides))
+        for kind, taken in run["seconds"].items()
+    ]
+    about = f"{run['fragments']:,} fragments of {run['rows']} rows, all of them computed for the first time, inline."
+    return f"{about}\n\n{_table(head, rows)}"
+
+
+def _loaded(runs: Sequence[Mapping[str, Any]]) -> str:
+    kinds = ("driver's Python", "driver's JVM", "executor", "python workers", "all")
+    head = ("keys", "runner", "s", *(f"{kind}, MB" for kind in kinds), "files written for 40 fragments")
+    rows = [
+        (
+            f"{run['keys']:,}",
+            run["runner"],
+            f"{run['seconds']:.1f}",
+            *(f"{run['peaks_mb'][kind]:,}" if kind in run["peaks_mb"] else "" for kind in kinds),
+            f"{run['files_written']:,}",
+        )
+        for run in runs
+    ]
+    about = (
+        "Vectors of 384 floats from eight Parquet files, whose rows have another order than the table's, are loaded "
+        "into 40 fragments. Spark has one executor with a heap of 1 GB. All processes of its load are killed with "
+        "SIGKILL when half of the fragments are staged; seconds and memory are those of the run that goes on. Every "
+        "value was compared."
+    )
+    return f"{about}\n\n{_table(head, rows)}"
 
 
 _PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}
 
 
 def _viewed(run: Mapping[str, Any]) -> str:
-    head = ("f: after", "ours, s", "pylance alone, s", "ratio", "rows run", "versions written", "peer, s")
+    head = ("f: after", "ours, s", "pylance alone, s", "ratio", "LanceDB, s", "rows run", "versions", "peer, s")
     rows = [
         (
             name,
             _best_median(change["ours"]),
             _best_median(change["floor"]),
             f"{min(change['ours']) / min(change['floor']):.1f} / {_median_ratio(change['ours'], change['floor']):.1f}",
+            _best_median(change["peer"]) if "peer" in change else "",
             f"{change['rows']:,}",
             f"{change['versions']:,}",
             _PEER_VIEW.get(name, "") if run["rows"] == 1_000_000 else "",
@@ -484,6 +512,7 @@ def _all_viewed(runs: Sequence[Mapping[str, Any]]) -> str:
 _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("compare", "Filling a column", _compared),
     ("once", "From a cold start, and memory", _cold),
+    ("small", "Small fragments", _small),
     ("slow", "What checkpoints cost", _slow),
     ("plan", "Planning", _planned),
     ("changes", "After changes", _changed),
@@ -502,4 +531,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("async", "Calls that wait for a service", _async),
     ("paid_once", "Equal inputs", _paid_once),
     ("services", "Services", _services),
+    ("load", "Values by key", _loaded),
 )

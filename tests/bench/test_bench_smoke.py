@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import airflow_geneva
-from bench import floor, report, udfs
+from bench import charts, floor, report, udfs
 from bench.__main__ import OTHERS, BenchmarkRun, main
 from bench.cases import CASES, Case, open_table
 from bench.measure import MEASUREMENTS
@@ -53,9 +53,10 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     others = [name for name in OTHERS if name not in ("hourly", "limits")]
     results = main(["--quick", "--cases", ",".join([*CASES, *others])])
     compared = {run["case"]: run for run in results["compare"]}
-    assert set(compared) == set(CASES)
+    assert set(compared) == {name for name, case in CASES.items() if case.repeats}
     assert all(run["agree"] for run in compared.values())
-    due = {name: {"fill": rows, "again": 0, "grow": rows // 10}[CASES[name].kind] for name, rows in _small_rows()}
+    small = {name: CASES[name].small().rows for name in compared}
+    due = {name: {"fill": rows, "again": 0, "grow": rows // 10}[CASES[name].kind] for name, rows in small.items()}
     assert {name: run["rows"] for name, run in compared.items()} == due
     assert {name: run["floor_rows"] for name, run in compared.items()} == due
     pending = {(run["fragments"], run["columns"], run["computed"]): run["rows_pending"] for run in results["plan"]}
@@ -86,6 +87,8 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert set(busy["at"]) == ({"disk", "1 ms"} if WEED.exists() else {"disk"})
     assert all(0 < run["busy"] <= 1 and run["devices"] == 1 for sides in busy["at"].values() for run in sides.values())
     assert len(busy["at"]["disk"]) == 5
+    assert results["load"][0]["rows_loaded"] == 2_000
+    assert set(results["took"]) == {*CASES, *others}
     indexed = results["indexes"]
     assert (indexed["unindexed"], indexed["segments"]) == (0, 8)
     assert indexed["recall"] >= indexed["rebuilt"] - 0.01
@@ -104,11 +107,14 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert "### Planning" in capsys.readouterr().out
 
 
+NOTHING = {"compare": [], "once": [], "view": [], "began": 1_790_000_000.0, "took": {"a": 90.0, "b": 60.0}}
+
+
 def test_lancedb_stands_beside_us_where_pylance_alone_does_other_work() -> None:
     sides = {"peer": [0.5, 0.7], "ours": [0.25, 0.25]}
-    text = report.joined(report.render({"peer": [{"rows": 32_000, "changes": {"column: compaction": sides}}]}))
-    assert "| after | 32,000 rows: LanceDB, s | 32,000 rows: ours, s | 32,000 rows: pylance alone, s |" in text
-    assert "| column: compaction | 0.50 / 0.60 | 0.25 / 0.25 |  |" in text
+    text = report.render({**NOTHING, "peer": [{"rows": 32_000, "changes": {"column: compaction": sides}}]})
+    assert "| rows | after | LanceDB, s | ours, s | pylance alone, s |" in text
+    assert "| 32,000 | column: compaction | 0.50 / 0.60 | 0.25 / 0.25 |  |" in text
 
 
 @pytest.mark.spark
@@ -119,45 +125,47 @@ def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
     assert run["rows"] == run["floor_rows"] == CASES["c"].small().rows
 
 
-def test_the_measured_sections_are_replaced_and_hours_are_drawn(tmp_path: Path) -> None:
+def test_a_page_has_one_date_and_says_how_each_case_stands_to_its_aim(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    old = "### An hourly DAG run\n\nold\n\n### Planning\n\nkept"
-    page.write_text(f"before\n{report.BEGIN}\n\n{old}\n\n{report.END}\nafter\n")
-    (tmp_path / "images").mkdir()
-    seconds = {"two empty tasks": [3.0, 2.0, 9.0], "new rows": [4.0, 4.5, 6.0]}
-    applied = {"Spark Connect": 5.0, "spark-submit": 20.0}
-    results = {"hourly": {"seconds": seconds, "rows": 6, "hours": 3, "verses": 1000, "applied": applied}}
-    report.write(page, results)
+    page.write_text(f"before\n{report.BEGIN}\n\n### Planning\n\nof another run\n\n{report.END}\nafter\n")
+    seconds = {"column": {"ours": [0.009, 0.008], "floor": [0.004, 0.003]}, "view": {"ours": [0.014], "floor": [0.004]}}
+    once = [{"case": "20k", "side": "inline", "seconds": 2.0, "inside": 10, "peak_self": 5e8, "peak_children": 0}]
+    small = {"fragments": 2, "rows": 10, "seconds": seconds}
+    report.write(page, {**NOTHING, "once": once, "small": small})
     before, text, after = re.split(f"{report.BEGIN}|{report.END}", page.read_text())
     assert (before, after) == ("before\n", "\nafter\n")
-    assert "| new rows | 4.0 | 4.5 | 1.5 |" in text
-    assert "verses like the demo takes 5.0 s through Spark Connect and 20.0 s through spark-submit." in text
-    assert text.startswith("\n\n### Planning\n\nkept\n\n### An hourly DAG run\n\nMeasured ")
-    assert "old" not in text
-    drawn = ElementTree.parse(tmp_path / report.HOURLY_PLOT).getroot()
-    lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
-    assert [len(points.split()) for points in lines] == [3, 3]
+    assert text.startswith("\n\nMeasured in one run of 2 minutes, which began on 2026-09-21 14:13 UTC, on ")
+    assert len(re.findall(r"20\d\d-", text)) == 1
+    assert "| column, a fragment of 10 rows | 4 ms | at most 4 | met |" in text
+    assert "| view, a fragment of 10 rows | 7 ms | at most 5 | missed by 40 % |" in text
+    assert "| memory for these 20,000 fragments | 500 MB | at most 400 | missed by 25 % |" in text
+    assert "| column | 4.0 | 1.5 |" in text
+    assert "of another run" not in text
 
 
-def test_seconds_are_drawn_over_the_latency(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"{report.BEGIN}\n\n{report.END}\n")
-    (tmp_path / "images").mkdir()
+def test_charts_draw_the_best_seconds_of_each_side() -> None:
     names = ("pylance alone", "column, first", "view, first", "column, one new row", "column, nothing to do")
     runs = {ms: {name: {"seconds": ms / 10, "requests": 127, "depth": 19} for name in names} for ms in (50, 25, 100)}
-    at = [{"ms": ms, "runs": found, "busy": 0.68} for ms, found in runs.items()]
-    report.write(
-        page, {"far": {"at": at, "fragments": 40, "rows": 1000, "image_fragments": 20, "images": 250, "staged": 9}}
-    )
-    text = page.read_text()
-    assert "| run | 50 ms: s | requests | depth | 25 ms: s | 100 ms: s |" in text
-    assert "| column, first | 5.0 | 127 | 19 | 2.5 | 10.0 |" in text
-    assert "68 % at 50 ms" in text
-    drawn = ElementTree.parse(tmp_path / report.FAR_PLOT).getroot()
-    lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
-    across = [[float(point.partition(",")[0]) for point in points.split()] for points in lines]
-    assert across == [[162.5, 285.0, 530.0]] * 5
-
-
-def _small_rows() -> list[tuple[str, int]]:
-    return [(name, case.small().rows) for name, case in CASES.items()]
+    far = {"at": [{"ms": ms, "runs": found} for ms, found in runs.items()]}
+    sides = {"ours": [0.2, 0.1], "floor": [0.01], "peer": [1.0]}
+    sizes = (10_000, 16_000_000)
+    view = [{"rows": rows, "runner": "inline", "changes": {"first refresh": sides}} for rows in sizes]
+    peer = [{"rows": rows, "changes": {"column: first": sides}} for rows in sizes]
+    compare = [{"case": "a", "runner": "inline", "ours": [0.2, 0.1], "floor": [0.1]}]
+    drawn = list(charts.draw({**NOTHING, "far": far, "view": view, "peer": peer, "compare": compare}))
+    assert [chart.file.removeprefix("images/") for chart in drawn] == [
+        "alone.svg",
+        "lancedb.svg",
+        "geneva.svg",
+        "far.svg",
+        "size.svg",
+    ]
+    images = {chart.file: ElementTree.fromstring(chart.image) for chart in drawn}
+    space = "{http://www.w3.org/2000/svg}"
+    points = [line.attrib["points"] for line in images["images/far.svg"].iter(f"{space}polyline")]
+    assert [[float(point.partition(",")[0]) for point in line.split()] for line in points] == [
+        [162.5, 285.0, 530.0]
+    ] * 5
+    widths = [float(bar.attrib["width"]) for bar in images["images/size.svg"].iter(f"{space}rect")][1:]
+    # From 0.01 s, a tenfold time is one half of the axis further.
+    assert widths == [190.0, 1.0, 380.0] * 4
