@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from airflow_geneva.cli.words import in_own_words
+from airflow_geneva.cli.words import OPTIONS, in_own_words
 from airflow_geneva.database import Database, connect, connect_namespace, similar_folder
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.masking import mask_secrets
@@ -69,14 +69,17 @@ class Command(TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
+        named = OPTIONS.set(frozenset(str(parameter.name) for parameter in self.params))
         try:
             with panics_as_errors():
                 return super().invoke(ctx)
         except BrokenPipeError:
             raise
         except (GenevaError, OSError) as error:
-            typer.echo(f"Error: {without_controls(mask_secrets(in_own_words(error, ctx)))}", err=True)
+            typer.echo(f"Error: {without_controls(mask_secrets(in_own_words(error)))}", err=True)
             raise typer.Exit(code=1) from None
+        finally:
+            OPTIONS.reset(named)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         named = [str(parameter.metavar) for parameter in self.params if parameter.param_type_name == "argument"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from contextvars import ContextVar
 
-import click
+OPTIONS: ContextVar[frozenset[str]] = ContextVar("geneva_options", default=frozenset())
+"""The options of the running command, by the names of their parameters."""
 
 _CALLS = [
     (re.compile(python), command)
@@ -26,19 +27,17 @@ _ARGUMENT = re.compile(r"""\b([a-z_]+)=(True\b|"[^"]*"|'[^']*'|[\w.:]+)""")
 _BEFORE_MARKS = re.compile(r" +(?=[.,;](?:\s|$))")
 
 
-def in_own_words(text: object, context: click.Context | None = None) -> str:
+def in_own_words(text: object) -> str:
     """Name the commands and options that do what a text advises to call and pass in Python."""
-    context = context or click.get_current_context(silent=True)
-    options = {str(one.name) for one in context.command.params} if context else set[str]()
     said = str(text)
     for python, command in _CALLS:
         said = python.sub(command, said)
-    return _BEFORE_MARKS.sub("", _ARGUMENT.sub(lambda found: _option(found, options), said))
+    return _BEFORE_MARKS.sub("", _ARGUMENT.sub(_option, said))
 
 
-def _option(found: re.Match[str], options: Container[str]) -> str:
+def _option(found: re.Match[str]) -> str:
     name, value = found.groups()
-    if name not in options:
+    if name not in OPTIONS.get():
         return found.group()
     value = value.strip("\"'")
     return f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")

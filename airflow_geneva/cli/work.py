@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from airflow_geneva.cli.database import (
     print_json,
     without_controls,
 )
+from airflow_geneva.cli.stopping import exit_if_canceled
 from airflow_geneva.cli.words import in_own_words
 from airflow_geneva.database import Database
 from airflow_geneva.engine import api
@@ -311,11 +313,15 @@ def _plan_all(db: Database, what_if: Sequence[str], run: bool, runner: str, as_j
     if not as_json:
         typer.echo(without_controls(in_own_words(planned)))
     if run:
-        results = planned.run(
-            runner, None if as_json else lambda name, result: typer.echo(without_controls(f"{name}: {result}"))
-        )
+        results = planned.run(runner, partial(_show_of_plan, as_json))
         if as_json:
             print_json({name: result.to_json() for name, result in results.items()})
+
+
+def _show_of_plan(as_json: bool, name: str, result: BackfillResult) -> None:
+    if not as_json:
+        typer.echo(without_controls(in_own_words(f"{name}: {result}")))
+    exit_if_canceled()
 
 
 def _find_modules(conn_id: str | None) -> None:

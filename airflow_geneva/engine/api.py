@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.estimate import LIMITS, Estimate
     from airflow_geneva.engine.job.folder import JobFolder, is_job_id
     from airflow_geneva.engine.job.heartbeat import APPROVAL
-    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS
+    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, measured
     from airflow_geneva.engine.job.shard_results import carried_counts
     from airflow_geneva.engine.job.shard_status import ShardStatus, in_parallel
     from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
@@ -212,7 +212,7 @@ _HOMES = (
     ("job.status", "job_ids", "Job"),
     ("job.shard_status", "ShardStatus", "in_parallel"),
     ("job.shard_results", "carried_counts"),
-    ("job.meter", "STEPS_IN_WORDS"),
+    ("job.meter", "STEPS_IN_WORDS", "measured"),
     ("job.error_records", "ErrorRecord"),
     ("job.current_errors", "ErrorGroup", "group_errors", "ErrorCause", "count_causes"),
     # Tables, views and functions.

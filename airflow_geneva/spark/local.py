@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("airflow_geneva.spark")
+
+_EXIT_SECONDS = 10.0
 
 _java_folders: list[tempfile.TemporaryDirectory[str]] = []
 _starting = threading.Lock()
@@ -53,7 +58,7 @@ def _start_session(concurrency: int) -> SparkSession:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {**session_settings(driver_here=True), "spark.log.level": "ERROR"}
     settings |= {"spark.master": f"local[{slots},4]", "spark.app.name": "airflow_geneva"}
-    with _without_warnings():
+    with _without_warnings(), _keeping_signals():
         _start_jvm(settings)
         builder = SparkSession.builder
         for name, value in settings.items():
@@ -72,13 +77,26 @@ def _start_jvm(settings: dict[str, str]) -> None:
     said = _Lines(reading)
     try:
         conf = SparkConf().setAll(list(settings.items()))
-        SparkContext(conf=conf, gateway=launch_gateway(conf, {"stderr": writing}))  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, {"stderr": writing})  # type: ignore[no-untyped-call]
+        atexit.register(_end_jvm, gateway.proc)
+        SparkContext(conf=conf, gateway=gateway)
     except BaseException:
         said.show()
         raise
     finally:
         os.close(writing)
     said.forward()
+
+
+def _end_jvm(jvm: subprocess.Popen[bytes]) -> None:
+    """End the JVM with this process: it exits when its input is closed, unless something in it hangs."""
+    if jvm.stdin is not None:
+        jvm.stdin.close()
+    try:
+        jvm.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
 
 
 class _Lines:
@@ -112,6 +130,17 @@ class _Lines:
         with self._lock:
             self._printing = True
         print("".join(self.kept), end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Keep a program's own handler of Ctrl-C, which Spark replaces by one that cancels all of its jobs."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

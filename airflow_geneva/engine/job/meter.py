@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -27,13 +27,14 @@ _SHARD_STEPS = {"spark": STARTING, "apply": "applying"}
 
 @dataclass
 class JobMeter:
-    """The step of a job, its rows to compute, its expected pace, and the reporters of its shards."""
+    """The step of a job, its rows to compute, its expected pace, the reporters of its shards, and how to cancel it."""
 
     target: str
     step: str = "plan"
     rows: int = 0
     expected: Mapping[str, Any] = field(default_factory=dict)
     reporters: dict[int, ProgressReporter] = field(default_factory=dict)
+    cancel: Callable[[str], None] | None = None
     _began: float = field(default_factory=time.time)
     _since: float = 0.0
 

@@ -103,6 +103,7 @@ def start(
     for saving in plan.savings:
         logger.info("%s", saving)
     job = record_job(plan, location, choice, about, cluster=cluster, folder=folder)
+    measured().cancel = job.folder.cancel
     watch.lap("plan")
     return job
 
