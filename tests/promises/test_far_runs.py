@@ -15,7 +15,6 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.database import Database
 from airflow_geneva.engine.storage import write_behind
-from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.write_behind import WriteBehind
 from airflow_geneva.errors import JobFailed
 from tests.support import within
@@ -71,11 +70,11 @@ def test_a_crash_of_the_thread_that_writes_behind_fails_the_run_and_the_next_one
     table.add_columns({"y": triple})
     write, crashes = WriteBehind._write, list[str]()
 
-    def crash(self: WriteBehind, key: tuple[str, str], storage: Storage, content: bytes) -> None:
+    def crash(self: WriteBehind, name: str, content: bytes) -> None:
         if threading.current_thread().name == "geneva-write-behind" and not crashes:
-            crashes.append(key[1])
+            crashes.append(name)
             raise MemoryError
-        write(self, key, storage, content)
+        write(self, name, content)
 
     with monkeypatch.context() as crashing:
         crashing.setattr(WriteBehind, "_write", crash)

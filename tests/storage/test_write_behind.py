@@ -37,23 +37,23 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_of_several_contents_only_the_newest_is_written_after_the_first(store: Store) -> None:
-    behind = WriteBehind()
+    behind = WriteBehind(store)
     for number in range(50):
-        behind.put(store, "a", b"%d" % number)
-    behind.put(store, "b", b"other")
-    behind.flush(store)
+        behind.put("a", b"%d" % number)
+    behind.put("b", b"other")
+    behind.flush()
     assert (store.read_bytes("a"), store.read_bytes("b")) == (b"49", b"other")
     assert len(WRITES) <= 4
 
 
 def test_a_flush_waits_for_the_document_that_is_being_written_and_writes_the_others_meanwhile(store: Store) -> None:
-    behind = WriteBehind()
-    behind.put(store, "held", b"old")
+    behind = WriteBehind(store)
+    behind.put("held", b"old")
     while not WRITES:
         time.sleep(0.01)
-    behind.put(store, "held", b"new")
-    behind.put(store, "b", b"1")
-    flushing = threading.Thread(target=behind.flush, args=[store])
+    behind.put("held", b"new")
+    behind.put("b", b"1")
+    flushing = threading.Thread(target=behind.flush)
     flushing.start()
     while ("b", b"1") not in WRITES:
         time.sleep(0.01)
@@ -65,12 +65,12 @@ def test_a_flush_waits_for_the_document_that_is_being_written_and_writes_the_oth
 
 
 def test_a_write_that_fails_is_said_once_and_fails_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    behind = WriteBehind()
+    behind = WriteBehind(store)
     for _ in range(2):
-        behind.put(store, "broken", b"1")
-        behind.flush(store)
-    behind.put(store, "b", b"1")
-    behind.flush(store)
+        behind.put("broken", b"1")
+        behind.flush()
+    behind.put("b", b"1")
+    behind.flush()
     assert store.read_bytes("b") == b"1"
     assert [record.getMessage() for record in caplog.records if "the store is full" in record.getMessage()] == [
         f"Cannot write {store.path('broken')}; the work goes on: the store is full"
@@ -79,22 +79,22 @@ def test_a_write_that_fails_is_said_once_and_fails_nothing(store: Store, caplog:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_crash_of_the_thread_is_said_until_a_flush_has_said_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = WriteBehind()
+    behind = WriteBehind(store)
 
     def crash(*_: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
         patch.setattr(behind, "_write", crash)
-        behind.put(store, "a", b"1")
+        behind.put("a", b"1")
         while behind._crash is None:
             time.sleep(0.01)
     crashed = r"The thread that writes the documents of .* has crashed: MemoryError\(\)"
     for _ in range(2):
         with pytest.raises(StorageError, match=crashed):
-            behind.put(store, "a", b"2")
+            behind.put("a", b"2")
     with pytest.raises(StorageError, match=crashed):
-        behind.flush(store)
-    behind.put(store, "a", b"2")
-    behind.flush(store)
+        behind.flush()
+    behind.put("a", b"2")
+    behind.flush()
     assert store.read_bytes("a") == b"2"

@@ -16,10 +16,10 @@ from typing import Any
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.masking import mask_secrets
-from airflow_geneva.engine.storage import write_behind
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
+from airflow_geneva.engine.storage.write_behind import WriteBehind
 from airflow_geneva.errors import InvalidInput, StorageError
 
 RECORD, CANCEL = "job.json", "cancel.json"
@@ -55,15 +55,16 @@ class JobDocuments:
     """The documents that this process has of a job; other processes that get it have none.
 
     `own` are those that it wrote while no other process writes any, by name, else None; `open` are those that only this
-    process writes while it works on a shard.
+    process writes while it works on a shard. `behind` writes documents in the background.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.own: dict[str, dict[str, Any]] | None = None
         self.open: dict[str, _Open] = {}
+        self.behind = WriteBehind(storage)
 
-    def __reduce__(self) -> tuple[type[JobDocuments], tuple[()]]:
-        return JobDocuments, ()
+    def __reduce__(self) -> tuple[type[JobDocuments], tuple[Storage]]:
+        return JobDocuments, (self.behind.storage,)
 
 
 def new_job_id() -> str:
@@ -90,7 +91,10 @@ class JobFolder:
 
     storage: Storage
     job_id: str
-    _documents: JobDocuments = field(default_factory=JobDocuments, compare=False, repr=False)
+    _documents: JobDocuments = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_documents", JobDocuments(self.storage))
 
     @staticmethod
     def of(checkpoints: Storage, job_id: str) -> JobFolder:
@@ -122,7 +126,7 @@ class JobFolder:
             yield
         finally:
             try:
-                write_behind.BEHIND.flush(self.storage, others_go_on)
+                self._documents.behind.flush(others_go_on)
             finally:
                 self._documents.own = None
 
@@ -133,8 +137,8 @@ class JobFolder:
         if self.storage.local or (own is None and name not in self._documents.open):
             self.storage.write_json(name, document)
         else:
-            write = write_behind.BEHIND.write if waited_for else write_behind.BEHIND.put
-            write(self.storage, name, as_json(document))
+            behind = self._documents.behind
+            (behind.write if waited_for else behind.put)(name, as_json(document))
 
     def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
         """Write the job's record, with the fingerprint of its plan if there is something to compute."""
@@ -174,13 +178,13 @@ class JobFolder:
             return
         ended = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
         ended["error"] = None if error is None else mask_secrets(error)
-        flush = [partial(write_behind.BEHIND.flush, self.storage)] if self.alone else []
+        flush = [self._documents.behind.flush] if self.alone else []
         self.storage.side_by_side(partial(self._write, RECORD, {**record, "ended": ended}), *flush)
         for name, there in list(self._documents.open.items()):
             if name.startswith(FINISH):
                 # The record says that the job has ended, so this process needs no more heartbeats.
                 there.over = True
-                write_behind.BEHIND.discard(self.storage, name)
+                self._documents.behind.discard(name)
 
     def cancel(self, by: str) -> None:
         """Ask the processes that compute the job to end it; each looks every few seconds."""
@@ -221,7 +225,7 @@ class JobFolder:
         finally:
             del opened[name]
             if not self.alone:
-                write_behind.BEHIND.flush(self.storage)
+                self._documents.behind.flush()
 
     def read_shard(self, fingerprint: str, shard: int, by: str = STATUS) -> dict[str, Any]:
         """Read a process's document about a shard; empty if none has worked on it."""

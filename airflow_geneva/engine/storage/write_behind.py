@@ -1,9 +1,8 @@
-"""Write documents in the background: one thread per process writes the newest content of each document."""
+"""Write the documents of a folder in the background: one thread writes the newest content of each document."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -18,54 +17,54 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.storage")
 _EVERY_SECONDS, _GRACE_SECONDS = 1.0, 5.0
-_Key = tuple[str, str]
 
 
 class WriteBehind:
-    """Writes documents in the background; a newer content of a document replaces one that is still queued.
+    """Writes documents of a folder; a newer content of a document replaces one that is still queued.
 
     A document is written at most once a second. The first failed write is logged. Failed writes are not repeated,
-    because a newer content follows or the document is for people only.
+    because a newer content follows or the document is for people only. The thread ends when no document is queued.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
         self._changed = threading.Condition()
-        self._waiting: dict[_Key, tuple[Storage, bytes]] = {}
-        self._written: dict[_Key, float] = {}
-        self._writing: _Key | None = None
+        self._waiting: dict[str, bytes] = {}
+        self._written: dict[str, float] = {}
+        self._writing: str | None = None
         self._thread: threading.Thread | None = None
         self._crash: BaseException | None = None
         self._warned = False
-        self._lost: dict[_Key, StorageError] = {}
+        self._lost: dict[str, StorageError] = {}
 
-    def put(self, storage: Storage, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes) -> None:
         """Queue a document; a newer content may replace this one before it is written. Raises as `flush` does."""
         with self._changed:
             if self._crash is not None:
-                raise self._crashed(storage, self._crash)
-            self._waiting[storage.root, name] = (storage, content)
+                raise self._crashed(self._crash)
+            self._waiting[name] = content
             # So a job that takes less than a second writes each of its documents once.
-            self._written.setdefault((storage.root, name), time.monotonic())
+            self._written.setdefault(name, time.monotonic())
             self._start()
             self._changed.notify_all()
 
-    def write(self, storage: Storage, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write a document now: drop a queued content of it, and wait for a write of it that is in progress.
 
         Raises:
             StorageError: the document could not be written.
         """
-        key = storage.root, name
         with self._changed:
-            self._waiting.pop(key, None)
-            while self._writing == key:
+            self._waiting.pop(name, None)
+            while self._writing == name:
                 self._changed.wait(1.0)
                 if asked_to_end(sys.exc_info()[1]):
-                    raise StorageError(f"{storage.path(name)} is not written: an earlier write waits for the store.")
-        storage.write_bytes(name, content)
+                    place = self.storage.path(name)
+                    raise StorageError(f"{place} is not written: an earlier write waits for the store.")
+        self.storage.write_bytes(name, content)
 
-    def flush(self, storage: Storage, all_needed: bool = False) -> None:
-        """Write all queued documents of a folder in parallel, and wait for a write that is in progress.
+    def flush(self, all_needed: bool = False) -> None:
+        """Write all queued documents in parallel, and wait for a write that is in progress.
 
         A process that is asked to stop waits for a few seconds only.
 
@@ -76,37 +75,36 @@ class WriteBehind:
             StorageError: the writing thread has crashed since the last flush, so a document may be lost.
         """
         if asked_to_end(sys.exc_info()[1]):
-            ending = threading.Thread(target=self._flush, args=(storage,), name="geneva-flush", daemon=True)
+            ending = threading.Thread(target=self._flush, name="geneva-flush", daemon=True)
             ending.start()
             ending.join(_GRACE_SECONDS)
             return
-        self._flush(storage)
-        if all_needed and (lost := next((self._lost[key] for key in self._lost if key[0] == storage.root), None)):
-            raise lost
+        self._flush()
+        if all_needed and self._lost:
+            raise next(iter(self._lost.values()))
 
-    def _flush(self, storage: Storage) -> None:
+    def _flush(self) -> None:
         while True:
             with self._changed:
                 crash, self._crash = self._crash, None
                 if crash is not None:
-                    raise self._crashed(storage, crash)
-                busy = self._writing
-                mine = [key for key in self._waiting if key[0] == storage.root and key != busy]
-                if not mine and (busy is None or busy[0] != storage.root):
+                    raise self._crashed(crash)
+                mine = [name for name in self._waiting if name != self._writing]
+                if not mine and self._writing is None:
                     return
                 if not mine:
                     self._changed.wait(1.0)
                     continue
-                writes = [(key, *self._waiting.pop(key)) for key in mine]
+                writes = [(name, self._waiting.pop(name)) for name in mine]
             in_threads(lambda write: self._write(*write), writes)
 
-    def discard(self, storage: Storage, name: str) -> None:
+    def discard(self, name: str) -> None:
         """Drop a queued document."""
         with self._changed:
-            self._waiting.pop((storage.root, name), None)
+            self._waiting.pop(name, None)
 
-    def _crashed(self, storage: Storage, crash: BaseException) -> StorageError:
-        return StorageError(f"The thread that writes the documents of {storage.root} has crashed: {crash!r}.")
+    def _crashed(self, crash: BaseException) -> StorageError:
+        return StorageError(f"The thread that writes the documents of {self.storage.root} has crashed: {crash!r}.")
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -117,10 +115,13 @@ class WriteBehind:
         while True:
             try:
                 with self._changed:
-                    key = self._next()
-                    storage, content = self._waiting.pop(key)
-                    self._writing = key
-                self._write(key, storage, content)
+                    name = self._next()
+                    if name is None:
+                        self._thread = None
+                        return
+                    content = self._waiting.pop(name)
+                    self._writing = name
+                self._write(name, content)
             except BaseException as crash:
                 self._crash = crash
                 raise
@@ -129,35 +130,25 @@ class WriteBehind:
                     self._writing = None
                     self._changed.notify_all()
 
-    def _write(self, key: _Key, storage: Storage, content: bytes) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         try:
-            storage.write_bytes(key[1], content)
-            self._lost.pop(key, None)
+            self.storage.write_bytes(name, content)
+            self._lost.pop(name, None)
         except StorageError as error:
-            self._lost[key] = error
+            self._lost[name] = error
             if not self._warned:
                 self._warned = True
-                logger.warning("Cannot write %s; the work goes on: %s", storage.path(key[1]), error)
+                logger.warning("Cannot write %s; the work goes on: %s", self.storage.path(name), error)
         finally:
-            self._written[key] = time.monotonic()
+            self._written[name] = time.monotonic()
 
-    def _next(self) -> _Key:
-        """Block until a document is due to be written."""
-        while True:
+    def _next(self) -> str | None:
+        """Block until a document is due to be written, and return its name; None if no document is queued."""
+        while self._waiting:
             now = time.monotonic()
-            due = {key: self._written.get(key, -1e9) + _EVERY_SECONDS - now for key in self._waiting}
-            key = min(due, key=lambda key: due[key], default=None)
-            if key is not None and due[key] <= 0:
-                return key
-            self._changed.wait(None if key is None else due[key])
-
-
-BEHIND = WriteBehind()
-
-
-def _after_fork() -> None:
-    global BEHIND
-    BEHIND = WriteBehind()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+            due = {name: self._written.get(name, -1e9) + _EVERY_SECONDS - now for name in self._waiting}
+            name = min(due, key=lambda name: due[name])
+            if due[name] <= 0:
+                return name
+            self._changed.wait(due[name])
+        return None
