@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
+from airflow_geneva.engine.process_memo import ProcessMemo
+
 # A user without a password is masked only in http(s) URLs: in abfss://container@account it is a container.
 _USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]{0,30}://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
 _SIGNATURE = re.compile(
@@ -55,7 +57,8 @@ def is_service_variable(name: str) -> bool:
     return name.startswith(_SERVICE) or name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
-_secrets: dict[str, tuple[str, ...]] = {}
+_secrets: ProcessMemo[str, tuple[str, ...]] = ProcessMemo(_MOST_SECRETS)
+"""The forms of each secret. They are the process's: its loggers mask the secrets of all stores that it has opened."""
 
 
 def remember_secrets(values: Iterable[str]) -> None:
@@ -64,12 +67,8 @@ def remember_secrets(values: Iterable[str]) -> None:
     Values of fewer than six characters, numbers, short words and regions are left out. The newest 512 are kept.
     """
     for value in values:
-        if _is_ordinary(value):
-            continue
-        _secrets.pop(value, None)
-        _secrets[value] = _forms(value)
-        while len(_secrets) > _MOST_SECRETS:
-            del _secrets[next(iter(_secrets))]
+        if not _is_ordinary(value):
+            _secrets[value] = _forms(value)
 
 
 def _is_ordinary(value: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.database import Database
 from airflow_geneva.engine import api
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
@@ -32,8 +33,7 @@ _JOBS_OF_COLUMNS = 25
 _AT_ONCE = 2
 _MOST_ASKED = 8
 _KEPT_SECONDS, _KNOWN_SECONDS = 5.0, 600.0
-_MOST_KNOWN = 1024
-_KNOWN: dict[tuple[object, ...], api.Freshness] = {}
+_KNOWN: ProcessMemo[tuple[object, ...], api.Freshness] = ProcessMemo(1024)
 """Cached counts; the key contains the versions that were read and the newest job, so a change of one ends its use."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
 _SAMPLED = 200
@@ -307,8 +307,6 @@ def _counted_once(
     versions = tuple((one.uri, int(one.version), api.written_at(one)) for one in read)
     key = versions, item.name, job, int(time.monotonic() / _KNOWN_SECONDS)
     found = _KNOWN.get(key) or count()
-    if len(_KNOWN) >= _MOST_KNOWN:
-        _KNOWN.clear()
     _KNOWN[key] = found
     return found
 

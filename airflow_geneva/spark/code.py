@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import airflow_geneva
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.connect import is_connect
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.plan.model import JobSpec
     from airflow_geneva.engine.run.prepare import Udfs
 
-_sent: set[tuple[str, str]] = set()
-# Spark serves sent files from these folders, so they stay until this process ends.
-_sent_folders: list[tempfile.TemporaryDirectory[str]] = []
+_sent: ProcessMemo[tuple[str, str], tempfile.TemporaryDirectory[str]] = ProcessMemo()
+"""The folders of sent files by session and name. Spark serves the files from them until this process ends."""
 _sending = threading.Lock()
 
 
@@ -104,8 +104,7 @@ def send_archives(session: SparkSession, archives: Mapping[str, bytes]) -> None:
                 folder.cleanup()  # the server has a copy
             else:
                 session.sparkContext.addPyFile(str(target))
-                _sent_folders.append(folder)
-            _sent.add((place, name))
+            _sent[place, name] = folder
         # The zips are for the workers; on this path they would shadow the modules that the user edits.
         sys.path[:] = path_before
 

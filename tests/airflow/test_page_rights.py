@@ -18,6 +18,7 @@ from tests.airflow.conftest import Desk
 from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.support.driving import Driver, register
 from tests.support.hostile import edit_definition
+from tests.support.processes import as_another_process
 from tests.support.rights import Rights
 from tests.support.within_reader import forget_counts
 
@@ -216,7 +217,7 @@ def test_what_dags_name_is_looked_up_once_in_a_while_and_the_rights_of_users_eac
     table = make_table(database)
     path = of_job("docs", table.backfill("y", runner="inline").job_id)
     monkeypatch.setattr(access, "_KEPT_SECONDS", 1e9)
-    access._find_dags.cache_clear()
+    as_another_process()
     Rights.give("author", dags=[dag.dag_id])
     before = access._find_dags.cache_info().misses
     for part in ("", "/live", "/live", "/live"):

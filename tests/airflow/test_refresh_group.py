@@ -14,10 +14,10 @@ from airflow_geneva import View, connect
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.engine.job.outbox import read_outbox
 from airflow_geneva.engine.job.status import Job
-from airflow_geneva.engine.views import sources
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver, events
+from tests.support.processes import as_another_process
 
 pytestmark = pytest.mark.airflow
 
@@ -75,7 +75,7 @@ def test_a_source_in_another_database_is_opened_if_the_job_was_given_it(
     desk.append("a")
     elsewhere = connect(tmp_path / "elsewhere")
     view = desk.table.query().select(["text"]).create_materialized_view(elsewhere, f"view_of_{desk.table.name}")
-    monkeypatch.setattr(sources, "_created", set())
+    as_another_process()
     # It lies in the database of the task's own connection.
     go(view, database=elsewhere.uri)
     assert view.to_arrow().num_rows == ROWS

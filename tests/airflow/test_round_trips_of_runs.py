@@ -11,16 +11,13 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_geneva import connect
-from airflow_geneva.engine.checkpoint import packs
-from airflow_geneva.engine.lance_io import table_versions
-from airflow_geneva.engine.storage import location
-from airflow_geneva.engine.views import state
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_lance, make_dag, make_view
 from tests.support.driving import Driver
 from tests.support.latency import SlowProxy
 from tests.support.object_store import Bucket
+from tests.support.processes import as_another_process
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
@@ -44,12 +41,7 @@ def far_desk(
     connect_lance(monkeypatch, far, **{**options, "aws_endpoint": proxy.url})
 
     def run_in_a_new_process(driver: Driver, ti: Any, kill: str | None) -> None:
-        location._session.cache_clear()
-        table_versions._stamp_of.cache_clear()
-        table_versions._KEPT.clear()
-        packs._read_keys.cache_clear()
-        packs._LOADED.clear()
-        state._FOUND.clear()
+        as_another_process()
         run(driver, ti, kill)
 
     monkeypatch.setattr(Driver, "_run", run_in_a_new_process)

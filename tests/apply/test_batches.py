@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva import Table, connect
-from airflow_geneva.engine.apply import fitting
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.udf import UDF, Skip, udf
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
+from tests.support.processes import as_another_process
 from tests.udfs_for_tests import heavy
 from tests.udfs_for_tests.heavy import LIMIT, MEMORY, calls, padded
 
@@ -28,10 +28,8 @@ WEIGHTS = [7, 0, 31, 100, 3, 3, 250, 12, 48, 1, 9, 50]
 
 
 @pytest.fixture(autouse=True)
-def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fitting, "_learned", {})
-    monkeypatch.setattr(fitting, "_inherited", {})
-    return iter([None])
+def nothing_learned() -> None:
+    as_another_process()
 
 
 def run(function: UDF, values: Sequence[int | None], **columns: Sequence[Any]) -> MappedBatch:
@@ -386,7 +384,7 @@ def test_a_job_learns_what_fits_from_the_jobs_before_it(make_table: MakeTable, t
     table.backfill("y", runner="inline", max_rows=100)
     assert [call for call in calls(log) if padded(call) > MEMORY]
     log.unlink()
-    fitting._learned.clear()  # as in another process
+    as_another_process()
     assert table.backfill("y", runner="inline").rows_computed == 100
     assert_doubled(table)
     assert all(padded(call) <= MEMORY for call in calls(log))

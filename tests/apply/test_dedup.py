@@ -27,11 +27,12 @@ from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.cleanup.garbage import VALUES
 from airflow_geneva.engine.lance_io.row_keys import row_keys
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.udf import UDF, Skip, of_process, udf
+from airflow_geneva.engine.udf import UDF, Skip, udf
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import InvalidInput, UdfError
 from tests.support.broken_off import DAY
 from tests.support.counting import Trace, leave_trace
+from tests.support.processes import as_another_process
 from tests.support.tables import MakeTable
 
 FLOATS = [None, float("nan"), 0.0, -0.0, 1.0, float("inf")]
@@ -194,7 +195,7 @@ def test_functions_of_one_name_and_version_in_a_notebook_have_values_of_their_ow
     """One that was typed at Python's prompt has no source."""
     table = make_table(5)
     for factor in (2, 3):
-        of_process._columns.clear()  # another kernel
+        as_another_process()
         text, file = MODULE.format(factor=factor), f"<cell {factor}>"
         if source == "lines":
             linecache.cache[file] = (len(text), None, text.splitlines(True), file)

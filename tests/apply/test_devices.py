@@ -20,7 +20,8 @@ from airflow_geneva import Table
 from airflow_geneva.engine.apply.isolation.process import POOL
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.udf_call import MappedBatch
-from airflow_geneva.engine.udf import UDF, decorator, load_udf, udf
+from airflow_geneva.engine.udf import UDF, load_udf, udf
+from airflow_geneva.engine.udf.decorator import release_instances
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.errors import DeviceFailed, InvalidInput, JobFailed, UdfError
 from airflow_geneva.spark import tasks
@@ -34,7 +35,7 @@ HERE = f"The device of host {socket.gethostname()}, CUDA_VISIBLE_DEVICES=all, fa
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(devices, "_failed", False)
-    monkeypatch.setattr(decorator, "_instances", {})
+    release_instances("tests")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield
     for child in list(POOL.idle):

@@ -22,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
-from airflow_geneva.engine.apply import fitting
 from airflow_geneva.engine.apply.isolation.process import POOL, WorkerProcess
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.udf_call import MappedBatch
@@ -116,9 +115,8 @@ def test_a_call_that_fails_only_as_a_whole_fails_no_row(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_call_that_runs_out_of_device_memory_is_halved_and_the_process_learns_how_many_rows_fit(
-    tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, policy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fitting, "_learned", {})
     lengths = tmp_path / "lengths"
 
     def model(x: pa.Int64Array) -> pa.Int64Array:

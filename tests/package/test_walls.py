@@ -43,7 +43,7 @@ ROOMS = (
 )
 FLOORS = {"engine"}
 HOUSE = ("engine", "spark", "nouns", "functions", "Airflow", "cli")
-GROUND = ("faults", "masking", "display", "failures", "counts", "results", "errors", "choices")
+GROUND = ("faults", "process_memo", "masking", "display", "failures", "counts", "results", "errors", "choices")
 NOUNS = {"database", "database_plan", "table", "query", "view", "namespace"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
 ENTRANCES = {"cli", "functions", "get_provider_info"}

@@ -25,12 +25,12 @@ from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger
 from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.engine.lance_io.fragments import ids_by_name
 from airflow_geneva.engine.lance_io.siblings import Sibling
-from airflow_geneva.engine.udf import of_process
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace, triple, triple_row
 from tests.support.invariants import assert_untouched
+from tests.support.processes import as_another_process
 from tests.udfs_for_tests import samples
 
 MakeTable = Callable[..., Table]
@@ -241,12 +241,10 @@ def test_a_udf_that_this_process_cannot_import_says_where_it_looked(
         assert part in away.stderr
 
 
-def test_a_udf_of_another_notebook_has_to_be_handed_over(
-    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_udf_of_another_notebook_has_to_be_handed_over(table: Table, trace: Trace) -> None:
     local = udf(data_type=pa.int64(), version="1", name="local")(lambda x: x)
     table.add_columns({"n": local})
-    monkeypatch.setattr(of_process, "_given", {})
+    as_another_process()
     parts = ["The UDF 'local' of column 'n'", "table.backfill('n', udf=...)", "move it to a module"]
     assert_refused(table, trace, parts, lambda: table.backfill("n", runner="inline"))
     assert table.backfill("n", udf=local, runner="inline").rows_computed == 100

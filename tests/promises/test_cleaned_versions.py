@@ -14,12 +14,12 @@ import pytest
 from lance.fragment import LanceFragment
 
 from airflow_geneva import connect
-from airflow_geneva.engine.storage import location
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
 from airflow_geneva.errors import StorageError
 from airflow_geneva.view import View
 from tests.support.counting import triple
+from tests.support.processes import as_another_process
 from tests.udfs_for_tests import views as udfs
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
@@ -107,7 +107,7 @@ def test_versions_may_be_cleaned_up_at_any_point_of_a_plan(database: Path, asked
         """How many calls of pylance there were, and what was said."""
         shutil.rmtree(database)
         shutil.copytree(database.with_name("as it was"), database)
-        location._session.cache_clear()
+        as_another_process()
         with pytest.MonkeyPatch.context() as patch:
             calls = clean_at(patch, call, str(database / "docs.lance"))
             try:

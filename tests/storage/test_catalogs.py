@@ -18,8 +18,8 @@ from lance_namespace import (
 from airflow_geneva import Database, connect, connect_namespace, udf
 from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri
 from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
-from airflow_geneva.engine.views import sources
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError, TableRemade
+from tests.support.processes import as_another_process
 
 TOKEN = "the-token-of-the-catalog"
 
@@ -203,7 +203,7 @@ def test_the_source_of_a_view_may_lie_in_another_catalog_that_is_named(
         view = source.query().select({"id": "id", "z": (doubled, ["x"])}).create_materialized_view(view_db, view_name)
         assert view.view_definition.source_database == source_db.uri
         assert view.refresh(runner="inline").rows_computed == 3
-        sources._created.clear()  # as in another process
+        as_another_process()
         source.add(numbers(4))
         with pytest.raises(InvalidInput, match=r"names a source in another database.*allow it"):
             view_db.open_view(view_name).refresh(runner="inline")

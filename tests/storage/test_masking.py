@@ -7,7 +7,6 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -22,19 +21,15 @@ from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.secrets import CATALOG
 from airflow_geneva.errors import StorageError
+from tests.support.processes import as_another_process
 
 PACKAGE = Path(airflow_geneva.__file__).parent
 SECRET = "pl4nted/se+cret=&'\"\\x"
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from airflow_geneva.engine.storage.secrets import remember_options
-
-    monkeypatch.setattr(masking, "_secrets", {})
-    remember_options.cache_clear()
-    yield
-    remember_options.cache_clear()
+def nothing_known() -> None:
+    as_another_process()
 
 
 FORMS = {
@@ -79,7 +74,7 @@ def test_every_secret_of_storage_options_is_masked_by_its_value(name: str) -> No
 def test_a_process_that_unpickles_options_masks_them_once_it_opens_something(tmp_path: Path) -> None:
     location = TableLocation(str(tmp_path / "t.lance"), "t", (("aws_secret_access_key", "unp1ckled-secret"),))
     sent = pickle.dumps(location)
-    masking._secrets.clear()
+    as_another_process()
     received: TableLocation = pickle.loads(sent)
     assert received.access
     assert mask_secrets("unp1ckled-secret") == "***"

@@ -151,13 +151,6 @@ def patient(seconds: int) -> tuple[tuple[str, str], ...]:
     return with_patience("s3://away/db", (), seconds)
 
 
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    outages._outages.clear()
-    yield
-    outages._outages.clear()
-
-
 def test_the_patience_is_that_of_an_outage_and_not_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: 1e6 + sum(waited), sleep=waited.append)

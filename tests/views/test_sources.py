@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import Database, View, connect
-from airflow_geneva.engine.views import sources
 from airflow_geneva.errors import InvalidInput
 from tests.support.commands import run
 from tests.support.hostile import edit_definition
+from tests.support.processes import as_another_process
 
 
 @pytest.fixture
@@ -62,9 +62,7 @@ def test_a_database_that_the_caller_names_is_opened(view: View, payroll: Databas
         db.open_view("docs")
 
 
-def test_the_process_that_created_a_view_may_open_the_source_that_it_gave(
-    tmp_path: Path, payroll: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_that_created_a_view_may_open_the_source_that_it_gave(tmp_path: Path, payroll: Database) -> None:
     db = connect(tmp_path / "db")
     payroll.open_table("docs").query().create_materialized_view(db, "v")
     connect(tmp_path / "other").create_table("docs", pa.table({"x": [5]}))
@@ -73,7 +71,7 @@ def test_the_process_that_created_a_view_may_open_the_source_that_it_gave(
     with pytest.raises(InvalidInput, match=r"another database, '.*other'"):
         db.open_view("v").source()
     edit_definition(db.open_table("v"), source_database=payroll.uri)
-    monkeypatch.setattr(sources, "_created", set())
+    as_another_process()
     with pytest.raises(InvalidInput, match=r"another database, '.*payroll'"):
         db.open_view("v").source()
 

@@ -38,6 +38,7 @@ class Cutter:
     udf: UDF
     weights: Weights | None
     most_rows: int | None
+    known_to_fit: float
 
     def in_order(self, rows: Rows) -> Rows:
         return rows if self.weights is None else rows[np.argsort(-self.weights[rows], kind="stable")]
@@ -47,7 +48,10 @@ class Cutter:
         most = len(rows) if self.most_rows is None else min(self.most_rows, len(rows))
         if self.weights is None:
             return most
-        heaviest, limit = float(self.weights[rows[0]]), min(self.udf.batch_limit or inf, most_fitting(self.udf))
+        heaviest, limit = (
+            float(self.weights[rows[0]]),
+            min(self.udf.batch_limit or inf, most_fitting(self.udf, self.known_to_fit)),
+        )
         return most if heaviest <= 0 or limit == inf else min(max(int(limit / heaviest), 1), most)
 
 
@@ -85,7 +89,7 @@ class CuttingMapper(BatchMapper):
                 failure = RowFailure(row, rule, trouble.exception, trouble.message, trouble.traceback, 0)
                 begun.keep(rows[row : row + 1], pa.nulls(1, udf.data_type), [failure])
             rows = np.setdiff1d(rows, list(troubles))
-        begun.cut(Cutter(udf, weights, self.most_rows), rows)
+        begun.cut(Cutter(udf, weights, self.most_rows, self.mapper.known_to_fit), rows)
         return begun
 
 

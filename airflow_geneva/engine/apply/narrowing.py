@@ -113,7 +113,9 @@ class Narrowing:
         self.pause = pause
         self.whole = whole or Span(0, results.rows)
         self.udf = results.mapper.udf
-        most = max(self.whole.rows, 1) if self.udf.batch_by else min(max(self.whole.rows, 1), most_fitting(self.udf))
+        most: float = max(self.whole.rows, 1)
+        if not self.udf.batch_by:
+            most = min(most, most_fitting(self.udf, results.mapper.known_to_fit))
         self.wholes = self.whole.pieces(int(most)) or [self.whole]
         self.todo = self.wholes[::-1]
         self.too_large: list[tuple[Span, CallFailure]] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from airflow_geneva.engine.lance_io.to_python import NotInPython, numpy_items, p
 from airflow_geneva.engine.limits.calls import limited
 from airflow_geneva.engine.limits.rate_limit import count
 from airflow_geneva.engine.masking import mask_secrets
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
@@ -43,8 +45,7 @@ _NOT_USERS = (
     "asyncio.",
 )
 _TRACEBACK_CHARS = 8_000
-_MOST_FORMATTED = 64
-_FORMATTED: dict[tuple[tuple[CodeType, int, int], ...], str] = {}
+_FORMATTED: ProcessMemo[tuple[tuple[CodeType, int, int], ...], str] = ProcessMemo(64)
 """The texts of tracebacks, by the code and the lines that they go through."""
 
 
@@ -88,10 +89,14 @@ def describe_failure(
 
 
 class Mapper:
-    """A UDF and its input columns; a record-batch UDF without any is called on all columns."""
+    """A UDF and its input columns; a record-batch UDF without any is called on all columns.
 
-    def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None) -> None:
+    `known_to_fit` is the largest batch that fitted into the device's memory in earlier jobs.
+    """
+
+    def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None, known_to_fit: float = inf) -> None:
         self.udf = udf
+        self.known_to_fit = known_to_fit
         self.input_columns = udf.resolve_inputs(input_columns)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
@@ -423,11 +428,11 @@ def _traceback_of(error: Exception, trace: TracebackType | None) -> str:
     while tb is not None:
         lines.append((tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti))
         tb = tb.tb_next
-    if (key := tuple(lines)) not in _FORMATTED:
-        if len(_FORMATTED) >= _MOST_FORMATTED:
-            _FORMATTED.clear()
-        _FORMATTED[key] = "".join(("Traceback (most recent call last):\n" if key else "", *traceback.format_tb(trace)))
-    return _FORMATTED[key] + "".join(traceback.format_exception_only(type(error), error))
+    if (found := _FORMATTED.get(key := tuple(lines))) is None:
+        found = _FORMATTED[key] = "".join(
+            ("Traceback (most recent call last):\n" if key else "", *traceback.format_tb(trace))
+        )
+    return found + "".join(traceback.format_exception_only(type(error), error))
 
 
 def _text_of(error: Exception) -> str:

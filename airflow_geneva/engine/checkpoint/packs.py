@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.engine_errors import EngineError
 from airflow_geneva.engine.storage.files import Storage
 
@@ -28,7 +29,7 @@ _LOOK_SECONDS = 30.0
 _FEW_READS = 16
 """The number of documents of a local pack that are read one by one; beyond it, the whole pack is read at once."""
 _LOADING = [threading.Lock() for _ in range(16)]
-_LOADED: dict[tuple[Storage, str], dict[str, bytes]] = {}
+_LOADED: ProcessMemo[tuple[Storage, str], dict[str, bytes]] = ProcessMemo()
 """The documents, by key, of completely read packs: the most recently read ones, up to `FULL_BYTES` in total."""
 _KEY, _VALUE = "key", "value"
 # Lance compresses the documents of a page together: a third of the bytes, and 25 times faster, than one by one.

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.display import Listed, format_time
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import copy_sliced_columns
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.engine.storage.files import Storage
 
@@ -48,9 +49,10 @@ _MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
 """The most bytes, expanded, and rows of one file."""
 _FILES_AT_ONCE = 16
 _ROWS_AT_ONCE, _MOST_COUNTED_RECORDS = 1_024, 1_000_000
-_LONG_SECONDS, _MOST_COUNTED = 0.05, 256
-_COUNTED: dict[str, tuple[float, int]] = {}
-"""Error counts of running jobs by folder, with their expiry times."""
+_LONG_SECONDS = 0.05
+_COUNTED: ProcessMemo[str, tuple[float, int]] = ProcessMemo(256)
+"""Error counts of running jobs by folder, with their expiry times. They are the process's: each request of a page opens
+the job anew."""
 
 FATAL = -1
 """The `rule` of a failure that ended the job."""
@@ -194,8 +196,6 @@ def count_errors_so_far(job: Storage) -> int:
     count = count_errors(job)
     now = time.monotonic()
     if now - began > _LONG_SECONDS:
-        if len(_COUNTED) >= _MOST_COUNTED:
-            _COUNTED.clear()
         _COUNTED[job.root] = (now + 10 * (now - began), count)
     return count
 

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -144,16 +143,10 @@ class DataFileWriter(FileWriter):
         check_complete(self.path, self.size_bytes)
 
 
-_FOLDERS: WeakKeyDictionary[lance.LanceDataset, Storage] = WeakKeyDictionary()
-"""The folders of open datasets, except those with credentials that expire."""
-
-
 def _data_files(dataset: lance.LanceDataset) -> Storage:
-    if (known := _FOLDERS.get(dataset)) is not None:
-        return known
     place, (catalog, table, options) = join(dataset.uri, "data"), access_of(dataset)
     if catalog is None or table is None:
-        return _FOLDERS.setdefault(dataset, Storage.at(place, options))
+        return Storage.at(place, options)
     return Storage(place, options_for(catalog, table))
 
 

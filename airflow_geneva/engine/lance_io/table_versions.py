@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import is_undecided
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.catalogs import catalog_uri, options_in
 from airflow_geneva.engine.storage.engine_errors import (
     EngineError,
@@ -45,8 +46,8 @@ _RUN_AGAIN = (
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
 """Lance names a manifest by this number minus its version, so that the newest sorts first; older tables by version."""
-_KEPT: dict[str, bool] = {}
-"""Whether this process keeps the newest manifest of a table on an object store, by its URI."""
+_KEPT: ProcessMemo[str, bool] = ProcessMemo(4096)
+"""Whether the Lance session of this process keeps the newest manifest of a table on an object store, by its URI."""
 _VERSIONS = "_versions"
 _MOST_KEPT_FRAGMENTS = 20_000
 _START = 64
@@ -84,7 +85,7 @@ def newest_stamp(location: TableLocation) -> VersionStamp | None:
             _KEPT[place] = newest.stats.dataset_stats()["num_fragments"] <= _MOST_KEPT_FRAGMENTS
             return _stamp_of(location, int(newest.version), written_at(newest))
     if _KEPT.get(place):
-        del _KEPT[place]
+        _KEPT.pop(place, None)
     versions: dict[int, str] = {}
     for name in folder.list_folder(_VERSIONS)[1]:
         if number := _MANIFEST.fullmatch(name):

@@ -26,6 +26,7 @@ from airflow_geneva.engine.limits.budget import (
 )
 from airflow_geneva.engine.limits.rate_limit import RateLimit
 from airflow_geneva.engine.limits.store import BudgetTable, Found
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import GenevaError, StorageError
 
@@ -310,7 +311,8 @@ class Limiter:
             )  # fmt: skip
 
 
-_limiters: dict[tuple[int, Storage, RateLimit], Limiter] = {}
+_limiters: ProcessMemo[tuple[int, Storage, RateLimit], Limiter] = ProcessMemo()
+"""One for each limit and database: the calls of all jobs of this process share what it reserves."""
 _limiters_lock = threading.Lock()
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from airflow_geneva.engine.apply.applier import PAID_SECONDS, Applier
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper
 from airflow_geneva.engine.apply.dedup import KnownValues
-from airflow_geneva.engine.apply.fitting import inherit, learned_by
+from airflow_geneva.engine.apply.fitting import known_to_fit, learned_by
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.skipped_rows import SkipCount
 from airflow_geneva.engine.apply.threads import ThreadedMapper
@@ -122,7 +122,6 @@ def prepare(
     # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
     first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
     opened = ready_to_open(loaded)
-    inherit(loaded.values(), spec.fitting)
     skipped = SkipCount(joint_policy(loaded), spec.rows, before)
     target = target or open_target(location, spec)
     delayed = DelayedCheckpoints(target.store, _seconds_unkept(spec.sizing, loaded))
@@ -206,10 +205,12 @@ def computing(
     submissions: Mapping[str, Submissions] | None = None,
 ) -> AbstractContextManager[Computer]:
     """Open the UDFs of a job to compute batches, with already known values and submitted batches."""
-    in_windows, given = comes_in_windows(loaded), target.spec.sizing.batch_size
+    in_windows, given, fitting = comes_in_windows(loaded), target.spec.sizing.batch_size, target.spec.fitting
 
     def open_mapper(name: str, inputs: Sequence[str] | None) -> BatchMapper:
-        size = (given or loaded[name].batch_size) if in_windows else None
-        return open_batch_mapper(opened[name], inputs, (known or {}).get(name), (submissions or {}).get(name), size)
+        size, fits = (given or loaded[name].batch_size) if in_windows else None, known_to_fit(loaded[name], fitting)
+        return open_batch_mapper(
+            opened[name], inputs, (known or {}).get(name), (submissions or {}).get(name), size, fits
+        )
 
     return target.computing(loaded, open_mapper)

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.masking import mask_secrets
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
@@ -187,8 +188,10 @@ def client(options: StorageOptions) -> LanceNamespace:
         return _clients[key]
 
 
-_clients: dict[tuple[StorageOptions, int], LanceNamespace] = {}
-_described: dict[tuple[StorageOptions, int], TableInCatalog] = {}
+_clients: ProcessMemo[tuple[StorageOptions, int], LanceNamespace] = ProcessMemo()
+"""The clients by options and process id. They are the process's: pylance's datasets keep them, for `options_for`."""
+_described: ProcessMemo[tuple[StorageOptions, int], TableInCatalog] = ProcessMemo(4096)
+"""What catalogs said until the credentials in it expire; all that opens a table in this process would ask again."""
 _lock = threading.RLock()
 
 

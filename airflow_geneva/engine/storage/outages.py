@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.engine_errors import is_failure, is_outage
 from airflow_geneva.engine.storage.uri import is_local
 
@@ -36,8 +37,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _SLOW_SECONDS = 10.0
 
 _lock = threading.Lock()
-_outages: dict[str, float] = {}
-"""When each store was first seen not to respond (monotonic time); removed when it responds."""
+_outages: ProcessMemo[str, float] = ProcessMemo()
+"""When each store was first seen not to respond (monotonic time); removed when it responds. It is the process's: an
+outage is that of all its jobs, which wait together and log it once."""
 
 
 def with_patience(uri: str, options: StorageOptions, seconds: int = STORE_PATIENCE) -> StorageOptions:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.code_hash.hasher import code_version, identity_of_code
 from airflow_geneva.engine.limits.rate_limit import RateLimit, check_limit
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.udf.annotations import accepts, output_type
 from airflow_geneva.engine.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
@@ -40,7 +41,8 @@ from airflow_geneva.errors import InvalidInput
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
-_instances: dict[tuple[type, asyncio.AbstractEventLoop | None], Any] = {}
+_instances: ProcessMemo[tuple[type, asyncio.AbstractEventLoop | None], Any] = ProcessMemo()
+"""Instances of UDFs' classes. They are the process's: a model that one job has loaded is not loaded by the next one."""
 _instances_lock = threading.RLock()
 
 

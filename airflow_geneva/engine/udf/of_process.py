@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.udf.decorator import UDF
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.udf.stored import load_stored_udf
 from airflow_geneva.errors import InvalidInput
 
-_given: dict[tuple[str, str], UDF] = {}
-"""UDFs without an import path that this process gave to a column or a view, by name and version."""
-_columns: dict[tuple[str, str], set[str]] = {}
+_given: ProcessMemo[tuple[str, str], UDF] = ProcessMemo()
+"""UDFs without an import path that this process gave to a column or a view, by name and version. They are the
+process's, because a table stores no more of them."""
+_columns: ProcessMemo[tuple[str, str], set[str]] = ProcessMemo()
 """The columns to which these UDFs were given, by the UDF's name and version."""
 _MOST_NAMED = 3
 

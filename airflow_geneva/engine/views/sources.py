@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.catalogs import SCHEME, options_in
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import in_threads
@@ -14,8 +15,9 @@ from airflow_geneva.engine.storage.uri import check_name, normalize_uri, without
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.errors import InvalidInput
 
-_created: set[tuple[str, str]] = set()
-"""URIs of the views that this process created, each with the database of its source."""
+_created: ProcessMemo[tuple[str, str], bool] = ProcessMemo()
+"""URIs of the views that this process created, each with the database of its source. It is the process's: what a table
+stores, others may have changed."""
 
 
 def allow_databases(given: Iterable[str | os.PathLike[str]] | None) -> tuple[str, ...]:
@@ -27,7 +29,7 @@ def allow_databases(given: Iterable[str | os.PathLike[str]] | None) -> tuple[str
 
 def keep_source(view: TableLocation, definition: ViewDefinition) -> None:
     """Allow the source of a view that this process created, until the process ends."""
-    _created.add((view.uri, definition.source_database))
+    _created[view.uri, definition.source_database] = True
 
 
 def locate_source(view: TableLocation, definition: ViewDefinition, allowed: Iterable[str] = ()) -> TableLocation:

@@ -22,6 +22,7 @@ from airflow_geneva.engine.lance_io.table_versions import (
     open_version_to_read,
     read_transaction,
 )
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.documents import well_typed
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
@@ -80,9 +81,8 @@ class Swap:
 
 _UNKNOWN = Swap(changed="unknown")
 _A_SWAP_AND_ITS_METADATA = 2
-_FOUND: dict[tuple[str, int, int], Swap] = {}
+_FOUND: ProcessMemo[tuple[str, int, int], Swap] = ProcessMemo(64)
 """Newest swaps by URI, version and time of the version; cached, because the history of a version does not change."""
-_MOST_FOUND = 64
 
 
 def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
@@ -90,8 +90,8 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     import lance
 
     key = (location.uri, int(dataset.version), written_at(dataset))
-    if key in _FOUND:
-        return _FOUND[key]
+    if (known := _FOUND.get(key)) is not None:
+        return known
     changed, placeholders, restores = "", False, list[tuple[int, int]]()
     # Read back to the newest swap, however far: every commit since then may have changed rows.
     for commit in commits_of_version(dataset, at_once=_A_SWAP_AND_ITS_METADATA):
@@ -107,10 +107,9 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
                 return replace(_noted(location, dataset, changed), restores=tuple(restores))
             changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
         if swap:
-            if len(_FOUND) >= _MOST_FOUND:
-                _FOUND.clear()
-            _FOUND[key] = replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
-            return _FOUND[key]
+            found = replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
+            _FOUND[key] = found
+            return found
     return Swap(changed=changed, restores=tuple(restores))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ def open_batch_mapper(
     known: KnownValues | None = None,
     submissions: Submissions | None = None,
     batch_size: int | None = None,
+    known_to_fit: float = inf,
 ) -> BatchMapper:
     """Prepare a UDF to be called on batches; a `UdfReference` saves pickling it again.
 
@@ -44,14 +46,15 @@ def open_batch_mapper(
     minute for the next caller that opens the same UDF. The timeout covers every call, including the first one in a new
     worker, but not the import of the UDF's module or the instantiation of its class, which `setup_timeout` bounds.
     With ``known``, the UDF is called only on inputs without a known value. ``submissions`` are those of a batch API's
-    column. Unless the UDF is scalar, batches are cut into smaller ones of ``batch_size`` rows, and by `batch_by`.
+    column. Unless the UDF is scalar, batches are cut into smaller ones of ``batch_size`` rows, and by `batch_by`. No
+    call is larger than ``known_to_fit`` into the device's memory.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
-    mapper = Mapper(opened, input_columns)
+    mapper = Mapper(opened, input_columns, known_to_fit)
     made: BatchMapper
     if opened.is_batch_api:
         return BatchApiMapper(mapper, submissions)
-    calls = mapper if opened.preprocess is None else Mapper(opened.without_stage)
+    calls = mapper if opened.preprocess is None else Mapper(opened.without_stage, None, known_to_fit)
     if opened.is_async:
         made = AsyncMapper(calls)
     else:
