@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -123,12 +124,6 @@ def test_failed_rows_stop_it_and_keep_their_column(table: Table) -> None:
     assert view.get_errors(column_name="a") == []
 
 
-def test_rows_that_no_refresh_computed_are_not_compared(table: Table) -> None:
-    columns: dict[str, Any] = {"id": "id", "embedding": (embed_v1, ["x"]), "embedding_v2": (embed_v2, ["x"])}
-    view = table.query().select(columns).create_materialized_view(database_of(table), "near")
-    assert view.compare("embedding", "embedding_v2", neighbors=0).to_arrow().num_rows == 0
-
-
 def test_views_of_the_view_see_the_new_values(table: Table) -> None:
     view = view_of_two_models(table)
     later = view.query().select(["id", "embedding"]).create_materialized_view(database_of(table), "later")
@@ -140,9 +135,10 @@ def test_views_of_the_view_see_the_new_values(table: Table) -> None:
     assert models(later) == {2.0}
 
 
-def test_a_view_that_was_never_refreshed_stops_it(table: Table) -> None:
+def test_a_view_that_was_never_refreshed_stops_it_and_has_nothing_to_compare(table: Table) -> None:
     columns: dict[str, Any] = {"id": "id", "embedding": (embed_v1, ["x"]), "embedding_v2": (embed_v2, ["x"])}
     view = table.query().select(columns).create_materialized_view(database_of(table), "near")
+    assert view.compare("embedding", "embedding_v2", neighbors=0).to_arrow().num_rows == 0
     with pytest.raises(InvalidInput, match=r"shows the rows of no refresh. Refresh it: view.refresh\(\)"):
         promote(view)
     promote(view, require_complete=False)
@@ -166,22 +162,27 @@ def test_it_waits_for_a_refresh_that_runs(table: Table) -> None:
         promote(view)
 
 
-def test_a_refresh_that_was_planned_before_swaps_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", ["finish", "a task of another process", "finish of another process"])
+def test_a_refresh_that_was_planned_before_swaps_nothing(
+    table: Table, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
     """Else values would get the names of the other model."""
     view = view_of_two_models(table)
     job, made, udfs = started(view, table)
     monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
-    finish = PlannedJob.finish
-
-    def promoting_first(self: PlannedJob, *arguments: Any) -> Any:
-        promote(view)
-        return finish(self, *arguments)
-
-    monkeypatch.setattr(PlannedJob, "finish", promoting_first)
-    result = run(job, made.shards, udfs, Stopwatch())
-    assert (result.state, result.rows_left) == ("PARTIAL", 1)
-    assert "the columns of the view changed meanwhile" in str(result)
-    assert view.refresh(runner="inline").rows_left == 0
+    committed = [] if "task" in before else [apply_and_commit(job, shard, udfs, Stopwatch()) for shard in made.shards]
+    promote(view)
+    if before != "finish":
+        job = PlannedJob(view.location, job.saved)  # which opens the view now
+    if "task" in before:
+        with pytest.raises(JobFailed, match=r"the columns of the view changed meanwhile\. Plan the refresh again"):
+            run(job, made.shards, udfs, Stopwatch())
+    else:
+        result = job.finish(committed, 0.0)
+        assert (result.state, result.rows_left) == ("PARTIAL", 1)
+        assert "the columns of the view changed meanwhile" in str(result)
+    again = view.refresh(runner="inline")
+    assert (again.rows_visible, again.rows_left) == (1, 0)
     assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
 
 
@@ -204,40 +205,33 @@ def test_a_killed_promotion_is_made_once(table: Table, point: str, written: int)
     assert view.plan_refresh().rows_pending == 0
 
 
-def test_what_is_expected_meanwhile_is_expected_of_the_same_column(
-    table: Table, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("first", ["promotion", "expectation"])
+def test_a_promotion_and_an_expectation_that_meet_take_nothing_back(
+    table: Table, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
+    """What is expected is expected of the same column, whatever it is called then."""
     view = view_of_two_models(table)
-    promoted = changed_schema
+    acts: dict[str, Callable[[], Any]] = {
+        "promotion": lambda: promote(view),
+        "expectation": lambda: view.expect(
+            {"embedding_v2" if first == "promotion" else "embedding": expect.not_null()}
+        ),
+    }
+    changed, second = changed_schema, next(act for name, act in acts.items() if name != first)
 
-    def expecting_first(*arguments: Any) -> Any:
-        monkeypatch.setattr(promotion, "changed_schema", promoted)
-        view.expect({"embedding_v2": expect.not_null()})
-        return promoted(*arguments)
-
-    monkeypatch.setattr(promotion, "changed_schema", expecting_first)
-    promote(view)
-    assert [name for name, _ in view.view_definition.expectations] == ["embedding"]
-    assert models(view) == {2.0}
-    assert not [note for note in view.plan_refresh().notes if "took back" in note]
-
-
-def test_a_promotion_while_expectations_are_set_is_not_taken_back(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = view_of_two_models(table)
-    changed = changed_schema
-
-    def promoting_first(*arguments: Any) -> Any:
+    def meanwhile(*arguments: Any) -> Any:
         monkeypatch.setattr(promotion, "changed_schema", changed)
-        promote(view)
+        second()
         return changed(*arguments)
 
-    monkeypatch.setattr(promotion, "changed_schema", promoting_first)
-    view.expect({"embedding": expect.not_null()})
+    monkeypatch.setattr(promotion, "changed_schema", meanwhile)
+    acts[first]()
     assert [one.name for one in view.view_definition.columns] == ["id", "embedding_v1", "embedding"]
     assert [name for name, _ in view.view_definition.expectations] == ["embedding"]
-    assert view.plan_refresh().rows_pending == 0
+    assert models(view) == {2.0}
+    planned = view.plan_refresh()
+    assert planned.rows_pending == 0
+    assert not [note for note in planned.notes if "took back" in note]
 
 
 def test_two_columns_of_a_view_are_compared(table: Table) -> None:
@@ -269,30 +263,3 @@ def test_values_of_earlier_code_are_named_beside_those_of_the_newest(
     assert function.older == ("2",)
     assert "41 rows of version 3, some of them possibly of version 2" in str(function)
     assert view.column_function("embedding_v1").older == ()
-
-
-def test_a_task_that_is_tried_again_after_a_promotion_says_that_the_plan_must_run_again(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = view_of_two_models(table)
-    job, made, udfs = started(view, table)
-    monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
-    promote(view)
-    again = PlannedJob(view.location, job.saved)  # in another process, which opens the view now
-    with pytest.raises(JobFailed, match=r"the columns of the view changed meanwhile\. Plan the refresh again"):
-        run(again, made.shards, udfs, Stopwatch())
-    assert view.refresh(runner="inline").rows_computed == 1
-    assert (models(view), models(view, "embedding_v1")) == ({2.0}, {1.0})
-
-
-def test_a_finish_that_is_tried_again_after_a_promotion_leaves_the_rows(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = view_of_two_models(table)
-    job, made, udfs = started(view, table)
-    committed = [apply_and_commit(job, shard, udfs, Stopwatch()) for shard in made.shards]
-    monkeypatch.setattr(promotion._Verifier, "_busy", lambda _: iter(()))
-    promote(view)
-    result = PlannedJob(view.location, job.saved).finish(committed, 0.0)
-    assert (result.state, result.rows_left) == ("PARTIAL", 1)
-    assert "the columns of the view changed meanwhile" in str(result)
