@@ -101,6 +101,8 @@ PERMITTED = {
         "spark.local._starting",
     ),
     "It holds within a `with` block only, for calls through code of users or of libraries": (
+        "cli.stopping._ASKED",
+        "cli.words.OPTIONS",
         "engine.job.meter._current",
         "engine.lance_io.conflicts._retries",
         "engine.limits.calls._database",
