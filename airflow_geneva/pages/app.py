@@ -38,7 +38,7 @@ from airflow_geneva.pages.databases import (
     read_graph,
 )
 from airflow_geneva.pages.documents import answer, database_document, job_document, table_document
-from airflow_geneva.pages.jobs import ErrorsPage, JobDetails, find_job, list_errors
+from airflow_geneva.pages.jobs import ErrorsPage, JobDetails, find_job, list_errors, request_cancel
 from airflow_geneva.pages.namespace import PREFIX, failure, router
 from airflow_geneva.pages.own_threads import in_own_threads
 from airflow_geneva.pages.readers import ReaderLost, read
@@ -323,10 +323,53 @@ def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumbe
     return _job_page(request, viewer, job, errors)
 
 
+@app.post("/task/cancel")
+@in_own_threads
+def cancel_job_of_task(request: Request, viewer: ViewerDep, task: TaskDep) -> Response:
+    """Cancel the job that a task works for."""
+    if task.job is None:
+        raise HTTPException(404)
+    return _cancel(request, viewer, task.job)
+
+
+@app.post("/databases/{conn_id}/tables/{table}/jobs/{job_id}/cancel")
+@in_own_threads
+def cancel_job(request: Request, viewer: ViewerDep, job: JobDep) -> Response:
+    """Ask the processes of a job to end it, for users who may start runs of its DAG."""
+    return _cancel(request, viewer, job)
+
+
+def _cancel(request: Request, viewer: CurrentUser, place: JobPlace) -> Response:
+    if not _may_cancel(viewer, place, _find(viewer, place).job):
+        raise HTTPException(403)
+    # A page of another site can neither send JSON without asking first, nor hide that it is another one.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/json" or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        raise HTTPException(415)
+    by = f"{viewer.user.get_name()}, in Airflow"
+    refused = read(viewer, (place.conn_id, place.location.name), request_cancel, place.location, place.job_id, by)
+    logger.info("%s canceled job %s.", by, place.job_id)
+    said = refused or "The job ends after its current calls, and keeps what it computed."
+    return answer({"said": said}, 409 if refused else 200)
+
+
+def _may_cancel(viewer: CurrentUser, place: JobPlace, job: api.Job) -> bool:
+    """Whether a user may start the DAG of a job or, of a job that no DAG started, one that writes the table."""
+    if not job.open:
+        return False
+    if job.airflow is not None:
+        return viewer.may_trigger_dag(job.airflow.dag_id)
+    return place.conn_id is not None and any(
+        dag.may_trigger for dag in maintainers(place.conn_id, viewer).get(job.table, [])
+    )
+
+
 def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int) -> HTMLResponse:
     began = time.monotonic()
     shown = _find(viewer, place)
+    cancels = _may_cancel(viewer, place, shown.job)
     values: dict[str, Any] = {"place": place, "shown": shown, "wait": _pause(began, running=True), "dags": []}
+    values["cancels"] = cancels
     if not _is_live(request):
         values["linked"] = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
         values["dags"] = _dags_of(viewer, place.conn_id, shown.job) if place.conn_id and not shown.job.open else []

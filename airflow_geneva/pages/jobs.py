@@ -158,6 +158,16 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
     return JobDetails(job, tuple(shown), job.commits[-_MOST_COMMITS:])
 
 
+def request_cancel(location: TableLocation, job_id: str, by: str) -> str | None:
+    """Ask the processes of a job to end it; return why that is not possible."""
+    folder = api.JobFolder.of(location.checkpoints, job_id)
+    job = api.read_job(folder)
+    if job is None or not job.open:
+        return "The job has ended." if job is None or not job.dead else "No process works on the job any more."
+    folder.cancel(by)
+    return None
+
+
 @dataclass(frozen=True)
 class ErrorsPage:
     """One page of a job's failed rows, the number of records that were `read`, and the most frequent causes of all."""

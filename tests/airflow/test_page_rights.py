@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.api_fastapi.app import create_auth_manager
 from airflow.sdk import DAG, BaseOperator, get_current_context, task
+from fastapi.testclient import TestClient
 
 from airflow_geneva import Database, connect
 from airflow_geneva.assets import lance_asset, watched_lance_asset
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.pages import access
+from airflow_geneva.pages.app import app
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
-from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, text_of
+from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, running_job, text_of
 from tests.support.driving import Driver, register
 from tests.support.hostile import edit_definition
 from tests.support.processes import as_another_process
@@ -270,3 +276,35 @@ def test_a_job_that_no_dag_started_does_not_become_readable_by_naming_it(
     Rights.give("operator", dags=[dag.dag_id], connections=["shelf"])
     assert "DONE" in browse(of_task(thief, "own"), "operator")
     browse(of_task(thief, "other"), "operator", status=404)
+
+
+def test_a_job_is_canceled_by_those_who_may_start_its_dag(browse: Get, database: Database) -> None:
+    with DAG("writes_docs", schedule=None) as dag:
+        BackfillTaskGroup(table="docs", column="y", lance_conn_id="shelf")
+    register(dag)
+    table = make_table(database)
+    job_id = running_job(table, time.time())
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    Rights.give("reader", connections=["shelf"], dags=["writes_docs"])
+    Rights.give("starter", dags=["writes_docs"], triggers=["writes_docs"])
+    path = of_job("docs", job_id)
+    client = TestClient(app, raise_server_exceptions=False, root_path="/geneva")
+
+    def ask(user: str, kind: str = "application/json", **more: str) -> int:
+        token = {"Cookie": f"_token={Rights.token(user, create_auth_manager())}", "Content-Type": kind, **more}
+        return client.post(f"{path}/cancel", headers=token, content="{}").status_code
+
+    assert ">Cancel</button>" not in browse(path)
+    assert (ask("reader"), ask("stranger")) == (403, 404)
+    assert ask("starter", "text/plain") == ask("starter", **{"Sec-Fetch-Site": "cross-site"}) == 415
+    assert folder.canceled_by() is None
+    for part in ("", "/live"):
+        assert f'data-trigger="/geneva{path}/cancel"' in browse(path + part, "starter")
+    assert ask("starter") == 200
+    assert folder.canceled_by() == "starter, in Airflow"
+    folder.update_record(airflow={"dag_id": "another", "run_id": "r", "task_id": "t", "try": 1})
+    Rights.give("starter", dags=["another"])
+    assert ask("starter") == 403
+    folder.write_result("DONE", BackfillResult(job_id, "DONE").to_json(), None, 0)
+    Rights.give("starter", triggers=["another"])
+    assert ask("starter") == 403

@@ -111,6 +111,7 @@ for (const element of document.querySelectorAll("[data-live]")) {
 setInterval(tick, 1000);
 
 // Starts a run of the DAG that maintains a table, by Airflow's own API: it checks the user's rights, and logs who did it.
+// A button without data-run cancels a job, by these pages, under the same rules.
 // It takes JSON only, which no other site can send, and Airflow's cookie is not sent with another site's request.
 // A button with a data-param sets that parameter of the DAG to true; without it the run would be an ordinary one.
 document.addEventListener("click", async (event) => {
@@ -120,8 +121,8 @@ document.addEventListener("click", async (event) => {
   }
   const said = button.nextElementSibling;
   button.disabled = true;
-  said.textContent = "Starting...";
-  const { param, details } = button.dataset;
+  const { param, details, run } = button.dataset;
+  said.textContent = run === undefined ? "Canceling..." : "Starting...";
   try {
     if (param !== undefined) {
       const asked = await fetch(details, { credentials: "same-origin" });
@@ -138,12 +139,16 @@ document.addEventListener("click", async (event) => {
       method: "POST",
       credentials: "same-origin",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ logical_date: null, ...(param === undefined ? {} : { conf: { [param]: true } }) }),
+      body: JSON.stringify(run === undefined ? {} : { logical_date: null, ...(param === undefined ? {} : { conf: { [param]: true } }) }),
     });
     const found = await answer.json().catch(() => ({}));
+    if (run === undefined && found.said !== undefined) {
+      said.textContent = found.said;
+      return;
+    }
     if (answer.ok) {
       const link = document.createElement("a");
-      link.href = button.dataset.run + encodeURIComponent(found.dag_run_id);
+      link.href = run + encodeURIComponent(found.dag_run_id);
       link.textContent = "Started a run";
       said.replaceChildren(link);
       return;
