@@ -256,19 +256,6 @@ def test_the_failure_of_a_shard_says_whether_another_try_follows(
     assert last == [False] * retries + [True]
 
 
-def test_values_that_are_not_as_expected_stop_the_commit_and_are_told_by_finish(desk: Desk) -> None:
-    desk.append("ab")
-    desk.define(n="bounded")
-    version = desk.table.version
-    run = Driver.trigger(make_dag(desk, default_args={"retries": 2})).go()
-    states = run.states()
-    assert (run.state, states["backfill.shards.apply"]) == ("failed", ["success", "success"])
-    assert states["backfill.shards.commit"] == ["failed", "failed"]
-    told = "Expectation between(0, 2) of column 'n' (fail) not met: 10 of 10 rows"
-    assert told in str(run.errors["backfill.finish", -1])
-    assert desk.table.version == version
-
-
 @pytest.mark.shows("Retries", "give tasks `retries`")
 def test_a_retry_goes_on_where_the_try_before_it_ended(desk: Desk) -> None:
     desk.append("a")
@@ -374,28 +361,6 @@ def test_clearing_the_plan_alone_and_then_one_shard_is_incomplete_too(desk: Desk
     assert run.state == "failed"
     assert "1 of 2 shards" in run.error("backfill.finish")
     assert [text for text, n in desk.values().items() if n is None] == texts("d")
-
-
-@pytest.mark.shows("Mark", "mark `apply` as success")
-def test_an_apply_that_is_marked_as_success_commits_what_lies_in_the_checkpoints(desk: Desk) -> None:
-    desk.append("ab")
-    desk.define(n="length")
-    desk.break_at("b03")
-    run = Driver.trigger(make_dag(desk)).go()
-    run.mark_success("backfill.shards.apply", 1)
-    run.clear(("backfill.shards.commit", 1)).go()
-    assert run.state == "success", run.errors
-    result = run.xcom("backfill.finish")
-    assert (result["state"], result["rows_left"]) == ("PARTIAL", ROWS)
-    assert desk.values() == {**dict.fromkeys(texts("a"), 3), **dict.fromkeys(texts("b"))}
-    assert len(events(desk.asset)) == 1
-
-    desk.mend()
-    desk.calls()
-    again = Driver.trigger(make_dag(desk)).go()
-    assert again.xcom("backfill.finish")["state"] == "DONE"
-    assert desk.calls() == texts("b")[3:]
-    assert desk.values() == dict.fromkeys(texts("ab"), 3)
 
 
 @pytest.mark.shows("Clear", "clear `shards.apply` of a shard that was complete")

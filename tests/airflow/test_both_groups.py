@@ -42,6 +42,10 @@ class Kept:
             self.add_group(**settings)
         return Driver.trigger(dag).go()
 
+    @property
+    def version(self) -> int:
+        return self.desk.table.version if self.view is None else self.view.version
+
     def values(self) -> dict[str, Any]:
         if self.view is None:
             return {text: value for text, value in self.desk.values().items() if value is not None}
@@ -49,12 +53,12 @@ class Kept:
         return dict(zip(rows["text"].to_pylist(), rows["n"].to_pylist(), strict=True))
 
 
-def keep(desk: Desk, group: str, letters: str) -> Kept:
+def keep(desk: Desk, group: str, letters: str, by: str = "length") -> Kept:
     desk.append(letters)
     if group == "backfill":
-        desk.define(n="length")
+        desk.define(n=by)
         return Kept(desk, group)
-    return Kept(desk, group, make_view(desk, f"view_of_{desk.table.name}"))
+    return Kept(desk, group, make_view(desk, f"view_of_{desk.table.name}", by))
 
 
 both = pytest.mark.parametrize("group", ["backfill", "refresh"])
@@ -67,6 +71,44 @@ def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk, group: str) 
     run = keep(desk, group, "a").go(retries=2)
     assert run.tries(f"{group}.finish") == 1
     assert run.tries(f"{group}.shards.apply", 0) == 3
+
+
+@both
+def test_values_that_are_not_as_expected_stay_invisible_and_finish_says_why(desk: Desk, group: str) -> None:
+    kept = keep(desk, group, "ab", by="bounded")
+    version = kept.version
+    run = kept.go(retries=2)
+    # The commit of a column checks each shard, and the swap of a view all of them at once.
+    committed, rows = {"backfill": ("failed", 10), "refresh": ("success", 20)}[group]
+    states = [run.states()[f"{group}.{step}"] for step in ("shards.apply", "shards.commit", "finish")]
+    assert (run.state, states) == ("failed", [["success"] * 2, [committed] * 2, "failed"])
+    told = f"Expectation between(0, 2) of column 'n' (fail) not met: {rows} of {rows} rows"
+    assert told in str(run.errors[f"{group}.finish", -1])
+    assert (kept.version, run.tries(f"{group}.finish"), events(f"lance_default/{kept.name}")) == (version, 1, [])
+
+
+@both
+@pytest.mark.shows("Mark", "mark `apply` as success")
+@pytest.mark.shows("Mark", "the same in a refresh")
+def test_an_apply_that_is_marked_as_success_shows_what_is_complete_with_a_warning(desk: Desk, group: str) -> None:
+    """Shards become visible on their own, but a view only as a whole."""
+    kept = keep(desk, group, "ab")
+    desk.break_at("b03")
+    run = kept.go()
+    run.mark_success(f"{group}.shards.apply", 1)
+    run.clear((f"{group}.shards.commit", 1)).go()
+    assert run.state == "success", run.errors
+    result, visible = run.xcom(f"{group}.finish"), texts("a") if group == "backfill" else []
+    assert (result["state"], result["rows_left"]) == ("PARTIAL", len(texts("ab")) - len(visible))
+    assert kept.values() == dict.fromkeys(visible, 3)
+    assert len(events(f"lance_default/{kept.name}")) == bool(visible)
+
+    desk.mend()
+    desk.calls()
+    again = kept.go()
+    assert desk.calls() == texts("b")[3:]
+    assert again.xcom(f"{group}.finish")["state"] == "DONE"
+    assert kept.values() == dict.fromkeys(texts("ab"), 3)
 
 
 @both

@@ -30,13 +30,18 @@ pytestmark = pytest.mark.airflow
 
 Change = Callable[[Desk], Any]
 
-APPEND: Change = lambda desk: desk.append("z")  # noqa: E731
 UPDATE: Change = lambda desk: desk.table.lance.update({"text": "'new'"}, where="text = 'a03'")  # noqa: E731
-DELETE: Change = lambda desk: desk.table.lance.delete("text = 'a03'")  # noqa: E731
 COMPACT: Change = lambda desk: desk.table.lance.optimize.compact_files()  # noqa: E731
-UNRELATED: Change = lambda desk: desk.table.lance.add_columns({"more": "1"})  # noqa: E731
-RESTORE: Change = lambda desk: desk.table.lance.restore()  # noqa: E731
 
+CHANGES: dict[str, tuple[Change, bool, bool, bool]] = {
+    "append": (lambda desk: desk.append("z"), True, True, True),
+    "update": (UPDATE, False, True, True),
+    "delete": (lambda desk: desk.table.lance.delete("text = 'a03'"), False, True, False),
+    "compaction": (COMPACT, False, False, False),
+    "unrelated column": (lambda desk: desk.table.lance.add_columns({"more": "1"}), False, False, False),
+    "restore to itself": (lambda desk: desk.table.lance.restore(), False, False, False),
+}
+"""Whether rows are new after a change, whether they are with `changed_rows`, and whether a column lacks values."""
 
 PICKY = """
 import pyarrow as pa
@@ -78,47 +83,32 @@ def looks(desk: Desk, since: str | int, **settings: Any) -> bool:
     return bool(NewFragmentsSensor(task_id="wait", **given).poke({}).is_done)  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize(
-    ("change", "new", "changed"),
-    [
-        (APPEND, True, True),
-        (UPDATE, False, True),
-        (DELETE, False, True),
-        (COMPACT, False, False),
-        (UNRELATED, False, False),
-        (RESTORE, False, False),
-    ],
-    ids=["append", "update", "delete", "compaction", "unrelated column", "restore to itself"],
-)
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", ["view", "version"])
-def test_new_rows_are_seen_and_changed_ones_when_asked_for(
-    desk: Desk, kind: str, change: Change, new: bool, changed: bool
-) -> None:
+def test_new_rows_are_seen_and_changed_ones_when_asked_for(desk: Desk, kind: str, change: str) -> None:
+    make, new, changed, _ = CHANGES[change]
     desk.append("ab")
     view = make_view(desk)
     assert looks(desk, "view:v")
     view.refresh(runner="inline")
     since = "view:v" if kind == "view" else desk.table.version
     assert not looks(desk, since)
-    change(desk)
+    make(desk)
     assert looks(desk, since) is new
     assert looks(desk, since, changed_rows="true") is changed
     view.refresh(runner="inline")
     assert not looks(desk, "view:v", changed_rows=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "new"),
-    [(APPEND, True), (UPDATE, True), (DELETE, False), (COMPACT, False), (UNRELATED, False), (RESTORE, False)],
-    ids=["append", "update", "delete", "compaction", "unrelated column", "restore to itself"],
-)
-def test_a_column_lacks_rows_that_are_new_or_whose_inputs_changed(desk: Desk, change: Change, new: bool) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_column_lacks_rows_that_are_new_or_whose_inputs_changed(desk: Desk, change: str) -> None:
+    make, _, _, new = CHANGES[change]
     desk.append("ab")
     desk.define(n="length")
     assert looks(desk, "column:n")
     desk.table.backfill("n", runner="inline")
     assert not looks(desk, "column:n")
-    change(desk)
+    make(desk)
     assert looks(desk, "column:n") is new
     assert bool(desk.table.plan_backfill("n").rows_pending) is new
     desk.table.backfill("n", runner="inline")
@@ -158,8 +148,6 @@ def test_rows_of_a_view_s_source_that_its_filter_leaves_out_are_new_once(desk: D
 
 
 def test_an_update_before_compaction_and_a_cleaned_history_is_still_told_from_new_rows(desk: Desk) -> None:
-    from datetime import timedelta
-
     desk.append("ab")
     since = desk.table.version
     UPDATE(desk)
@@ -167,7 +155,7 @@ def test_an_update_before_compaction_and_a_cleaned_history_is_still_told_from_ne
     desk.table.lance.cleanup_old_versions(older_than=timedelta(0))
     assert not looks(desk, since)
     assert looks(desk, since, changed_rows=True)
-    APPEND(desk)
+    desk.append("z")
     assert looks(desk, since)
 
 

@@ -7,12 +7,12 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -36,6 +36,9 @@ from tests.support.driving import register
 from tests.support.triggering import QUIET, Listener, Store, connect_to, play, trigger
 
 pytestmark = pytest.mark.airflow
+
+Step: TypeAlias = "Callable[[Desk], Any] | dict[str, Any] | None"
+"""Something happens; an event tells of it, at least this; or there is none for a while."""
 
 
 def revived(given: BaseEventTrigger) -> NewFragmentsTrigger:
@@ -163,74 +166,81 @@ def test_a_watcher_tells_of_rows_once(desk: Desk) -> None:
     play(story)
 
 
-def test_updates_and_deletions_are_told_when_asked_for(desk: Desk) -> None:
-    desk.append("a")
+def appended(letter: str) -> Step:
+    return lambda desk: desk.append(letter)
+
+
+def restored(version: int) -> Step:
+    return lambda desk: desk.table.lance.checkout_version(version).restore()
+
+
+STORIES: dict[str, tuple[dict[str, Any], list[Step]]] = {
+    "updates and deletions when asked for": (
+        {"changed_rows": True},
+        [
+            appended("a"),
+            {"new_rows": 10},
+            lambda desk: desk.table.lance.update({"text": "'new'"}, where="text < 'a02'"),
+            {"new_rows": 0, "changed_rows": 2, "deleted_rows": 0},
+            lambda desk: desk.table.lance.delete("text = 'new' OR text = 'a05'"),
+            {"new_rows": 0, "changed_rows": 0, "deleted_rows": 3},
+        ],
+    ),
+    "a table that comes, goes and comes again with the same version": (
+        {"table": "later"},
+        [
+            None,
+            lambda desk: desk.database.create_table("later", [{"text": "x"}] * 3),
+            *({"from_version": None, "version": 1, "new_rows": 3}, None),
+            *(lambda desk: desk.database.drop_table("later"), None),
+            lambda desk: desk.database.create_table("later", [{"text": "x"}] * 4),
+            *({"from_version": None, "version": 1, "new_rows": 4}, None),
+            *(lambda desk: desk.database.drop_table("later"), None),
+        ],
+    ),
+    "rows that a restore brings back": (
+        {},
+        [
+            *(appended("a"), lambda desk: desk.table.lance.delete("text > 'a05'"), {"new_rows": 6}),
+            *(restored(2), {"new_rows": 4}, restored(3), None),
+        ],
+    ),
+    "rows that a view lacks, once, and all of them when the view is gone": (
+        {"since": "view:v"},
+        [
+            *(appended("a"), {"new_rows": 10}, None),
+            *(make_view, None, lambda desk: desk.database.open_view("v").refresh(runner="inline"), None),
+            *(appended("b"), {"since": "view:v", "new_rows": 10, "fragments": 1}),
+            lambda desk: desk.database.open_view("v").refresh(runner="inline"),
+            # The source stands still, and the view lacks all of it.
+            *(lambda desk: desk.database.drop_table("v"), {"new_rows": 20}),
+        ],
+    ),
+    "enough rows": (
+        {"min_new_rows": 25},
+        [appended("a"), None, appended("b"), None, appended("c"), {"new_rows": 30}],
+    ),
+    "enough fragments, counted from the last event": (
+        {"min_new_fragments": 2},
+        [appended("a"), None, appended("b"), {"fragments": 2}, appended("c"), None],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STORIES)
+def test_a_watcher_tells_of(desk: Desk, what: str) -> None:
+    settings, steps = STORIES[what]
 
     async def story() -> None:
-        listener = Listener(trigger(desk.table.name, changed_rows=True))
-        await listener.event()
-        desk.table.lance.update({"text": "'new'"}, where="text < 'a02'")
-        found = await listener.event()
-        assert (found["new_rows"], found["changed_rows"], found["deleted_rows"]) == (0, 2, 0)
-        desk.table.lance.delete("text = 'new' OR text = 'a05'")
-        found = await listener.event()
-        assert (found["new_rows"], found["changed_rows"], found["deleted_rows"]) == (0, 0, 3)
-        await listener.stop()
-
-    play(story)
-
-
-def test_a_table_may_come_go_and_come_again_also_with_the_same_version(desk: Desk) -> None:
-    async def story() -> None:
-        listener = Listener(trigger("later"))
-        assert await listener.silent()
-        for rows in (3, 4):
-            desk.database.create_table("later", [{"text": "x"}] * rows)
-            found = await listener.event()
-            assert (found["from_version"], found["version"], found["new_rows"]) == (None, 1, rows)
-            assert await listener.silent()
-            desk.database.drop_table("later")
-            assert await listener.silent()
-        await listener.stop()
-
-    play(story)
-
-
-def test_a_table_that_is_restored_has_new_rows_if_they_come_back(desk: Desk) -> None:
-    desk.append("a")
-    whole = desk.table.version
-    desk.table.lance.delete("text > 'a05'")
-
-    async def story() -> None:
-        listener = Listener(trigger(desk.table.name))
-        assert (await listener.event())["new_rows"] == 6
-        desk.table.lance.checkout_version(whole).restore()
-        assert (await listener.event())["new_rows"] == 4
-        desk.table.lance.checkout_version(whole + 1).restore()
-        assert await listener.silent()
-        await listener.stop()
-
-    play(story)
-
-
-def test_a_view_is_refreshed_in_between_and_asked_again(desk: Desk) -> None:
-    desk.append("a")
-
-    async def story() -> None:
-        listener = Listener(trigger(desk.table.name, since="view:v"))
-        assert (await listener.event())["new_rows"] == 10
-        # Once is enough, although the view lacks them still, and also when it is made.
-        assert await listener.silent()
-        view = make_view(desk)
-        assert await listener.silent()
-        view.refresh(runner="inline")
-        assert await listener.silent()
-        desk.append("b")
-        found = await listener.event()
-        assert (found["since"], found["new_rows"], found["fragments"]) == ("view:v", 10, 1)
-        view.refresh(runner="inline")
-        desk.database.drop_table("v")
-        assert (await listener.event())["new_rows"] == 20  # the source stands still, and the view lacks all of it
+        listener = Listener(trigger(**{"table": desk.table.name, **settings}))
+        for step in steps:
+            if callable(step):
+                step(desk)
+            elif step is None:
+                assert await listener.silent()
+            else:
+                found = await listener.event()
+                assert {name: found[name] for name in step} == step
         await listener.stop()
 
     play(story)
@@ -253,25 +263,6 @@ def test_a_burst_settles_and_max_wait_ends_it(desk: Desk, monkeypatch: pytest.Mo
         impatient = Listener(trigger(desk.table.name, min_new_rows=1000, min_new_fragments=1000, max_wait=0.5))
         assert (await impatient.event())["new_rows"] == 30
         await impatient.stop()
-
-    play(story)
-
-
-def test_it_waits_for_enough(desk: Desk) -> None:
-    async def story() -> None:
-        rows = Listener(trigger(desk.table.name, min_new_rows=25))
-        fragments = Listener(trigger(desk.table.name, min_new_fragments=2))
-        desk.append("a")
-        assert await rows.silent()
-        assert await fragments.silent()
-        desk.append("b")
-        assert (await fragments.event())["fragments"] == 2
-        assert await rows.silent()
-        desk.append("c")
-        assert (await rows.event())["new_rows"] == 30
-        assert await fragments.silent()  # only one since the last event
-        for listener in (rows, fragments):
-            await listener.stop()
 
     play(story)
 

@@ -43,6 +43,6 @@ def connect_spark(monkeypatch: pytest.MonkeyPatch, **connection: Any) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", **connection}))
 
 
-def make_view(desk: Desk, name: str = "v") -> View:
-    udfs = importlib.import_module("geneva_dag_udfs")
-    return desk.table.query().select({"text": "text", "n": udfs.length}).create_materialized_view(desk.database, name)
+def make_view(desk: Desk, name: str = "v", by: str = "length") -> View:
+    function = getattr(importlib.import_module("geneva_dag_udfs"), by)
+    return desk.table.query().select({"text": "text", "n": function}).create_materialized_view(desk.database, name)
