@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import TypeVar
@@ -19,6 +21,14 @@ class ProcessMemo(dict[_Key, _Value]):
 
     def __init__(self, most: float = inf) -> None:
         self._most = most
+        self._making = threading.RLock()
+
+    def once(self, key: _Key, make: Callable[[], _Value]) -> _Value:
+        """Return the value of a key; one thread makes it, and others wait for it."""
+        with self._making:
+            if key not in self:
+                self[key] = make()
+            return self[key]
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         self.pop(key, None)

@@ -92,10 +92,7 @@ PERMITTED = {
     "It guards one of these, or what a library shares between all threads": (
         "engine.apply.batch_api._set_up_lock",
         "engine.checkpoint.packs._LOADING",
-        "engine.limits.limiter._limiters_lock",
-        "engine.storage.catalogs._lock",
         "engine.storage.outages._lock",
-        "engine.udf.decorator._instances_lock",
         "functions.pdf._pdfium",
         "spark.code._sending",
         "spark.local._starting",

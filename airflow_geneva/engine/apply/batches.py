@@ -48,10 +48,8 @@ class Cutter:
         most = len(rows) if self.most_rows is None else min(self.most_rows, len(rows))
         if self.weights is None:
             return most
-        heaviest, limit = (
-            float(self.weights[rows[0]]),
-            min(self.udf.batch_limit or inf, most_fitting(self.udf, self.known_to_fit)),
-        )
+        heaviest = float(self.weights[rows[0]])
+        limit = min(self.udf.batch_limit or inf, most_fitting(self.udf, self.known_to_fit))
         return most if heaviest <= 0 or limit == inf else min(max(int(limit / heaviest), 1), most)
 
 

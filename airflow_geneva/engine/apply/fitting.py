@@ -20,8 +20,7 @@ share a device's memory, and a worker of Spark learns once for all shards and jo
 def most_fitting(udf: UDF, known: float = inf) -> float:
     """Return the largest batch that fits in the device's memory, in rows or weight; infinity if all batches fitted.
 
-    Args:
-        known: the largest batch that fitted in earlier jobs.
+    `known` is the largest batch that fitted in earlier jobs.
     """
     return min(_learned.get(_key(udf), inf), known)
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -113,10 +114,8 @@ class Narrowing:
         self.pause = pause
         self.whole = whole or Span(0, results.rows)
         self.udf = results.mapper.udf
-        most: float = max(self.whole.rows, 1)
-        if not self.udf.batch_by:
-            most = min(most, most_fitting(self.udf, results.mapper.known_to_fit))
-        self.wholes = self.whole.pieces(int(most)) or [self.whole]
+        fits = inf if self.udf.batch_by else most_fitting(self.udf, results.mapper.known_to_fit)
+        self.wholes = self.whole.pieces(int(min(max(self.whole.rows, 1), fits))) or [self.whole]
         self.todo = self.wholes[::-1]
         self.too_large: list[tuple[Span, CallFailure]] = []
         self.fitting: Span | None = None

@@ -429,9 +429,8 @@ def _traceback_of(error: Exception, trace: TracebackType | None) -> str:
         lines.append((tb.tb_frame.f_code, tb.tb_lineno, tb.tb_lasti))
         tb = tb.tb_next
     if (found := _FORMATTED.get(key := tuple(lines))) is None:
-        found = _FORMATTED[key] = "".join(
-            ("Traceback (most recent call last):\n" if key else "", *traceback.format_tb(trace))
-        )
+        head = "Traceback (most recent call last):\n" if key else ""
+        found = _FORMATTED[key] = head + "".join(traceback.format_tb(trace))
     return found + "".join(traceback.format_exception_only(type(error), error))
 
 

@@ -37,7 +37,7 @@ from airflow_geneva.engine.storage.engine_errors import (
     is_unavailable,
     to_engine_error,
 )
-from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.files import Storage, freeze_options
 from airflow_geneva.engine.storage.uri import is_local, join
 from airflow_geneva.errors import StorageError
 
@@ -146,7 +146,7 @@ class DataFileWriter(FileWriter):
 def _data_files(dataset: lance.LanceDataset) -> Storage:
     place, (catalog, table, options) = join(dataset.uri, "data"), access_of(dataset)
     if catalog is None or table is None:
-        return Storage.at(place, options)
+        return Storage(place, freeze_options(options))
     return Storage(place, options_for(catalog, table))
 
 

@@ -313,14 +313,14 @@ class Limiter:
 
 _limiters: ProcessMemo[tuple[int, Storage, RateLimit], Limiter] = ProcessMemo()
 """One for each limit and database: the calls of all jobs of this process share what it reserves."""
-_limiters_lock = threading.Lock()
 
 
 def limiter_of(storage: Storage, limit: RateLimit) -> Limiter:
     """Return this process's limiter for a limit whose budget is in `storage`."""
-    with _limiters_lock:
-        key = (os.getpid(), storage, limit)
-        if key not in _limiters:
-            _limiters[key] = Limiter(BudgetTable(storage, limit.key), limit)
-            atexit.register(_limiters[key].leave)
-        return _limiters[key]
+
+    def make() -> Limiter:
+        made = Limiter(BudgetTable(storage, limit.key), limit)
+        atexit.register(made.leave)
+        return made
+
+    return _limiters.once((os.getpid(), storage, limit), make)

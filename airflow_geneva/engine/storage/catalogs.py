@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -182,17 +181,13 @@ def client(options: StorageOptions) -> LanceNamespace:
         InvalidInput: there is no such kind of catalog, or it needs other properties.
     """
     key = tuple(pair for pair in options if pair[0] != TABLE), os.getpid()
-    with _lock:
-        if key not in _clients:
-            _clients[key] = _connect(dict(options)[CATALOG])
-        return _clients[key]
+    return _clients.once(key, lambda: _connect(dict(options)[CATALOG]))
 
 
 _clients: ProcessMemo[tuple[StorageOptions, int], LanceNamespace] = ProcessMemo()
 """The clients by options and process id. They are the process's: pylance's datasets keep them, for `options_for`."""
 _described: ProcessMemo[tuple[StorageOptions, int], TableInCatalog] = ProcessMemo(4096)
 """What catalogs said until the credentials in it expire; all that opens a table in this process would ask again."""
-_lock = threading.RLock()
 
 
 def describe(options: StorageOptions, anew: bool = False) -> TableInCatalog:

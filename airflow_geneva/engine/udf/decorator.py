@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -43,7 +42,6 @@ IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]
 
 _instances: ProcessMemo[tuple[type, asyncio.AbstractEventLoop | None], Any] = ProcessMemo()
 """Instances of UDFs' classes. They are the process's: a model that one job has loaded is not loaded by the next one."""
-_instances_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -531,17 +529,13 @@ def find_in_module(found: Any, name: str) -> Any:
 
 def _instance(cls: type, loop: asyncio.AbstractEventLoop | None = None) -> Any:
     """Return this process's instance of a class, which is made once."""
-    with _instances_lock:
-        if (cls, loop) not in _instances:
-            _instances[cls, loop] = cls()
-        return _instances[cls, loop]
+    return _instances.once((cls, loop), cls)
 
 
 def release_instances(top: str) -> None:
     """Drop this process's instances of classes of a top-level package, whose code is imported again."""
-    with _instances_lock:
-        for key in [key for key in _instances if key[0].__module__.partition(".")[0] == top]:
-            del _instances[key]
+    for key in [key for key in list(_instances) if key[0].__module__.partition(".")[0] == top]:
+        _instances.pop(key, None)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -107,8 +107,7 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
                 return replace(_noted(location, dataset, changed), restores=tuple(restores))
             changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
         if swap:
-            found = replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
-            _FOUND[key] = found
+            found = _FOUND[key] = replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
             return found
     return Swap(changed=changed, restores=tuple(restores))
 
