@@ -233,6 +233,18 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: Fi
     return _live_page(request, "database.html", conn_id=conn_id, wait=wait, **values)
 
 
+@app.get("/databases/{conn_id}/counts")
+@in_own_threads
+def show_counts(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
+    """Send how many tables and jobs of a database are running, failed, stale or unreadable, for the overview."""
+    try:
+        _, shown = _read_database(request, viewer, conn_id, Filters())
+    except (GenevaError, OSError) as error:
+        logger.warning("%s cannot be counted: %s", conn_id, mask_secrets(str(error)))
+        return page(request, "_counts.html", conn_id=conn_id, shown=None)
+    return page(request, "_counts.html", conn_id=conn_id, shown=shown)
+
+
 @app.get("/databases/{conn_id}/graph")
 @app.get("/databases/{conn_id}/graph/live")
 @in_own_threads

@@ -17,11 +17,12 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import GenevaError
 from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
-from airflow_geneva.pages.jobs import JobsPage, list_jobs
+from airflow_geneva.pages.jobs import JOBS_A_PAGE, JobsPage, list_jobs
 from airflow_geneva.pages.tables import ColumnRow, CountCache, FreshnessView, count_freshness, describe_table, freshness
 from airflow_geneva.pages.visible import VisibleDatabase
 
 COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
+TROUBLED = "failed"
 STALE_ABOVE = "source is stale"
 """Up to date with columns or views that are not, or that are computed from such ones."""
 _WORST_FIRST = (UNKNOWN, RUNNING, WAITING, api.STALE, api.NEVER, STALE_ABOVE, api.UP_TO_DATE)
@@ -71,6 +72,11 @@ class TableCard:
         return [
             newest[item.name] for item in self.computed if item.name in newest and newest[item.name].state == FAILED
         ]
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a newest job failed, or rows failed."""
+        return bool(self.failing or self.failed)
 
     def urgency(self) -> tuple[object, ...]:
         """Sort cards worst first: failed jobs, then states, then failed rows."""
@@ -143,12 +149,25 @@ def _read(database: Database, name: str, jobs: Mapping[str, api.Job], sources: t
 
 @dataclass(frozen=True)
 class Filters:
-    """A user's filters on a database: part of a name, a state of tables, a state of jobs, and only jobs before one."""
+    """A user's filters on a database.
+
+    Args:
+        table: part of a name.
+        fresh: a state of tables and views, or ``failed``: with a failed newest job, or failed rows.
+        state, dag: of jobs.
+        since: only jobs that started in the last ``24h``, ``7d``, ...
+        before: only jobs before this one.
+    """
 
     table: str = ""
     fresh: str = ""
     state: str = ""
+    dag: str = ""
+    since: str = ""
     before: str = ""
+
+    def chooses(self, card: TableCard) -> bool:
+        return self.fresh in ("", card.state) or (self.fresh == TROUBLED and card.troubled)
 
     def query(self, **other: str) -> str:
         """Return the query of a URL with some filters changed."""
@@ -158,7 +177,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class DatabaseDetails:
-    """The data of a database's page: the filtered cards, and in `states` the counts of all cards.
+    """The data of a database's page: the filtered cards, and in `states` the counts of all cards, and of troubled ones.
 
     `missing` is the folder of a local database that does not exist on the API server's machine.
     """
@@ -168,10 +187,16 @@ class DatabaseDetails:
     running: tuple[api.Job, ...]
     listed: JobsPage
     missing: str | None = None
+    troubled: int = 0
 
     @property
     def counting(self) -> bool:
         return COUNTING in self.states
+
+    @property
+    def stale(self) -> int:
+        """The number of tables and views that are stale, or computed from what is stale."""
+        return sum(self.states.get(state, 0) for state in (api.STALE, api.NEVER, STALE_ABOVE))
 
 
 def read_database(
@@ -182,13 +207,16 @@ def read_database(
     names = [name for name in opened.database.table_names() if filters.table.lower() in name.lower()]
     listed = newest
     if filters != replace(Filters(), fresh=filters.fresh):
-        listed = list_jobs(opened, filters.before or None, names, state=filters.state or None)
+        listed = list_jobs(
+            opened, filters.before or None, names, JOBS_A_PAGE, filters.state, filters.dag, filters.since
+        )
     cards = read_cards(opened, [name for name in names if opened.may_see(name)], newest.jobs, seconds, counts)
     cards = sorted(_knowing_above(opened, cards, newest.jobs, seconds, counts), key=TableCard.urgency)
     states = Counter(card.state for card in cards)
-    chosen = tuple(card for card in cards if filters.fresh in ("", card.state))
+    chosen = tuple(filter(filters.chooses, cards))
     running = tuple(job for job in newest.jobs if job.open and job.table in names)
-    return DatabaseDetails(chosen, states, running, listed, opened.missing)
+    troubled = sum(card.troubled for card in cards)
+    return DatabaseDetails(chosen, states, running, listed, opened.missing, troubled)
 
 
 def _knowing_above(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cached_property
 
 import numpy as np
@@ -40,11 +41,14 @@ def list_jobs(
     before: str | None = None,
     names: Sequence[str] | None = None,
     most: int = JOBS_A_PAGE,
-    state: str | None = None,
+    state: str = "",
+    dag_id: str = "",
+    since: str = "",
 ) -> JobsPage:
     """List the newest jobs of a database that a viewer may see, with ids smaller than `before`.
 
-    `names` are tables and views, all by default, and `state` is one of a job, any by default.
+    `names` are tables and views, all by default; `state` and `dag_id` are those of a job, and `since` is an age, as
+    ``24h``; by default any.
 
     Reads at most ten times as many jobs as it returns; a page that is short because of that still has `older`.
     """
@@ -55,7 +59,9 @@ def list_jobs(
     places = {name: database.location(name).checkpoints for name in names}
     local = is_local(database.uri)
     listed = api.in_parallel(lambda name: [(job_id, name) for job_id in api.job_ids(places[name])], names, local)
-    ids = sorted((item for group in listed for item in group if before is None or item[0] < before), reverse=True)
+    oldest = _oldest_id(since)
+    every = (item for group in listed for item in group)
+    ids = sorted((item for item in every if item[0] >= oldest and (before is None or item[0] < before)), reverse=True)
     found: list[api.Job] = []
     considered = 0
     while considered < min(len(ids), _READ_FOR_ONE * most) and len(found) < most:
@@ -65,7 +71,7 @@ def list_jobs(
             job for name in names for job in api.read_jobs(places[name], [id for id, owner in chunk if owner == name])
         ]
         jobs.sort(key=lambda job: job.id, reverse=True)
-        jobs = [job for job in jobs if state in (None, job.state)]
+        jobs = [job for job in jobs if state in ("", job.state) and dag_id in ("", job.dag_id)]
         found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
     if len(found) > most:
         return JobsPage(tuple(found[:most]), found[most - 1].id)
@@ -156,6 +162,11 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
     moving = sorted(job.shown_shards, key=lambda shard: (shard.step != "failed", shard.step in at_rest))
     shown = sorted(moving[:SHARDS_SHOWN], key=lambda shard: shard.index)
     return JobDetails(job, tuple(shown), job.commits[-_MOST_COMMITS:])
+
+
+def _oldest_id(since: str) -> str:
+    """Return the id before which all jobs are older than an age; ids sort by time."""
+    return f"{datetime.now(timezone.utc) - api.parse_ttl(since, 'since'):%Y%m%dT%H%M%S%f}" if since else ""
 
 
 def request_cancel(location: TableLocation, job_id: str, by: str) -> str | None:

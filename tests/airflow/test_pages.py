@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -84,7 +85,7 @@ def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert len(programs) + len(pages) == len(app.routes)
     paths = [filled(route) for route in pages if route.methods == {"GET"}]
     posts = [filled(route) for route in pages if route.methods == {"POST"}]
-    assert (len(paths), len(posts), len(programs)) == (23, 2, 12)
+    assert (len(paths), len(posts), len(programs)) == (24, 2, 12)
     client = TestClient(app)
     for route in programs:
         for method in route.methods:
@@ -661,6 +662,49 @@ def test_a_view_of_a_stale_view_is_not_green(reader: Get, database: Database) ->
     first.refresh(runner="inline")
     within_reader.forget_counts()
     assert "up to date with second, which is stale" in text_of(whole(reader, f"{path}/live"))
+
+
+def test_what_is_wrong_is_counted_comes_first_and_is_found(reader: Get, database: Database) -> None:
+    """By state of tables, and by state, DAG and age of jobs."""
+    for name in ("a_fresh", "failing", "stale"):
+        table = make_table(database, name)
+        table.backfill("y", udf=triple, runner="inline")
+    newest = database.jobs(1, "failing")[0]
+    folder = JobFolder.of(database.location("failing").checkpoints, newest.id)
+    folder.update_record(airflow={"dag_id": "hourly", "run_id": "r", "task_id": "t", "try": 1})
+    folder.update_record(ended={**folder.read(RECORD)["ended"], "state": "FAILED", "error": "no"})
+    database.open_table("stale").add({"x": [1]})
+    Rights.give("reader", dags=["hourly"])
+    path = "/databases/shelf"
+    assert list(states_of(whole(reader, f"{path}/live"))) == ["failing", "stale", "a_fresh"]
+    assert f'data-live="/geneva{path}/counts"' in reader("/")
+    counts = whole(reader, f"{path}/counts")
+    assert text_of(counts) == "1 failed 1 stale"
+    for link, found in (("fresh=failed", ["failing"]), ("fresh=stale", ["stale"])):
+        assert f'href="/geneva{path}?{link}"' in counts
+        assert list(states_of(whole(reader, f"{path}/live?{link}"))) == found
+    for chosen in ("dag=hourly", "state=FAILED&since=24h", "dag=hourly&since=7d"):
+        assert ids_of(reader(f"{path}?{chosen}")) == [newest.id]
+    assert len(ids_of(reader(f"{path}?since=1h"))) == 3
+    assert ids_of(reader(f"{path}?dag=daily")) == []
+    reader(f"{path}?since=week", status=404)
+
+
+def test_a_database_that_cannot_be_read_says_so_in_the_overview(reader: Get, database: Database) -> None:
+    shutil.rmtree(database.uri)
+    assert text_of(reader("/databases/shelf/counts")) == "unreachable"
+
+
+def test_a_table_lists_each_column_once_and_compares_from_its_row(reader: Get, database: Database) -> None:
+    table, long = make_table(database), "n" * 200
+    table.add_columns({long: (triple, ["x"])})
+    path = "/databases/shelf/tables/docs"
+    page = reader(path)
+    assert [row[0] for row in cells(page) if len(row) == 3] == ["Column", "x"]
+    standing = whole(reader, f"{path}/standing")
+    assert f'<td class="name">{long}</td>' in standing
+    assert f'{path}/compare?first=y&amp;second={long}">Compare</a>' in standing
+    assert 'href="/geneva/databases/shelf?table=docs"' in page
 
 
 def whole(reader: Get, path: str) -> str:

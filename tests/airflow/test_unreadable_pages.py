@@ -39,7 +39,7 @@ def test_a_malformed_connection_does_not_hide_the_others(
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
     monkeypatch.setenv("AIRFLOW_CONN_BROKEN", "{broken")
     Rights.give("reader", connections=[*MALFORMED, "broken"])
-    listed = dict(cells(reader("/"))[1:])
+    listed = {conn_id: told for conn_id, told, _ in cells(reader("/"))[1:]}
     # Airflow 3.1 does not read those whose extra field is no object, and so does not say of which type they are.
     assert {"shelf", "nowhere", "odd"} <= listed.keys() <= {"shelf", *MALFORMED}
     assert listed["shelf"] == database.uri
