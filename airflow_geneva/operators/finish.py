@@ -26,6 +26,7 @@ from airflow_geneva.operators._lance_task import (
     optional_text,
     required_text,
 )
+from airflow_geneva.operators._metrics import send_metrics_of_job
 from airflow_geneva.operators.plan import REJECTED, SUMMARY
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
@@ -95,6 +96,7 @@ class FinishOperator(LanceOperator):
         with configured.retrying_commits(), failing_at_once(InvalidInput):
             result = job.finish(there, _seconds(job, summary, there))
         self._finished = (job, result)
+        send_metrics_of_job(job)
         of_view = job.spec.of_view
         self.log.info("%s: %s", job.spec.target, result)
         missing = [index for index in indexes if committed[index] is None]

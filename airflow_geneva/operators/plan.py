@@ -38,6 +38,7 @@ from airflow_geneva.operators._lance_task import (
     push_error_to_xcom,
     required_text,
 )
+from airflow_geneva.operators._metrics import send_metrics_of_plan
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -167,6 +168,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             plan, table.location, choice, about, run, elsewhere=True, announces_since=since, folder=job
         )
         saved, spec = planned.saved, planned.spec
+        send_metrics_of_plan(plan)
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": planned.uri,

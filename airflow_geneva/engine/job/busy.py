@@ -26,6 +26,11 @@ class Busy(Sums):
     preprocessing: float = 0.0
     writing: float = 0.0
 
+    @property
+    def share(self) -> float | None:
+        """The fraction of the time from the first call to the last in which the function ran; None without a call."""
+        return min(self.called / self.between, 1.0) if self.between else None
+
     def __str__(self) -> str:
         """Describe it in one line; "" for runs of less than ten seconds."""
         if self.between < _TELLING_SECONDS:
@@ -33,4 +38,4 @@ class Busy(Sums):
         waits = {"reading": self.reading, "preprocessing": self.preprocessing, "writing": self.writing}
         parts = {what: round(100 * seconds / self.between) for what, seconds in waits.items()}
         waited = "".join(f", waited {percent} % for {what}" for what, percent in parts.items() if percent)
-        return f"function busy {min(100 * self.called / self.between, 100):.0f} %{waited}"
+        return f"function busy {100 * (self.share or 0.0):.0f} %{waited}"

@@ -95,6 +95,8 @@ class Job(Listed, Counts):
         cost: what it has cost, as calls reported it or at the declared cost of rows, and at the price of slots once it
             has ended; None if nothing has a price.
         cost_expected: the interval of the cost that was estimated when it was planned; None if it was not.
+        busy_share: after the end, the fraction of the time from the first call to the last of each task in which the
+            function ran; None if it was not called.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
     """
 
@@ -138,6 +140,7 @@ class Job(Listed, Counts):
     started_by: str | None = None
     cost: float | None = None
     cost_expected: Interval | None = None
+    busy_share: float | None = None
 
     @property
     def open(self) -> bool:
@@ -453,4 +456,5 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         usage=found.usage,
         unindexed_rows=found.unindexed_rows,
         cost=ended.get("cost", found.usage.cost or None),
+        busy_share=Busy.from_json((ended.get("speed") or {}).get("busy")).share,
     )

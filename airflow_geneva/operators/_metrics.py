@@ -1,0 +1,58 @@
+"""Metrics of jobs, which go where Airflow sends its own: to StatsD, Datadog or OpenTelemetry."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+
+from airflow.providers.common.compat.sdk import Stats, conf
+
+from airflow_geneva.engine import api
+from airflow_geneva.errors import DamagedRecord, StorageError
+
+logger = logging.getLogger(__name__)
+
+_SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+_COUNTED = ("rows_run", "rows_computed", "rows_reused", "rows_failed")
+
+
+def send_metrics_of_plan(plan: api.Plan) -> None:
+    """Send how many rows are due."""
+    if _wanted():
+        Stats.gauge("geneva.rows_due", plan.rows_pending, tags=_tags(plan.spec))
+
+
+def send_metrics_of_job(job: api.PlannedJob) -> None:
+    """Send what a job that has ended did, how long its steps took, what it cost, and how fresh its values are."""
+    if not _wanted():
+        return
+    try:
+        found = api.read_job(job.folder)
+    except (StorageError, DamagedRecord) as error:
+        logger.warning("The metrics of job %s are not sent: %s", job.spec.job_id, error)
+        return
+    if found is None:
+        return
+    tags = _tags(job.spec)
+    for name in _COUNTED:
+        Stats.incr(f"geneva.{name}", getattr(found, name), tags=tags)
+    Stats.incr("geneva.jobs", tags={**tags, "state": found.state, "runner": found.runner or ""})
+    Stats.timing("geneva.job_duration", timedelta(seconds=found.took), tags=tags)
+    for step, seconds in found.seconds.items():
+        Stats.timing(f"geneva.step_duration.{step}", timedelta(seconds=seconds), tags=tags)
+    # Failed rows stay due: every run computes them again.
+    Stats.gauge("geneva.rows_due", found.rows_left + found.rows_failed, tags=tags)
+    Stats.gauge("geneva.staleness", time.time() - job.spec.written.written / 1e9, tags=tags)
+    for name, figure in {"cost": found.cost, "function_busy": found.busy_share}.items():
+        if figure is not None:
+            Stats.gauge(f"geneva.{name}", figure, tags=tags)
+
+
+def _wanted() -> bool:
+    # Reading a job costs requests.
+    return any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
+
+
+def _tags(spec: api.JobSpec) -> dict[str, str]:
+    return {"table": spec.table_name, "target": spec.target}

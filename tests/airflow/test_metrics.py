@@ -1,0 +1,79 @@
+"""The metrics of jobs, sent by Airflow through OpenTelemetry to a collector."""
+
+from __future__ import annotations
+
+import atexit
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+from opentelemetry import metrics
+
+from airflow_geneva.operators import _metrics
+from airflow_geneva.operators._metrics import _COUNTED as COUNTED
+from airflow_geneva.task_groups import BackfillTaskGroup
+from tests.airflow.conftest import Desk
+from tests.support.collector import Collector, collecting, settings
+from tests.support.desk import ROWS
+from tests.support.driving import Driver
+
+otel_logger = pytest.importorskip("airflow.sdk.observability.metrics.otel_logger", reason="came with Airflow 3.2")
+stats = pytest.importorskip("airflow.sdk.observability.stats", reason="came with Airflow 3.2")
+
+pytestmark = pytest.mark.airflow
+
+DOCS = Path(__file__).parents[2] / "docs"
+SOURCE = Path(_metrics.__file__)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """A collector to which the tasks of this process send, as a task of a worker does."""
+    from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
+    from airflow.sdk._shared.observability.metrics.otel_logger import flush_otel_metrics
+
+    with collecting() as found:
+        for name, value in settings(found).items():
+            monkeypatch.setenv(name, value)
+        stats.initialize(factory=otel_logger.get_otel_logger, export_legacy_names=False)
+        try:
+            yield found
+        finally:
+            stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
+            atexit.unregister(flush_otel_metrics)
+            metrics.get_meter_provider().shutdown()  # type: ignore[attr-defined]
+
+
+@pytest.mark.core
+def test_a_job_sends_what_it_did_how_long_it_took_and_how_fresh_its_values_are(
+    desk: Desk, collector: Collector
+) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    name = desk.table.name
+    with DAG(f"metrics_{name}", schedule=None) as dag:
+        BackfillTaskGroup(table=name, column="n", inline_below_rows=10**9)
+    began = time.time()
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    metrics.get_meter_provider().force_flush()  # type: ignore[attr-defined]
+    tags = {"table": name, "target": f"{name}.n"}
+    sent = {one.removeprefix("airflow.geneva."): collector.sum(one, **tags) for one in collector.names()}
+    assert sent["rows_run"] == sent["rows_computed"] == ROWS
+    assert sent["rows_failed"] == sent["rows_reused"] == sent["rows_due"] == 0
+    assert collector.sum("airflow.geneva.jobs", state="DONE", runner="spark", **tags) == 1
+    assert 0 < sent["function_busy"] <= 1
+    assert 0 < sent["step_duration.apply"] <= sent["job_duration"] < 1e3 * (time.time() - began)
+    assert 0 < sent["staleness"] < time.time() - began + 60
+
+
+def test_the_page_and_the_dashboard_name_the_metrics_that_are_sent() -> None:
+    sent = set(re.findall(r'"geneva\.(\w+)', SOURCE.read_text())) | set(COUNTED) | {"cost", "function_busy"}
+    page = set(re.findall(r"^\| `geneva\.(\w+)", (DOCS / "metrics.md").read_text(), re.MULTILINE))
+    assert page == sent
+    queries = re.findall(r"airflow_geneva_(\w+)", (DOCS / "snippets" / "dashboard.json").read_text())
+    endings = r"_(total|milliseconds_(sum|count)|(plan|spark|apply|commit|finish)_milliseconds_(sum|count))$"
+    assert {re.sub(endings, "", query) for query in queries} == sent
