@@ -41,6 +41,7 @@ from airflow_geneva.pages.documents import answer, database_document, job_docume
 from airflow_geneva.pages.jobs import ErrorsPage, JobDetails, find_job, list_errors, request_cancel
 from airflow_geneva.pages.namespace import PREFIX, failure, router
 from airflow_geneva.pages.own_threads import in_own_threads
+from airflow_geneva.pages.plan import read_plan
 from airflow_geneva.pages.readers import ReaderLost, read
 from airflow_geneva.pages.rendering import HEADERS, NOT_KEPT, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, read_jobs_of
@@ -254,6 +255,17 @@ def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLRespons
     shown, graph = read(viewer, conn_id, read_graph, opened, _seconds_to_count(request))
     wait = 1.0 if shown.counting else _IDLE_SECONDS
     return _live_page(request, "graph.html", conn_id=conn_id, shown=shown, graph=graph, wait=wait)
+
+
+@app.get("/databases/{conn_id}/plan")
+@app.get("/databases/{conn_id}/plan/live")
+@in_own_threads
+def show_plan(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
+    """Show what one run of all columns and views of a database would do, as far as records tell."""
+    opened = _open_seen(viewer, conn_id)
+    shown, steps = read(viewer, conn_id, read_plan, opened, _seconds_to_count(request))
+    wait = 1.0 if shown.counting else _IDLE_SECONDS
+    return _live_page(request, "plan.html", conn_id=conn_id, shown=shown, steps=steps, wait=wait)
 
 
 def _read_database(

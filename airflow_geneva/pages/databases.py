@@ -37,6 +37,7 @@ class TableCard:
     `computed` is its computed columns, or the view itself, each with its freshness. `source` is the table of this
     database that a view reads, and `elsewhere` the definition of a view that reads another database. `jobs` are the
     newest jobs of its columns, by name. `stale_above` names the stale column or view above those that are up to date.
+    `expands`: a row of a view's source may make several rows of the view due.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TableCard:
     broken: bool = False
     jobs: Mapping[str, api.Job] | None = None
     stale_above: Mapping[str, str] = field(default_factory=dict)
+    expands: bool = False
 
     def state_of(self, item: ColumnRow) -> str:
         job = (self.jobs or {}).get(item.name)
@@ -144,7 +146,10 @@ def _read(database: Database, name: str, jobs: Mapping[str, api.Job], sources: t
     source = described.source_in(database)
     is_view = described.own is not None or described.error is not None
     elsewhere = described.definition if source is None else None
-    return TableCard(name, described.rows, computed, is_view, source, elsewhere, broken=described.error is not None)
+    made_of = described.definition
+    expands = made_of is not None and (made_of.explode is not None or made_of.has_limit)
+    broken = described.error is not None
+    return TableCard(name, described.rows, computed, is_view, source, elsewhere, broken=broken, expands=expands)
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,7 @@ def count_freshness_with_above(opened: VisibleDatabase, location: TableLocation,
 def find_stale_above(cards: Sequence[TableCard]) -> dict[str, dict[str, str]]:
     """Return, by table and by column or view, the name of a stale column or view from which it is computed."""
     above: dict[Key, list[Key]] = {}
-    for origin, key in _edges({card.name: card for card in cards}):
+    for origin, key in edges_of({card.name: card for card in cards}):
         above.setdefault(key, []).append(origin)
     states = {
         (card.name, *(() if card.is_view else (item.name,))): item.standing.state
@@ -292,7 +297,7 @@ def read_graph(opened: VisibleDatabase, seconds: float) -> tuple[DatabaseDetails
 
 def draw_graph(cards: Sequence[TableCard]) -> Graph:
     """Lay out the dependency graph: tables, then columns, then views; tables without dependents are at the bottom."""
-    edges = sorted(set(_edges({card.name: card for card in cards})))
+    edges = sorted(set(edges_of({card.name: card for card in cards})))
     return lay_out([node for card in cards for node in _nodes(card)], edges)
 
 
@@ -305,7 +310,8 @@ def _nodes(card: TableCard) -> Iterator[Node]:
             yield Node((card.name, column.name), card.state_of(column), "column", card.stale_above.get(column.name, ""))
 
 
-def _edges(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:
+def edges_of(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:
+    """Yield what is computed from what: a table, column or view, and a column or view."""
     computed = {card.name: {item.name for item in card.computed if not card.is_view} for card in cards.values()}
 
     def origins(table: str, inputs: Sequence[str]) -> Iterator[Key]:

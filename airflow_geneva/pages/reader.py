@@ -212,7 +212,7 @@ def main(channel: int) -> None:
     # Imported now, so that no request waits for it.
     import lance  # noqa: F401
 
-    from airflow_geneva.pages import databases, runs  # noqa: F401
+    from airflow_geneva.pages import databases, plan, runs  # noqa: F401
 
     if sys.platform == "linux":
         allow_memory()

@@ -85,7 +85,7 @@ def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert len(programs) + len(pages) == len(app.routes)
     paths = [filled(route) for route in pages if route.methods == {"GET"}]
     posts = [filled(route) for route in pages if route.methods == {"POST"}]
-    assert (len(paths), len(posts), len(programs)) == (24, 2, 12)
+    assert (len(paths), len(posts), len(programs)) == (26, 2, 12)
     client = TestClient(app)
     for route in programs:
         for method in route.methods:
@@ -705,6 +705,34 @@ def test_a_table_lists_each_column_once_and_compares_from_its_row(reader: Get, d
     assert f'<td class="name">{long}</td>' in standing
     assert f'{path}/compare?first=y&amp;second={long}">Compare</a>' in standing
     assert 'href="/geneva/databases/shelf?table=docs"' in page
+
+
+def test_the_plan_counts_what_is_due_and_bounds_what_follows(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    table.add_columns({"z": (double, ["y"])})
+    for column, function in (("y", triple), ("z", double)):
+        table.backfill(column, udf=function, runner="inline")
+    view = table.query().select(["z"]).create_materialized_view(database, "v")
+    view.refresh(runner="inline")
+    path = "/databases/shelf/plan"
+
+    def rows() -> dict[str, list[str]]:
+        return {row[0]: row[1:3] for row in cells(whole(reader, f"{path}/live"))[1:]}
+
+    assert rows() == {"docs.y": ["0", "0"], "docs.z": ["0", "0"], "v": ["0", "0"]}
+    table.add({"x": [100, 101]})
+    within_reader.forget_counts()
+    assert rows() == {"docs.y": ["2", "2"], "docs.z": ["2", "at most 4"], "v": ["2", "at most 6"]}
+    page = reader(path)
+    assert "airflow-geneva plan --conn-id shelf --all" in page
+    assert f'href="/geneva{path}"' in reader("/databases/shelf") + reader("/databases/shelf/graph")
+    newest = database.jobs(1, "docs")[0]
+    folder = JobFolder.of(table.location.checkpoints, newest.id)
+    folder.update_record(ended={**folder.read(RECORD)["ended"], "state": "FAILED", "error": "no model"})
+    within_reader.forget_counts()
+    said = {row[0]: row[-1] for row in cells(whole(reader, f"{path}/live"))[1:]}
+    assert said["docs.z"] == "its newest job failed: no model"
+    assert said["v"] == "docs.z, from which it is computed, is blocked"
 
 
 def whole(reader: Get, path: str) -> str:
