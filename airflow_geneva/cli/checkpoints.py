@@ -19,7 +19,7 @@ from airflow_geneva.cli.database import (
     print_json,
 )
 from airflow_geneva.engine import api
-from airflow_geneva.engine.display import counted, format_time
+from airflow_geneva.engine.display import counted, format_time, readable_bytes
 
 checkpoints_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List or remove what is stored beside tables."
@@ -45,7 +45,7 @@ def list_all(
     grid = make_grid("column", "udf", "version", "filter", ">fragments", ">ranges", ">size", ">newest")
     for group in found:
         named = (group.column, group.udf, group.version, (group.where or "none")[:8])
-        size = api.readable_bytes(group.size_bytes)
+        size = readable_bytes(group.size_bytes)
         grid.add_row(*map(plain, named), f"{group.fragments:,}", f"{group.ranges:,}", size, format_time(group.newest))
     open_console().print(grid if found else "No checkpoints.")
 
@@ -83,16 +83,20 @@ def collect_garbage(
         garbage = api.find_garbage(db.location(name), span)
         found.append(garbage if dry_run else api.collect(db.location(name), garbage))
     if as_json:
-        print_json({"dry_run": dry_run, **api.add_up(found), "tables": [garbage.to_json() for garbage in found]})
+        print_json(
+            {"dry_run": dry_run, **api.Garbage.add_up(found), "tables": [garbage.to_json() for garbage in found]}
+        )
         return
-    total = api.add_up(found)
+    total = api.Garbage.add_up(found)
     grid = make_grid(">files", ">size", "kind")
-    for kind, what in api.KINDS.items():
-        grid.add_row(f"{total['kinds'][kind]['files']:,}", api.readable_bytes(total["kinds"][kind]["bytes"]), what)
+    for kind in api.FileKind:
+        grid.add_row(
+            f"{total['kinds'][kind.value]['files']:,}", readable_bytes(total["kinds"][kind.value]["bytes"]), kind.what
+        )
     verb = "Would remove" if dry_run else "Removed"
     console = open_console()
     console.print(grid)
     for note in total["notes"]:
         console.print(plain(f"Note: {note}"))
     tables = counted(len(found), "table")
-    console.print(f"{verb} {counted(total['files'], 'file')}, {api.readable_bytes(total['bytes'])}, of {tables}.")
+    console.print(f"{verb} {counted(total['files'], 'file')}, {readable_bytes(total['bytes'])}, of {tables}.")

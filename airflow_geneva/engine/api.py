@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.checkpoint.listing import list_checkpoints
     from airflow_geneva.engine.checkpoint.provenance import version_label
     from airflow_geneva.engine.cleanup import collect, find_garbage
-    from airflow_geneva.engine.cleanup.garbage import KINDS, Garbage, add_up, parse_ttl, readable_bytes
+    from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, parse_ttl
     from airflow_geneva.engine.job.current_errors import ErrorCause, ErrorGroup, count_causes, group_errors
     from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
     from airflow_geneva.engine.job.estimate import LIMITS, Estimate
@@ -236,7 +236,7 @@ _HOMES = (
     ("plan.freshness", "Freshness", "UP_TO_DATE", "STALE", "NEVER"),
     ("run.promotion", "Promotion", "is_promoted"),
     ("checkpoint.listing", "list_checkpoints"),
-    ("cleanup.garbage", "KINDS", "Garbage", "add_up", "parse_ttl", "readable_bytes"),
+    ("cleanup.garbage", "Garbage", "FileKind", "parse_ttl"),
     # Names.
     ("checkpoint.provenance", "version_label"),
     ("lance_io.pylance_internals", "NEWEST_TESTED"),

@@ -173,3 +173,12 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{int(minutes)} min {int(seconds % 60):02} s"
     return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
+
+
+def readable_bytes(size: float) -> str:
+    """Format a size for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

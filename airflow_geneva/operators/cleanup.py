@@ -81,4 +81,4 @@ class CleanupCheckpointsOperator(LanceOperator):
         )
         if failed:
             raise failed[0]
-        return {"tables": len(found), "dry_run": dry, **api.add_up(found)}
+        return {"tables": len(found), "dry_run": dry, **api.Garbage.add_up(found)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from airflow_geneva.engine.choices import OnDuplicate
+from airflow_geneva.engine.choices import OnDuplicate, undecided
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import map_leaves
 from airflow_geneva.engine.load.checks import SHOWN, Examples
@@ -194,9 +194,18 @@ def load_on_spark(
     task = _StageTask(location, spec, plan, shard)
     source = _source_frame(session, delivery)
     keys = _table_frame(session, delivery, TableKeys(location, spec.version, spec.on, tuple(wanted), spec.where))
-    if spec.on_duplicate != OnDuplicate.ERROR:
-        number = f.col("number").asc() if spec.on_duplicate == OnDuplicate.FIRST else f.col("number").desc()
-        place = f.row_number().over(Window.partitionBy(*_keys(delivery)).orderBy(number))
+    order = None
+    match OnDuplicate(spec.on_duplicate):
+        case OnDuplicate.FIRST:
+            order = f.col("number").asc()
+        case OnDuplicate.LAST:
+            order = f.col("number").desc()
+        case OnDuplicate.ERROR:  # no key has several rows, else the plan had stopped
+            pass
+        case other:
+            undecided(other)
+    if order is not None:
+        place = f.row_number().over(Window.partitionBy(*_keys(delivery)).orderBy(order))
         source = source.withColumn("place", place).where("place = 1").drop("place")
     values = [f"v{at}" for at in range(len(spec.columns))]
     renamed, same = _renamed(source, delivery)

@@ -24,7 +24,7 @@ from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.checkpoint.value_cache import ValueCache
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.cleanup.garbage import VALUES
+from airflow_geneva.engine.cleanup.garbage import FileKind
 from airflow_geneva.engine.lance_io.row_keys import row_keys
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.udf import UDF, Skip, udf
@@ -253,13 +253,13 @@ def test_old_values_are_not_used_and_go_with_the_cleanup(
     table.add_columns({"y": square, "z": square})
     table.backfill("y", runner="inline")
     now = time.time()
-    assert not find_garbage(table.location, "1s", now + 29 * DAY).file_group(VALUES).files
+    assert not find_garbage(table.location, "1s", now + 29 * DAY).file_group(FileKind.VALUES).files
     monkeypatch.setattr(
         "airflow_geneva.engine.checkpoint.value_cache.time", SimpleNamespace(time=lambda: now + 31 * DAY)
     )
     assert table.backfill("z", runner="inline").rows_cached == 0
     removed = collect(table.location, find_garbage(table.location, "1s", now + 31 * DAY))
-    assert removed.file_group(VALUES).count >= 1
+    assert removed.file_group(FileKind.VALUES).count >= 1
 
 
 def test_the_cache_keeps_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

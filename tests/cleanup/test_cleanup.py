@@ -26,7 +26,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.engine.checkpoint.facts import load_state
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.engine.job.status import job_ids
@@ -113,9 +113,9 @@ def test_a_finished_job_leaves_nothing_once_it_is_old(table: Table, trace: Trace
     age(table)
     data = files_of(table, "data")
     removed = clean(table)
-    assert removed.file_group(JOBS).count > 0
-    assert removed.file_group(CHECKPOINTS).count >= 4
-    assert removed.file_group(STAGED).count == 0
+    assert removed.file_group(FileKind.JOBS).count > 0
+    assert removed.file_group(FileKind.CHECKPOINTS).count >= 4
+    assert removed.file_group(FileKind.STAGED).count == 0
     left = files_of(table, "_checkpoints")
     assert left
     assert all(name.startswith("_checkpoints/state/") for name in left)
@@ -136,10 +136,10 @@ def test_a_dry_run_tells_and_removes_nothing(failed: Table) -> None:
     age(failed)
     before = files_of(failed, ".")
     garbage = find_garbage(failed.location, "7d")
-    assert garbage.file_group(CHECKPOINTS).size_bytes > 0
+    assert garbage.file_group(FileKind.CHECKPOINTS).size_bytes > 0
     assert "staged data files" in str(garbage)
     assert files_of(failed, ".") == before
-    assert set(clean(failed).file_group(CHECKPOINTS).names) == {name for name in before if "/udf-" in name}
+    assert set(clean(failed).file_group(FileKind.CHECKPOINTS).names) == {name for name in before if "/udf-" in name}
 
 
 def test_what_a_failed_job_computed_is_kept_for_the_time_to_live_and_then_goes(failed: Table, trace: Trace) -> None:
@@ -147,7 +147,7 @@ def test_what_a_failed_job_computed_is_kept_for_the_time_to_live_and_then_goes(f
     assert clean(failed).count == 0
     age(failed, days=8)
     removed = clean(failed)
-    assert removed.file_group(STAGED).count == 2
+    assert removed.file_group(FileKind.STAGED).count == 2
     assert not [name for name in files_of(failed, "_checkpoints") if "udf-" in name]
     trace.clear()
     result = failed.backfill("y", udf=sturdy, runner="inline")
@@ -171,9 +171,9 @@ def test_a_job_that_was_found_dead_is_cleaned_up(table: Table, trace: Trace) -> 
         document.write_text(re.sub(r'"(started|at)": ?[\d.]+', rf'"\1":{time.time() - 30 * DAY}', document.read_text()))
     age(table)
     removed = clean(table)
-    assert removed.file_group(STAGED).count == 4
-    assert removed.file_group(CHECKPOINTS).count > 0
-    assert removed.file_group(JOBS).count > 0
+    assert removed.file_group(FileKind.STAGED).count == 4
+    assert removed.file_group(FileKind.CHECKPOINTS).count > 0
+    assert removed.file_group(FileKind.JOBS).count > 0
     result = table.backfill("y", runner="inline")
     assert (result.state, result.rows_computed) == ("DONE", 100)
     assert_right(table, "y", tripled)
@@ -187,9 +187,9 @@ def test_a_queued_job_keeps_what_other_versions_and_jobs_computed_for_its_column
     trace.clear()
     age(failed)
     removed = clean(failed)
-    assert removed.file_group(CHECKPOINTS).count > 0
-    assert all("_col-z/" in name for name in removed.file_group(CHECKPOINTS).names)
-    assert not any(saved.spec.job_id in name for name in removed.file_group(JOBS).names)
+    assert removed.file_group(FileKind.CHECKPOINTS).count > 0
+    assert all("_col-z/" in name for name in removed.file_group(FileKind.CHECKPOINTS).names)
+    assert not any(saved.spec.job_id in name for name in removed.file_group(FileKind.JOBS).names)
     job = JobFolder.of(failed.location.checkpoints, saved.spec.job_id).storage
     shard = saved.load_shard(job, 0)
     apply_inline(failed.location, saved.spec, shard, Udfs({saved.spec.column: sturdy}))
@@ -211,7 +211,7 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
         os.utime(path, (then, then))
     trace.clear()
     removed = clean(failed)
-    assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
+    assert removed.file_group(FileKind.CHECKPOINTS).count == removed.file_group(FileKind.STAGED).count == 0
     shard = load_plan(folder.storage, saved.fingerprint).load_shard(folder.storage, 0)
     apply_inline(failed.location, saved.spec, shard, Udfs({saved.spec.column: sturdy}))
     assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
@@ -230,7 +230,7 @@ def test_checkpoints_that_a_recent_job_only_used_are_kept_and_unused_ones_are_no
     failed.add([{"id": 1_000, "x": 1_000}])
     failed.backfill("y", udf=sturdy, runner="inline")
     removed = clean(failed)
-    assert removed.file_group(CHECKPOINTS).count > 10
+    assert removed.file_group(FileKind.CHECKPOINTS).count > 10
     (left,) = [name for name in files_of(failed, "_checkpoints") if "udf-" in name]
     assert "frag-4" in left
 
@@ -244,7 +244,7 @@ def test_old_checkpoints_that_the_plan_of_a_recent_job_names_stay(failed: Table,
     with pytest.raises(JobFailed, match="told to"):
         failed.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
     removed = clean(failed)
-    assert (removed.file_group(CHECKPOINTS).count, removed.file_group(STAGED).count) == (0, 0)
+    assert (removed.file_group(FileKind.CHECKPOINTS).count, removed.file_group(FileKind.STAGED).count) == (0, 0)
     trace.clear()
     failed.backfill("y", udf=sturdy, runner="inline")
     assert_exact(trace, range(60, 100))
@@ -269,12 +269,12 @@ def test_files_that_only_old_versions_tags_or_branches_reference_stay(table: Tab
     table.lance.optimize.compact_files()
     table.backfill("y", runner="inline")
     age(table)
-    assert clean(table).file_group(STAGED).count == 0
+    assert clean(table).file_group(FileKind.STAGED).count == 0
     table.lance.cleanup_old_versions(
         older_than=timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
     )
     age(table)
-    assert clean(table).file_group(STAGED).count == 0
+    assert clean(table).file_group(FileKind.STAGED).count == 0
     assert second not in {ref["version"] for ref in table.lance.version_refs()}
     assert sorted(table.location.open(first).to_table()["y"].to_pylist()) == sorted(map(tripled, range(100)))
     branch = table.lance.checkout_version(("aside", None))
@@ -285,7 +285,7 @@ def test_data_files_of_ours_that_nothing_names_go_and_those_of_others_stay(table
     ours, others = stage(table, f"{'0a' * 16}.lance"), stage(table, "somebody-elses.lance")
     assert find_garbage(table.location, "1s").count == 0, "it may be a stranger's who is about to commit"
     age(table)
-    assert clean(table).file_group(STAGED).names == [ours]
+    assert clean(table).file_group(FileKind.STAGED).names == [ours]
     assert others in files_of(table, "data")
 
 
@@ -302,7 +302,7 @@ def test_a_version_that_cannot_be_read_keeps_every_data_file(failed: Table) -> N
     versions[-1].write_bytes(b"damaged")
     age(failed)
     removed = clean(failed)
-    assert removed.file_group(STAGED).count == 0
+    assert removed.file_group(FileKind.STAGED).count == 0
     assert "cannot be read, so data files are kept" in str(removed)
 
 
@@ -323,7 +323,7 @@ def test_blobs_of_a_staged_file_go_with_it(make_table: MakeTable) -> None:
     assert len(staged) > 2
     PlannedJob(table.location, saved).finish([])
     age(table)
-    assert set(clean(table).file_group(STAGED).names) == staged
+    assert set(clean(table).file_group(FileKind.STAGED).names) == staged
     assert files_of(table, "data") == before
 
 
@@ -333,10 +333,10 @@ def test_a_record_that_is_damaged_keeps_everything_until_its_folder_is_old(faile
     folder.mkdir()
     (folder / "job.json").write_text('{"id": ')
     kept = clean(failed)
-    assert kept.file_group(CHECKPOINTS).count == kept.file_group(STAGED).count == 0
+    assert kept.file_group(FileKind.CHECKPOINTS).count == kept.file_group(FileKind.STAGED).count == 0
     assert "'20200101T000000-damaged' is damaged" in str(kept)
     age(failed)
-    assert clean(failed).file_group(CHECKPOINTS).count > 0
+    assert clean(failed).file_group(FileKind.CHECKPOINTS).count > 0
     assert not folder.exists()
 
 
@@ -351,10 +351,10 @@ def test_half_written_files_go_when_nobody_can_be_writing_them(table: Table) -> 
     os.utime(halves[0])
     for document in Path(table.uri, "_checkpoints", "jobs", saved.spec.job_id).iterdir():
         os.utime(document, (time.time() - 60 * DAY,) * 2)
-    assert clean(table).file_group(TEMPORARY).count == 0, "an open job may be writing it"
+    assert clean(table).file_group(FileKind.TEMPORARY).count == 0, "an open job may be writing it"
     PlannedJob(table.location, saved).finish([])
     age(table)
-    assert clean(table).file_group(TEMPORARY).count == 2
+    assert clean(table).file_group(FileKind.TEMPORARY).count == 2
     assert not any(half.exists() for half in halves)
 
 
@@ -410,7 +410,9 @@ def test_marks_of_jobs_that_are_gone_go_unless_their_commits_are_still_there(tab
         write_outbox(checkpoints, field, OutboxEntry(job, 1))
     age(table)
     removed = clean(table)
-    assert [name.rsplit("/", 1)[-1] for name in removed.file_group(MARKS).names] == ["20200101T000000-nothing.json"]
+    assert [name.rsplit("/", 1)[-1] for name in removed.file_group(FileKind.MARKS).names] == [
+        "20200101T000000-nothing.json"
+    ]
     assert not JobFolder.of(checkpoints, result.job_id).storage.exists("job.json")
     age(table)
     assert clean(table).count == 0
@@ -418,7 +420,7 @@ def test_marks_of_jobs_that_are_gone_go_unless_their_commits_are_still_there(tab
     table.add([{"id": 1, "x": 1}])
     table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     age(table)
-    assert clean(table).file_group(MARKS).count == 1
+    assert clean(table).file_group(FileKind.MARKS).count == 1
 
 
 def test_a_mark_of_an_open_job_stays(table: Table) -> None:
@@ -437,11 +439,13 @@ def test_ledgers_go_once_a_fold_that_covers_them_is_old_itself(table: Table, tra
     age(table)
     for fold in folds:
         os.utime(fold)
-    assert find_garbage(table.location, "7d").file_group(LEDGERS).count == 0, "somebody may be reading what it covers"
+    assert find_garbage(table.location, "7d").file_group(FileKind.LEDGERS).count == 0, (
+        "somebody may be reading what it covers"
+    )
     age(table)
     before = load_state(table.location.checkpoints, field)
     removed = clean(table)
-    assert removed.file_group(LEDGERS).count >= 15
+    assert removed.file_group(FileKind.LEDGERS).count >= 15
     after = load_state(table.location.checkpoints, field)
     assert set(after.facts) <= set(before.facts)
     trace.clear()
@@ -457,7 +461,7 @@ def test_ledgers_of_a_fold_that_cannot_be_read_stay(table: Table) -> None:
     for fold in Path(table.uri, "_checkpoints", "state").rglob("ledger._compacted-*"):
         fold.write_bytes(fold.read_bytes()[:100])
     age(table)
-    assert find_garbage(table.location, "7d").file_group(LEDGERS).count == 0
+    assert find_garbage(table.location, "7d").file_group(FileKind.LEDGERS).count == 0
 
 
 def count_facts(table: Table, column: str = "y") -> int:
@@ -524,7 +528,7 @@ def test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found(failed
     garbage = find_garbage(failed.location, "7d")
     saved = start(failed, "y", udf=sturdy)
     removed = collect(failed.location, garbage)
-    assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
+    assert removed.file_group(FileKind.CHECKPOINTS).count == removed.file_group(FileKind.STAGED).count == 0
     trace.clear()
     job = JobFolder.of(failed.location.checkpoints, saved.spec.job_id).storage
     shard = saved.load_shard(job, 0)
@@ -536,22 +540,22 @@ def test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found(failed
 def test_a_file_that_was_committed_while_garbage_is_collected_stays(failed: Table) -> None:
     age(failed)
     garbage = find_garbage(failed.location, "7d")
-    assert garbage.file_group(STAGED).count == 2
+    assert garbage.file_group(FileKind.STAGED).count == 2
     failed.backfill("y", udf=sturdy, runner="inline")
-    assert collect(failed.location, garbage).file_group(STAGED).count == 0
+    assert collect(failed.location, garbage).file_group(FileKind.STAGED).count == 0
     assert_right(failed, "y", tripled)
 
 
 def test_a_file_that_another_writer_commits_while_garbage_is_collected_stays(failed: Table) -> None:
     age(failed)
     garbage = find_garbage(failed.location, "7d")
-    name = garbage.file_group(STAGED).names[0]
+    name = garbage.file_group(FileKind.STAGED).names[0]
     dataset = failed.lance
     data_file = DataFile.create(dataset, name.removeprefix("data/"))
     group = lance.LanceOperation.DataReplacementGroup(0, data_file)
     transaction = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
     lance.LanceDataset.commit(dataset.uri, transaction)
-    assert name not in collect(failed.location, garbage).file_group(STAGED).names
+    assert name not in collect(failed.location, garbage).file_group(FileKind.STAGED).names
     assert failed.lance.to_table()["y"].null_count == 75
 
 
@@ -613,7 +617,7 @@ def test_collecting_is_killed_anywhere_and_run_again(failed: Table, trace: Trace
     clean(failed)
     left = files_of(failed, "_checkpoints")
     assert all(name.startswith("_checkpoints/state/") for name in left)
-    assert not set(wanted.file_group(STAGED).names) & files_of(failed, "data")
+    assert not set(wanted.file_group(FileKind.STAGED).names) & files_of(failed, "data")
     trace.clear()
     assert failed.backfill("y", udf=sturdy, runner="inline").state == "DONE"
     assert_exact(trace, range(100))
@@ -750,11 +754,11 @@ def test_garbage_on_an_object_store_is_like_any_other(
         for file in file_group.files
     }
     assert sizes == {name: len(before[name]) for name in sizes}
-    assert garbage.file_group(STAGED).count == 2
+    assert garbage.file_group(FileKind.STAGED).count == 2
     assert collect(table.location, garbage).count == garbage.count
     assert set(before) - set(bucket.objects("docs.lance/")) == set(sizes)
     assert not bucket.objects("/_checkpoints/udf-")
     trace.clear()
     assert table.backfill("y", udf=sturdy, runner="inline").rows_computed == 60
     assert_right(table, "y", tripled)
-    assert find_garbage(table.location, "7d", now=later).file_group(STAGED).count == 0
+    assert find_garbage(table.location, "7d", now=later).file_group(FileKind.STAGED).count == 0

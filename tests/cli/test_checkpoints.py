@@ -18,16 +18,8 @@ from airflow_geneva.cli.checkpoints import checkpoints_app
 from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, filter_evaluated, load_state, prune_state, seen
 from airflow_geneva.engine.checkpoint.listing import list_checkpoints
 from airflow_geneva.engine.checkpoint.provenance import Provenance
-from airflow_geneva.engine.cleanup.garbage import (
-    CHECKPOINTS,
-    JOBS,
-    KINDS,
-    Garbage,
-    add_up,
-    group_files,
-    parse_ttl,
-    readable_bytes,
-)
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, group_files, parse_ttl
+from airflow_geneva.engine.display import readable_bytes
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.storage.files import FileEntry, Storage
 from airflow_geneva.errors import InvalidInput, StorageError
@@ -96,7 +88,10 @@ def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
 
 
 def garbage() -> Garbage:
-    files = {CHECKPOINTS: [FileEntry("b", 1_500, 1.0), FileEntry("a", 500, 1.0)], JOBS: [FileEntry("c", 10, 1.0)]}
+    files = {
+        FileKind.CHECKPOINTS: [FileEntry("b", 1_500, 1.0), FileEntry("a", 500, 1.0)],
+        FileKind.JOBS: [FileEntry("c", 10, 1.0)],
+    }
     return Garbage("docs", group_files(files), ("something stays.",))
 
 
@@ -106,11 +101,11 @@ def test_garbage_is_told_by_kind() -> None:
     assert "2 range and fragment checkpoints: 2.0 kB" in told
     assert "Note: something stays." in told
     assert "staged" not in told
-    assert garbage().file_group(CHECKPOINTS).names == ["a", "b"]
-    added = add_up([garbage(), garbage()])
+    assert garbage().file_group(FileKind.CHECKPOINTS).names == ["a", "b"]
+    added = Garbage.add_up([garbage(), garbage()])
     assert (added["files"], added["bytes"], added["notes"]) == (6, 4_020, ["docs: something stays."] * 2)
-    assert set(added["kinds"]) == set(KINDS)
-    assert added["kinds"][JOBS] == {"files": 2, "bytes": 20}
+    assert set(added["kinds"]) == {kind.value for kind in FileKind}
+    assert added["kinds"][FileKind.JOBS.value] == {"files": 2, "bytes": 20}
     assert json.loads(json.dumps(garbage().to_json()))["table"] == "docs"
 
 

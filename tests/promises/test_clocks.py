@@ -13,7 +13,7 @@ import airflow_geneva.engine.checkpoint.facts as state
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint.facts import append_ledger, fold_ledgers, is_fold, load_state, seen
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, Garbage
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import JobFailed
@@ -72,11 +72,11 @@ def test_a_job_on_a_machine_with_another_clock_is_at_work_as_long_as_the_store_h
     nameless.write_bytes(b"staged, and not named by a checkpoint yet")
     age(table)
     saved = shifted(monkeypatch, hours, lambda: record_plan(plan, table.location))
-    assert clean(table, "7d").file_group(CHECKPOINTS).count == 0
+    assert clean(table, "7d").file_group(FileKind.CHECKPOINTS).count == 0
     assert nameless.exists()
     # What is left of a job that nobody works on any more goes, whatever time its clock has left behind.
     age(table)
-    assert clean(table, "7d").file_group(CHECKPOINTS).count > 0
+    assert clean(table, "7d").file_group(FileKind.CHECKPOINTS).count > 0
     assert not nameless.exists()
     assert not Path(table.uri, "_checkpoints", "jobs", saved.spec.job_id).exists()
 

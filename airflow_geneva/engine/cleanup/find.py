@@ -15,21 +15,7 @@ from airflow_geneva.engine.checkpoint.submissions import FOLDER as BATCHES
 from airflow_geneva.engine.checkpoint.value_cache import FOLDER as VALUE_CACHE
 from airflow_geneva.engine.checkpoint.value_cache import MOST_AGE
 from airflow_geneva.engine.checkpoint.view_snapshot import snapshot_job, snapshot_key
-from airflow_geneva.engine.cleanup.garbage import (
-    CHECKPOINTS,
-    DEFAULT_TTL,
-    JOBS,
-    LEDGERS,
-    MARKS,
-    SNAPSHOTS,
-    STAGED,
-    TEMPORARY,
-    VALUES,
-    Garbage,
-    field_of,
-    group_files,
-    parse_ttl,
-)
+from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, field_of, group_files, parse_ttl
 from airflow_geneva.engine.cleanup.in_use import (
     CheckpointPlace,
     is_named_like_ours,
@@ -91,15 +77,15 @@ class _Search:
 
     def garbage(self) -> Garbage:
         checkpoints = self._checkpoints()
-        found: dict[str, Iterable[FileEntry]] = {
-            CHECKPOINTS: checkpoints,
-            STAGED: self._staged({file.name for file in checkpoints}),
-            JOBS: [file for name in self.old_jobs for file in self.folders[name]],
-            TEMPORARY: self._temporary(),
-            MARKS: self._marks(),
-            LEDGERS: self._ledgers(),
-            SNAPSHOTS: self._snapshots(),
-            VALUES: self._values(),
+        found: dict[FileKind, Iterable[FileEntry]] = {
+            FileKind.CHECKPOINTS: checkpoints,
+            FileKind.STAGED: self._staged({file.name for file in checkpoints}),
+            FileKind.JOBS: [file for name in self.old_jobs for file in self.folders[name]],
+            FileKind.TEMPORARY: self._temporary(),
+            FileKind.MARKS: self._marks(),
+            FileKind.LEDGERS: self._ledgers(),
+            FileKind.SNAPSHOTS: self._snapshots(),
+            FileKind.VALUES: self._values(),
         }
         if self.jobs.unreadable:
             self.notes.append(

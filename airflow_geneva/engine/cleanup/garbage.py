@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
-from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.display import counted, readable_bytes
 from airflow_geneva.engine.storage.files import FileEntry
 from airflow_geneva.errors import InvalidInput
 
-CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS, VALUES = (
-    "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots", "values",
-)  # fmt: skip
 
-KINDS = {
-    CHECKPOINTS: "range and fragment checkpoints",
-    STAGED: "staged data files that no version or checkpoint references",
-    JOBS: "plans, code, progress, errors and records of ended jobs",
-    TEMPORARY: "half-written files",
-    MARKS: "announcement marks of jobs without commits",
-    LEDGERS: "ledgers and folds that a newer fold includes",
-    SNAPSHOTS: "view snapshots that no version of the view references",
-    VALUES: "values that were kept for equal inputs",
-}
+class FileKind(Enum):
+    """A kind of file that a cleanup removes, and what its files are."""
+
+    CHECKPOINTS = "checkpoints", "range and fragment checkpoints"
+    STAGED = "staged_files", "staged data files that no version or checkpoint references"
+    JOBS = "jobs", "plans, code, progress, errors and records of ended jobs"
+    TEMPORARY = "temporary_files", "half-written files"
+    MARKS = "marks", "announcement marks of jobs without commits"
+    LEDGERS = "ledgers", "ledgers and folds that a newer fold includes"
+    SNAPSHOTS = "snapshots", "view snapshots that no version of the view references"
+    VALUES = "values", "values that were kept for equal inputs"
+
+    what: str
+
+    def __new__(cls, name: str, what: str) -> FileKind:
+        kind = object.__new__(cls)
+        kind._value_, kind.what = name, what
+        return kind
+
 
 DEFAULT_TTL = timedelta(days=7)
 
@@ -48,9 +55,9 @@ def parse_ttl(ttl: timedelta | str, name: str = "ttl") -> timedelta:
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Files of one of the :data:`KINDS`, named relative to the table's folder."""
+    """Files of one kind, named relative to the table's folder."""
 
-    kind: str
+    kind: FileKind
     files: tuple[FileEntry, ...] = ()
 
     @property
@@ -85,7 +92,7 @@ class Garbage:
     owners: tuple[tuple[str, str], ...] = ()
     found: float = 0.0
 
-    def file_group(self, kind: str) -> FileGroup:
+    def file_group(self, kind: FileKind) -> FileGroup:
         return next((file_group for file_group in self.file_groups if file_group.kind == kind), FileGroup(kind))
 
     @property
@@ -98,51 +105,41 @@ class Garbage:
 
     def to_json(self) -> dict[str, Any]:
         """Return counts and bytes by kind."""
-        return {"table": self.table, **add_up([self])}
+        return {"table": self.table, **Garbage.add_up([self])}
 
     def __str__(self) -> str:
         lines = [f"{self.table}: {counted(self.count, 'file')}, {readable_bytes(self.size_bytes)}"]
-        for kind, what in KINDS.items():
+        for kind in FileKind:
             file_group = self.file_group(kind)
             if file_group.count:
-                lines.append(f"  {file_group.count:,} {what}: {readable_bytes(file_group.size_bytes)}")
+                lines.append(f"  {file_group.count:,} {kind.what}: {readable_bytes(file_group.size_bytes)}")
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)
 
-
-def add_up(found: Iterable[Garbage]) -> dict[str, Any]:
-    """Add up counts, bytes and notes of several tables, as JSON values."""
-    tables = list(found)
-    kinds = {
-        kind: {
-            "files": sum(table.file_group(kind).count for table in tables),
-            "bytes": sum(table.file_group(kind).size_bytes for table in tables),
+    @staticmethod
+    def add_up(tables: Sequence[Garbage]) -> dict[str, Any]:
+        """Add up counts, bytes and notes of several tables, as JSON values."""
+        kinds = {
+            kind.value: {
+                "files": sum(table.file_group(kind).count for table in tables),
+                "bytes": sum(table.file_group(kind).size_bytes for table in tables),
+            }
+            for kind in FileKind
         }
-        for kind in KINDS
-    }
-    return {
-        "files": sum(table.count for table in tables),
-        "bytes": sum(table.size_bytes for table in tables),
-        "kinds": kinds,
-        "notes": [f"{table.table}: {note}" for table in tables for note in table.notes],
-    }
+        return {
+            "files": sum(table.count for table in tables),
+            "bytes": sum(table.size_bytes for table in tables),
+            "kinds": kinds,
+            "notes": [f"{table.table}: {note}" for table in tables for note in table.notes],
+        }
 
 
-def group_files(files: dict[str, Iterable[FileEntry]]) -> tuple[FileGroup, ...]:
+def group_files(files: Mapping[FileKind, Iterable[FileEntry]]) -> tuple[FileGroup, ...]:
     """Return one group of files per kind, in the order of the kinds, each sorted by name."""
-    return tuple(FileGroup(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in KINDS)
+    return tuple(FileGroup(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in FileKind)
 
 
 def field_of(folder: str) -> int | None:
     """Return the field id in the name of a column's folder ``field-{id}``; None for another folder."""
     number = folder.removeprefix("field-")
     return int(number) if number != folder and number.isdigit() else None
-
-
-def readable_bytes(size: float) -> str:
-    """Format a size for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

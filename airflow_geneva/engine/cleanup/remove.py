@@ -19,19 +19,7 @@ from airflow_geneva.engine.checkpoint.view_snapshot import (
     snapshot_job,
     snapshot_key,
 )
-from airflow_geneva.engine.cleanup.garbage import (
-    CHECKPOINTS,
-    JOBS,
-    LEDGERS,
-    MARKS,
-    SNAPSHOTS,
-    STAGED,
-    TEMPORARY,
-    VALUES,
-    Garbage,
-    field_of,
-    group_files,
-)
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, field_of, group_files
 from airflow_geneva.engine.cleanup.in_use import (
     ActiveJobs,
     ExistingVersions,
@@ -67,16 +55,16 @@ class _Collector:
         self.jobs = self._look_around()
 
     def collect(self) -> Garbage:
-        removed: dict[str, Iterable[FileEntry]] = {
-            LEDGERS: self._remove(self.garbage.file_group(LEDGERS).files),
-            VALUES: self._remove(self.garbage.file_group(VALUES).files),
-            MARKS: self._marks(),
-            SNAPSHOTS: self._snapshots(),
-            TEMPORARY: self._remove(self.garbage.file_group(TEMPORARY).files),
+        removed: dict[FileKind, Iterable[FileEntry]] = {
+            FileKind.LEDGERS: self._remove(self.garbage.file_group(FileKind.LEDGERS).files),
+            FileKind.VALUES: self._remove(self.garbage.file_group(FileKind.VALUES).files),
+            FileKind.MARKS: self._marks(),
+            FileKind.SNAPSHOTS: self._snapshots(),
+            FileKind.TEMPORARY: self._remove(self.garbage.file_group(FileKind.TEMPORARY).files),
             # Before the data files: a job that has already read a checkpoint has a record by then, so its files stay.
-            CHECKPOINTS: self._checkpoints(),
-            STAGED: self._staged(),
-            JOBS: self._job_folders(),
+            FileKind.CHECKPOINTS: self._checkpoints(),
+            FileKind.STAGED: self._staged(),
+            FileKind.JOBS: self._job_folders(),
         }
         self._prune()
         return Garbage(
@@ -109,13 +97,13 @@ class _Collector:
 
     def _marks(self) -> list[FileEntry]:
         busy = {job.id for job in self.jobs.open}
-        files = self.garbage.file_group(MARKS).files
+        files = self.garbage.file_group(FileKind.MARKS).files
         return self._remove(f for f in files if f.name.rsplit("/", 1)[-1].removesuffix(".json") not in busy)
 
     def _snapshots(self) -> list[FileEntry]:
         keys = {
             key: file
-            for file in self.garbage.file_group(SNAPSHOTS).files
+            for file in self.garbage.file_group(FileKind.SNAPSHOTS).files
             if (key := snapshot_key(file.name.removeprefix("_checkpoints/")))
         }
         dataset = self.location.open()
@@ -129,7 +117,7 @@ class _Collector:
         return self._remove(f for key, f in keys.items() if key not in named and not self.jobs.at(snapshot_job(key)))
 
     def _checkpoints(self) -> list[FileEntry]:
-        files = self.garbage.file_group(CHECKPOINTS).files
+        files = self.garbage.file_group(FileKind.CHECKPOINTS).files
         removed: list[FileEntry] = []
         names: list[str] | None = None
         for at in range(0, len(files), _FILES_PER_CHECK):
@@ -143,7 +131,7 @@ class _Collector:
         return removed
 
     def _staged(self) -> list[FileEntry]:
-        files = {file.name: file for file in self.garbage.file_group(STAGED).files}
+        files = {file.name: file for file in self.garbage.file_group(FileKind.STAGED).files}
         self._look_around()
         owners = dict(self.garbage.owners)
         names = [name for name, folder in owners.items() if not (self._used(folder) if folder else self._began())]
@@ -167,7 +155,7 @@ class _Collector:
         self._look_around()
         busy = {job.id for job in self.jobs.open} | self.jobs.unreadable
         folders: dict[str, list[FileEntry]] = {}
-        for file in self.garbage.file_group(JOBS).files:
+        for file in self.garbage.file_group(FileKind.JOBS).files:
             folders.setdefault(file.name.split("/")[2], []).append(file)
         removed: list[FileEntry] = []
         for name, files in folders.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.choices import OnDuplicate
+from airflow_geneva.engine.choices import OnDuplicate, undecided
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.rows import RowErrors, write_rows
 from airflow_geneva.engine.load.checks import SHOWN, Examples
@@ -115,7 +115,13 @@ def join_inline(delivery: SourceMapping, table: pa.RecordBatchReader) -> Iterato
         table: for each row its address, its row id and its keys ``k0``...
     """
     keys = _keys(delivery)
-    counts = "max" if delivery.on_duplicate == OnDuplicate.LAST else "min"
+    match OnDuplicate(delivery.on_duplicate):
+        case OnDuplicate.FIRST | OnDuplicate.ERROR:  # no key has several rows, else the plan had stopped
+            counts = "min"
+        case OnDuplicate.LAST:
+            counts = "max"
+        case other:
+            undecided(other)
     with tempfile.TemporaryDirectory(prefix="geneva-values-") as folder, _connection() as connection:
         stored = _store(delivery.reader(), folder)
         connection.register("source", _positions(stored, len(delivery.keys)))
