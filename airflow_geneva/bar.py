@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from html import escape
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.engine.job.meter import JobMeter, measuring
+from airflow_geneva.engine import api
+
+if TYPE_CHECKING:
+    from airflow_geneva.engine.api import JobMeter
 
 _FIRST_AFTER = 0.5
 """Seconds; what is done sooner needs no bar."""
@@ -21,8 +24,8 @@ _EVERY = 0.5
 @contextmanager
 def progress_bar(target: str) -> Iterator[None]:
     """Show a bar while the body runs a job, unless the output is a log or a file."""
-    meter = JobMeter(target)
-    with show(meter), measuring(meter):
+    meter = api.JobMeter(target)
+    with show(meter), api.measuring(meter):
         yield
 
 

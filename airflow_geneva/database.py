@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine import api
 from airflow_geneva.engine.display import Summarized, Summary, counted
-from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.engine.lance_io.rows import RowData, as_rows, create_with_rows, differences, fit_schema
-from airflow_geneva.engine.lance_io.table_key import check_key_is, with_key
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, PENDING, RUNNING
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
@@ -26,8 +22,6 @@ from airflow_geneva.engine.storage.places import allow_places, with_places
 from airflow_geneva.engine.storage.secrets import CATALOG, PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
 from airflow_geneva.engine.udf.lancedb import refuse_view
-from airflow_geneva.engine.views.definition import is_view
-from airflow_geneva.engine.views.sources import allow_databases
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -37,12 +31,11 @@ if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
 
     from airflow_geneva.database_plan import DatabasePlan
+    from airflow_geneva.engine.api import Job, RowData
     from airflow_geneva.engine.udf import UDF
 
 _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
 
-
-_OF_VIEW = b"geneva::view::"
 _MODES = ("create", "overwrite")
 _SHOWN_TABLES = 20
 _READ_AT_ONCE = 100
@@ -173,13 +166,16 @@ class Database(Summarized):
         places = {name: self.location(name).checkpoints for name in names}
         # Ids sort by time, so the newest jobs of all tables are known before any job is read.
         first = "" if since is None else f"{since.astimezone(timezone.utc):%Y%m%dT%H%M%S%f}"
-        ids = sorted(((at, name) for name in names for at in job_ids(places[name]) if at >= first), reverse=True)
-        most, found = len(ids) if newest is None else newest, list[Job]()
+        listed = ((at, name) for name in names for at in api.job_ids(places[name]))
+        ids = sorted((one for one in listed if one[0] >= first), reverse=True)
+        most, found = len(ids) if newest is None else newest, list[api.Job]()
         while ids and len(found) < most:
             # Filters leave jobs out, so more are read than are returned.
             at_once = most if state is dag_id is None else max(most, _READ_AT_ONCE)
             part, ids = ids[:at_once], ids[at_once:]
-            read = [job for name in names for job in read_jobs(places[name], [at for at, own in part if own == name])]
+            read = [
+                job for name in names for job in api.read_jobs(places[name], [at for at, own in part if own == name])
+            ]
             read = [job for job in read if state in (None, job.state) and dag_id in (None, job.dag_id)]
             found += sorted(read, key=lambda job: job.id, reverse=True)
         return found[:most]
@@ -191,7 +187,7 @@ class Database(Summarized):
             InvalidInput: no table has such a job.
         """
         for name in self.table_names():
-            job = read_job(JobFolder.of(self.location(name).checkpoints, job_id))
+            job = api.read_job(api.JobFolder.of(self.location(name).checkpoints, job_id))
             if job is not None:
                 return job
         raise InvalidInput(f"There is no job {job_id!r} in {self.uri}. db.jobs() lists the newest.")
@@ -208,7 +204,7 @@ class Database(Summarized):
         if not job.open:
             state = "no process works on it any more" if job.dead else f"it is {job.state}"
             raise InvalidInput(f"Job {job_id} cannot be canceled: {state}.")
-        JobFolder.of(self.location(job.table).checkpoints, job_id).cancel(api.this_program())
+        api.JobFolder.of(self.location(job.table).checkpoints, job_id).cancel(api.this_program())
 
     def open_table(self, name: str) -> Table:
         """Open a table; a materialized view is returned as a :class:`airflow_geneva.View`.
@@ -231,7 +227,7 @@ class Database(Summarized):
             if similar := difflib.get_close_matches(name.removesuffix(".lance"), names, 1):
                 advice = f"Did you mean {similar[0]!r}? Else create it first: db.create_table({name!r}, data)."
             raise NoSuchTable(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
-        return View(location) if is_view(dataset.schema.metadata) else Table(location)
+        return View(location) if api.is_view(dataset.schema.metadata) else Table(location)
 
     def _names_beside(self, name: str) -> list[str]:
         """Return the names of all tables; of a catalog, those in the namespace of a name."""
@@ -260,11 +256,11 @@ class Database(Summarized):
             refuse_view(name, found.schema.metadata)
             raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
         if isinstance(sources, (str, os.PathLike)):
-            allow_databases(sources)  # which says to give a list
+            api.allow_databases(sources)  # which says to give a list
         given = list(sources)
         others = (one.options for one in given if isinstance(one, Database))
         options = catalogs.with_sources(found.location.options, others)
-        allowed = allow_databases(one.uri if isinstance(one, Database) else one for one in given)
+        allowed = api.allow_databases(one.uri if isinstance(one, Database) else one for one in given)
         return View(replace(found.location, options=options), allowed)
 
     def create_table(
@@ -315,22 +311,12 @@ class Database(Summarized):
                 f"{name!r} is a view: its rows come from its query. Drop it first, db.drop_table({name!r})."
             )
         existing = found.schema if found is not None and mode == "create" else None
-        rows = as_rows(() if data is None else data, schema or existing, write_options.get("max_rows_per_file"))
-        if schema is not None:
-            rows = fit_schema(rows, schema)
+        rows_per_file = write_options.get("max_rows_per_file")
+        given_rows = api.GivenRows.of(name, () if data is None else data, schema, existing, rows_per_file)
         if found is not None and existing is not None:
-            if differing := differences(rows.schema, existing):
-                raise InvalidInput(
-                    f"Table {name!r} exists in {self.uri} with other columns. It has {'; '.join(differing)}. Give "
-                    'another name, or mode="overwrite" to replace its rows and columns.'
-                )
-            check_key_is(name, existing, key)
+            given_rows.check_same(self.uri, existing, key)
             return found
-        # Rows that were read from a view come with its definition.
-        kept = {name: value for name, value in (rows.schema.metadata or {}).items() if not name.startswith(_OF_VIEW)}
-        rows = fit_schema(rows, with_key(name, rows.schema.with_metadata(kept), key))
-        if not rows.schema.names:
-            raise InvalidInput(f"Table {name!r} would have no columns: the data have none. Give rows, or a schema.")
+        given_rows = given_rows.with_key(key)
         given = storage_options or {}
         if unknown := [key for key in given if key not in _STABLE]:
             raise InvalidInput(
@@ -346,9 +332,9 @@ class Database(Summarized):
         with locate_new(self.uri, name, self.options) as place:
             # pylance itself would declare a table that it creates.
             how = "overwrite" if self.in_catalog else mode
-            made = create_with_rows(rows, place, mode == "create", **{**options, "mode": how})
+            made = given_rows.create(place, mode == "create", **{**options, "mode": how})
         if not made:
-            return self.create_table(name, rows, None, storage_options, mode, exist_ok, key, **write_options)
+            return self.create_table(name, given_rows.rows, None, storage_options, mode, exist_ok, key, **write_options)
         return Table(place)
 
     def copy_table(self, source: str | Table, name: str | None = None, rewrite: bool = False) -> Table:

@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_geneva.engine import api
 from airflow_geneva.engine.display import Described, counted
-from airflow_geneva.engine.job.estimate import Interval
-from airflow_geneva.engine.lance_io.filters import where_columns
-from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.udf import UDF, load_udf
@@ -24,10 +20,10 @@ from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database
-    from airflow_geneva.engine.plan.model import Plan
+    from airflow_geneva.engine.api import Interval, Plan, Ranges
     from airflow_geneva.table import Table
 
-RowSet: TypeAlias = dict[int, Ranges]
+RowSet: TypeAlias = "dict[int, Ranges]"
 """Rows of a table by fragment, as physical offsets."""
 
 _SHOWN_REASONS = 3
@@ -131,7 +127,7 @@ class DatabasePlan(Described):
 
     @staticmethod
     def _sum(parts: Iterable[Interval | None]) -> Interval | None:
-        whole = Interval(0, 0)
+        whole = api.Interval(0, 0)
         for part in parts:
             if part is None:
                 return None
@@ -260,7 +256,7 @@ def _columns_of(table: Table) -> Iterator[_Target]:
         with _as_blocked() as failed:
             if name in found or (udf := definition_in(schema.field(name))) is None:
                 continue
-            columns = Output.in_schema(schema, name).columns
+            columns = api.Output.in_schema(schema, name).columns
             reads = udf.input_columns or columns_to_take(schema, name)
             yield _Target(table, columns, table.name, tuple(path.partition(".")[0] for path in reads))
         found.update(columns)
@@ -373,13 +369,13 @@ def _within_cascade(
     others: int | None = 0
     for one in changed:
         for fragment, rows in one.rows.items():
-            coming[fragment] = coming.get(fragment, Ranges.empty()) | rows
+            coming[fragment] = coming.get(fragment, api.Ranges.empty()) | rows
         others = None if others is None or one.others is None else others + one.others
-    more = sum(len(rows - missing.get(fragment, Ranges.empty())) for fragment, rows in coming.items())
+    more = sum(len(rows - missing.get(fragment, api.Ranges.empty())) for fragment, rows in coming.items())
     least, most = found.rows, None if others is None else found.rows + more + others
     definition = None if not isinstance(target.table, View) else target.table.view_definition
     if definition is not None and changed:
-        filtered = where_columns(definition.where, list(target.reads))
+        filtered = definition.filter_columns(target.reads)
         if others != 0 or definition.has_limit or set(filtered) & {name for one in above for name in one.columns}:
             least = 0
         if definition.limit is not None:
@@ -388,7 +384,7 @@ def _within_cascade(
     if any(udf.dedup for udf in plan.spec.udfs.values()):
         least = 0
     for fragment, rows in coming.items():
-        due[fragment] = due.get(fragment, Ranges.empty()) | rows
+        due[fragment] = due.get(fragment, api.Ranges.empty()) | rows
     if definition is None:
         made = _Changes(due)
     elif definition.explode is not None and (due or others != 0):

@@ -24,6 +24,7 @@ from lance_namespace import (
 
 from airflow_geneva.database import Database, connect_namespace
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.storage.arrow_documents import read_schema
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.errors import (
@@ -90,7 +91,7 @@ class GenevaNamespace(LanceNamespace):
     """
 
     def __init__(self, impl: str, runner: str = "auto", **properties: str) -> None:
-        api.check_runner(runner)
+        RunnerName.check("runner", runner)
         self._runner = runner
         self._database = connect_namespace(impl, properties)
 

@@ -11,38 +11,19 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from airflow_geneva.engine import api
-from airflow_geneva.engine.checkpoint.facts import fields_with_state, mark_defined
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import Rows, Summarized, Summary, counted
-from airflow_geneva.engine.lance_io.arrays import nested_types
-from airflow_geneva.engine.lance_io.fragments import field_ids
-from airflow_geneva.engine.lance_io.reading import Readable, check_columns
-from airflow_geneva.engine.lance_io.rows import RowData, as_rows, write_rows
-from airflow_geneva.engine.lance_io.siblings import is_group
-from airflow_geneva.engine.lance_io.table_key import check_key, check_key_stays, key_columns, key_metadata
-from airflow_geneva.engine.plan.failed_rows import FailedRows
-from airflow_geneva.engine.plan.model import Plan
-from airflow_geneva.engine.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.engine.results import BackfillResult, BackfillResults
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.places import base_folders
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.engine.udf.definition import (
-    UDF_KEY,
     ColumnSpecs,
-    by_name,
-    check_column_name,
-    check_droppable,
-    define_columns,
-    is_plain,
-    key_names,
     origin_of,
     read_definition,
-    redefine,
-    renamed_metadata,
 )
 from airflow_geneva.engine.udf.lancedb import lancedb_view
-from airflow_geneva.engine.udf.of_process import find_udf, give_udf, keep_udf
+from airflow_geneva.engine.udf.of_process import find_udf, keep_udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.runner import SparkRunner
 
@@ -51,23 +32,29 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from airflow_geneva.engine.api import (
+        BackfillOptions,
+        BackfillRequest,
         ColumnComparison,
         ColumnFunction,
         Comparison,
         JobFuture,
+        Plan,
         Promoting,
         PromotionPlan,
+        RowData,
+        SizingOptions,
+        Stopwatch,
+        TableColumns,
         Udfs,
+        ViewColumns,
     )
-    from airflow_geneva.engine.job.meter import Stopwatch
     from airflow_geneva.query import Query
 
 _HEADINGS = ("column", "type", "")
-"""Files of at most this size are joined in this process."""
 
 
 @dataclass(frozen=True, repr=False)
-class Table(Summarized, Readable, FailedRows):
+class Table(Summarized, api.Readable, api.FailedRows):
     """A Lance table with computed columns; opened by :class:`airflow_geneva.Database`.
 
     Args:
@@ -106,7 +93,7 @@ class Table(Summarized, Readable, FailedRows):
 
     def _summary(self, title: str) -> Summary:
         dataset = self.lance
-        key, columns = key_columns(dataset.schema), self._columns(dataset.schema)
+        key, columns = api.key_columns(dataset.schema), self._columns(dataset.schema)
         shown = [(name, kind, ", ".join(filter(None, (how, "key" * (name in key))))) for name, kind, how in columns]
         return Summary(f"{title}: {self.state(dataset)}", _HEADINGS, shown, self.preview)
 
@@ -116,7 +103,7 @@ class Table(Summarized, Readable, FailedRows):
 
         Without one that :meth:`set_key` set, those of Lance's unenforced primary key.
         """
-        return key_columns(self.schema)
+        return api.key_columns(self.schema)
 
     def set_key(self, key: str | Sequence[str] | None) -> None:
         """Choose the column whose value names a row in errors, beside its row address; it is not checked to be unique.
@@ -129,13 +116,11 @@ class Table(Summarized, Readable, FailedRows):
         Raises:
             InvalidInput: there is no such column, or its values cannot name rows.
         """
-        dataset = self.lance
-        columns = self._check_key(dataset.schema, key)
-        if changes := key_metadata(dataset.schema, columns):
-            dataset.update_field_metadata(changes)
+        self._edit.set_key(key)
 
-    def _check_key(self, schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[str, ...]:
-        return check_key(self.name, schema, key)
+    @property
+    def _edit(self) -> TableColumns | ViewColumns:
+        return api.TableColumns(self.location)
 
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
@@ -157,9 +142,7 @@ class Table(Summarized, Readable, FailedRows):
             For each version its `time`, the `operation` as Lance calls it, the `columns` that it wrote values of, the
             number of `rows` that it added or that a job made visible with it, and the `job_id` of that job.
         """
-        from airflow_geneva.engine.job.table_history import table_history
-
-        return Rows(table_history(self.lance, limit))
+        return Rows(api.table_history(self.lance, limit))
 
     def query(self) -> Query:
         """Start a query of the table, from which a materialized view can be created."""
@@ -180,9 +163,7 @@ class Table(Summarized, Readable, FailedRows):
             data: rows as :meth:`airflow_geneva.Database.create_table` takes them, with any of the table's columns.
         """
         schema = self.schema
-        rows = as_rows(data, schema)
-        check_columns(self.name, schema.names, rows.schema.names)
-        write_rows(rows, self.location, mode="append")
+        api.GivenRows.of(self.name, data, existing=schema).append(self.location, schema)
 
     def add_columns(self, columns: ColumnSpecs) -> None:
         """Define computed columns; their values are NULL until a backfill, no data is written.
@@ -201,17 +182,7 @@ class Table(Summarized, Readable, FailedRows):
             table.add_columns({("width", "height"): size_of})
             ```
         """
-        dataset = self.lance
-        checkpoints = self.location.checkpoints
-        fields, udfs = define_columns(self.name, dataset.schema, columns, dataset.data_storage_version)
-        for name, udf in udfs.items():
-            give_udf(udf, self._named(name))
-        dropped = {one for one in fields_with_state(checkpoints) if one > dataset.max_field_id and not is_group(one)}
-        if base_folders(dataset):  # a clone's facts about a dropped column may lie beside the table of its files
-            most = sum(1 for field in fields for _ in nested_types(field.type))
-            dropped.update(range(dataset.max_field_id + 1, dataset.max_field_id + 1 + most))
-        mark_defined(checkpoints, dropped, int(dataset.version))
-        dataset.add_columns(fields)
+        self._edit.add(columns)
 
     def alter_columns(self, columns: ColumnSpecs) -> None:
         """Give computed columns another UDF, or a column of plain data its first; values are kept until a backfill.
@@ -222,15 +193,7 @@ class Table(Summarized, Readable, FailedRows):
         Raises:
             InvalidInput: the column does not exist, or is plain and NOT NULL, or the UDF's output type is not its own.
         """
-        dataset = self.lance
-        changes: dict[str, dict[str, str | None]] = {}
-        for key, spec in by_name(columns).items():
-            for name, definition, udf in redefine(self.name, dataset.schema, key_names(key), spec):
-                give_udf(udf, self._named(name))
-                changes[name] = {UDF_KEY: definition.to_json()}
-        first = [field_ids(dataset, name)[0] for name in changes if is_plain(dataset.schema, name)]
-        mark_defined(self.location.checkpoints, first, int(dataset.version))
-        dataset.update_field_metadata(changes)
+        self._edit.alter(columns)
 
     def drop_columns(self, columns: Sequence[str]) -> None:
         """Remove columns, in a new version; values of a computed column are gone for its readers at once.
@@ -242,13 +205,7 @@ class Table(Summarized, Readable, FailedRows):
             InvalidInput: there is no such column, a computed column that stays is computed from one of them, one is the
                 table's key, or none would be left.
         """
-        dataset = self.lance
-        names = [columns] if isinstance(columns, str) else list(columns)
-        check_columns(self.name, dataset.schema.names, names)
-        check_droppable(self.name, dataset.schema, names)
-        check_key_stays(self.name, dataset.schema, names)
-        if names:
-            dataset.drop_columns(list(dict.fromkeys(names)))
+        self._edit.drop(columns)
 
     def rename_column(self, column: str, to: str) -> None:
         """Rename a column. A computed column keeps its values and state, and columns computed from it follow.
@@ -263,20 +220,7 @@ class Table(Summarized, Readable, FailedRows):
         Raises:
             InvalidInput: there is no such column, or the new name is taken or cannot be a column's name.
         """
-        dataset = self.lance
-        schema = dataset.schema
-        check_columns(self.name, schema.names, [column])
-        check_column_name(to)
-        if to in schema.names:
-            raise InvalidInput(
-                f"Column {column!r} of table {self.name!r} cannot be renamed to {to!r}: there is such a column. Choose "
-                f"another name, or drop that column first: table.drop_columns([{to!r}])."
-            )
-        # Metadata first: after a kill in between, to rename the column again completes both.
-        if changes := renamed_metadata(schema, column, to):
-            dataset.update_field_metadata(changes)
-        escaped = column.replace("`", "``")
-        self.lance.alter_columns({"path": f"`{escaped}`", "name": to})  # type: ignore[dict-item]
+        api.TableColumns(self.location).rename(column, to)
 
     def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
         """Return the stored definition of a computed column.
@@ -325,7 +269,7 @@ class Table(Summarized, Readable, FailedRows):
             CodeChanged: rows hold another UDF version's value, and ``on_code_change`` is ``error``.
             UnknownValues: rows hold a value that no job computed, and ``on_unknown_values`` is ``error``.
         """
-        request = BackfillRequest.of(locals(), sizing)
+        request = api.BackfillRequest.of(locals(), sizing)
         plan, function = self._plan(request, udf)
         return replace(
             plan,
@@ -391,7 +335,7 @@ class Table(Summarized, Readable, FailedRows):
         for name in columns:
             if name in results:
                 continue  # computed with a column of the same function
-            request = BackfillRequest.of({**arguments, "column": name}, sizing)
+            request = api.BackfillRequest.of({**arguments, "column": name}, sizing)
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
                 result = api.run_new(plan, self.location, udfs, runner, watch, SparkRunner())
@@ -453,11 +397,8 @@ class Table(Summarized, Readable, FailedRows):
         """
         from airflow_geneva.bar import show
 
-        plan, udfs, watch = self._plan_to_run(BackfillRequest.of({**options, "column": column}), udf, runner)
+        plan, udfs, watch = self._plan_to_run(api.BackfillRequest.of({**options, "column": column}), udf, runner)
         return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
-
-    def _named(self, column: str) -> str:
-        return f"column {column!r} of {self.uri}"
 
     def _plan(
         self, request: BackfillRequest, udf: UDF | str | None, location: TableLocation | None = None
@@ -470,17 +411,15 @@ class Table(Summarized, Readable, FailedRows):
             raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function made with @udf(...), or its import path.")
         function = udf or self.column_udf(request.column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
-        return plan_request(location, request, function, own_inputs, dataset), function
+        return api.plan_request(location, request, function, own_inputs, dataset), function
 
     def _plan_to_run(
         self, request: BackfillRequest, udf: UDF | str | None, runner: str
     ) -> tuple[Plan, Udfs, Stopwatch]:
-        from airflow_geneva.engine.job.meter import Stopwatch
-
-        api.check_runner(runner)
-        watch = Stopwatch()
+        RunnerName.check("runner", runner)
+        watch = api.Stopwatch()
         plan, function = self._plan(request, udf, self.location.patient())
-        keep_udf(function, self._named(request.column))
+        keep_udf(function, api.TableColumns(self.location).described(request.column))
         return plan, api.Udfs(dict.fromkeys(plan.spec.udfs, function)), watch
 
     def load_columns(
@@ -535,10 +474,9 @@ class Table(Summarized, Readable, FailedRows):
         """
         arguments = locals()
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.engine.job.meter import Stopwatch
 
-        api.check_runner(runner)
-        watch, location = Stopwatch(), self.location.patient()
+        RunnerName.check("runner", runner)
+        watch, location = api.Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
             planned, runner = api.plan_here(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
             return api.run_new(planned.plan, location, api.Udfs({}), runner, watch, SparkRunner())
@@ -604,9 +542,7 @@ class Table(Summarized, Readable, FailedRows):
             near = {"column": "embedding", "q": embed("a query"), "k": 10}
             ```
         """
-        from airflow_geneva.engine.lance_io.table_versions import open_version
-
-        return self._column_function(self.lance if version is None else open_version(self.lance, version), name)
+        return self._column_function(self.lance if version is None else api.open_version(self.lance, version), name)
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
         return api.column_function(self.location, name, dataset)

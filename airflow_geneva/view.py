@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.lance_io.table_key import key_columns
-from airflow_geneva.engine.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
-from airflow_geneva.engine.plan.model import Plan
-from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, SizingOptions
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import allowed_places, with_places
-from airflow_geneva.engine.udf import UDF, load_udf
-from airflow_geneva.engine.udf.definition import by_name
-from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, filled_by, visible_columns
-from airflow_geneva.engine.views.sources import locate_source
-from airflow_geneva.engine.views.state import CommittedViewState
+from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.table import Table
@@ -31,11 +24,23 @@ if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
-    from airflow_geneva.engine.api import ColumnComparison, ColumnFunction, Comparison, JobFuture, Udfs
-    from airflow_geneva.engine.job.meter import Stopwatch
+    from airflow_geneva.engine.api import (
+        BackfillRequest,
+        ColumnComparison,
+        ColumnFunction,
+        Comparison,
+        FailedSourceRows,
+        JobFuture,
+        Plan,
+        QuerySpec,
+        RefreshRequest,
+        SizingOptions,
+        Stopwatch,
+        Udfs,
+        ViewColumns,
+        ViewDefinition,
+    )
     from airflow_geneva.engine.udf.expect import Expectation
-    from airflow_geneva.engine.udf.settings import UdfDefinition
-    from airflow_geneva.engine.views.resolve import QuerySpec
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +63,7 @@ class View(Table):
         Raises:
             InvalidInput: the view was made by another system.
         """
-        return ViewDefinition.read(self.lance.schema.metadata, self.name)
+        return api.ViewDefinition.read(self.lance.schema.metadata, self.name)
 
     def source(self, storage_options: Mapping[str, str] | None = None) -> Table:
         """Open the view's source: a table or a view.
@@ -74,7 +79,7 @@ class View(Table):
     def _source(self, definition: ViewDefinition, storage_options: Mapping[str, str] | None = None) -> Table:
         from airflow_geneva.database import Database
 
-        found = locate_source(self.location, definition, self.sources)
+        found = api.locate_source(self.location, definition, self.sources)
         given = found.options if storage_options is None else freeze_options(storage_options)
         options = with_places(given, allowed_places(found.options))
         try:
@@ -86,37 +91,43 @@ class View(Table):
     def schema(self) -> pa.Schema:
         """The schema of the query's columns."""
         whole = self.lance.schema
-        return pa.schema([whole.field(name) for name in visible_columns(whole)], metadata=whole.metadata)
+        return pa.schema([whole.field(name) for name in api.visible_columns(whole)], metadata=whole.metadata)
 
     def _visible(self, schema: pa.Schema) -> tuple[list[str], str | None]:
-        return visible_columns(schema), IS_SET
+        return api.visible_columns(schema), api.IS_SET
 
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
         dataset = dataset or self.lance
         source = self.view_definition.source_table
-        state = CommittedViewState(self.location, dataset)
+        state = api.CommittedViewState(self.location, dataset)
         shown = f"refreshed to its version {state.source_version}"
         if state.source_version is None:
             shown = "changed by another writer since its refresh" if state.newest.changed else "never refreshed"
-        return f"{counted(dataset.count_rows(IS_SET), 'row')}, a view of {source!r}, {shown}"
+        return f"{counted(dataset.count_rows(api.IS_SET), 'row')}, a view of {source!r}, {shown}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        origin = {column.name: column.origin for column in ViewDefinition.read(schema.metadata, self.name).columns}
-        return [(name, str(schema.field(name).type), origin.get(name, "")) for name in visible_columns(schema)]
+        origin = {column.name: column.origin for column in api.ViewDefinition.read(schema.metadata, self.name).columns}
+        return [(name, str(schema.field(name).type), origin.get(name, "")) for name in api.visible_columns(schema)]
 
     @property
     def key(self) -> tuple[str, ...]:
         """The columns whose values name the view's rows in errors: its own key, or its source's if the view has it."""
         dataset = self.lance
-        if own := key_columns(dataset.schema):
+        if own := api.key_columns(dataset.schema):
             return own
-        definition = ViewDefinition.read(dataset.schema.metadata, self.name)
-        return definition.columns_of_key(key_columns(self._source(definition).schema))
+        definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
+        return definition.columns_of_key(api.key_columns(self._source(definition).schema))
 
-    def _check_key(self, schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[str, ...]:
-        definition = ViewDefinition.read(schema.metadata, self.name)
-        return definition.check_key(key, pa.schema([schema.field(name) for name in visible_columns(schema)]), self.name)
+    @property
+    def _edit(self) -> ViewColumns:
+        return api.ViewColumns(self.location, lambda: self._source(self.view_definition).location)
+
+    @property
+    def _unopened(self) -> ViewColumns:
+        """The columns, without a check that the source can be opened: it may have been dropped."""
+        definition = self.view_definition
+        return api.ViewColumns(self.location, lambda: api.locate_source(self.location, definition, self.sources))
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
         """Return the source row addresses of rows on which a UDF failed, ascending.
@@ -132,24 +143,18 @@ class View(Table):
         if job_id is not None:
             return super().get_failed_row_addresses(job_id, column_name)
         definition = self.view_definition
-        if column_name is not None and column_name not in filled_by(definition.columns):
+        if column_name is not None and column_name not in definition.filled_by:
             raise InvalidInput(
                 f"Column {column_name!r} of view {self.name!r} has no UDF that could fail. Those with one: "
-                f"{', '.join(filled_by(definition.columns)) or 'none'}."
+                f"{', '.join(definition.filled_by) or 'none'}."
             )
-        source = self._source(definition).lance
-        return sorted(addresses_of_rows(self._failed_source_rows(definition, source, column_name)))
+        return self._failed(definition).addresses(column_name)
 
     def _failed_ids(self, column: str) -> set[int]:
-        definition = self.view_definition
-        source = self._source(definition).lance
-        return ids_of_rows(source, self._failed_source_rows(definition, source, column))
+        return self._failed(self.view_definition).ids(column)
 
-    def _failed_source_rows(self, definition: ViewDefinition, source: LanceDataset, column: str | None) -> FailedRows:
-        snapshot = CommittedViewState(self.location, self.lance).snapshot
-        if snapshot is not None:
-            made_by = None if column is None else filled_by(definition.columns).get(column, column)
-            yield from failed_rows_of_source(source, [one.name for one in definition.reads], snapshot, made_by)
+    def _failed(self, definition: ViewDefinition) -> FailedSourceRows:
+        return api.FailedSourceRows(self.location, self.lance, self._source(definition).lance)
 
     def plan_refresh(
         self,
@@ -180,7 +185,7 @@ class View(Table):
             UnknownValues: the record of the view's rows is missing, and ``on_unknown_values`` does not say what to do
                 or cannot be done.
         """
-        request = RefreshRequest.of(locals(), sizing)
+        request = api.RefreshRequest.of(locals(), sizing)
         plan, udfs = self._plan_refresh(request, self.location)
         return replace(plan, estimator=api.estimator(self.location, lambda: udfs, SparkRunner()))
 
@@ -211,7 +216,7 @@ class View(Table):
             InvalidInput, CodeChanged, UnknownValues: see :meth:`plan_refresh`; nothing was started.
             JobFailed: the job failed; the view is unchanged.
         """
-        request = RefreshRequest.of(locals(), sizing)
+        request = api.RefreshRequest.of(locals(), sizing)
         from airflow_geneva.bar import progress_bar
 
         with progress_bar(self.name):
@@ -229,19 +234,18 @@ class View(Table):
         """
         from airflow_geneva.bar import show
 
-        plan, udfs, watch = self._plan_refresh_to_run(RefreshRequest.of(options), runner)
+        plan, udfs, watch = self._plan_refresh_to_run(api.RefreshRequest.of(options), runner)
         return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
-        from airflow_geneva.engine.job.meter import Stopwatch
 
-        api.check_runner(runner)
-        watch = Stopwatch()
+        RunnerName.check("runner", runner)
+        watch = api.Stopwatch()
         return *self._plan_refresh(request, self.location.patient()), watch
 
     def _plan_refresh(self, request: RefreshRequest, location: TableLocation) -> tuple[Plan, Udfs]:
         dataset = location.open()
-        definition = ViewDefinition.read(dataset.schema.metadata, self.name)
+        definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
         try:
             plan = api.plan_refresh(location, dataset, self.sources, request)
         except InvalidInput:
@@ -251,7 +255,7 @@ class View(Table):
 
     def _plan_with(self, udfs: Mapping[str, UDF]) -> Plan:
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
-        return api.plan_altered_view(self.location, self.sources, udfs)
+        return self._unopened.plan_altered(udfs)
 
     def compare(
         self,
@@ -280,7 +284,7 @@ class View(Table):
         )
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
-        definition = ViewDefinition.read(dataset.schema.metadata, self.name)
+        definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
         return api.view_column_function(self.location, name, dataset, self._source(definition).lance)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
@@ -296,9 +300,7 @@ class View(Table):
             view.expect({"letters": [expect.not_null(), expect.between(1, 1_000)]})
             ```
         """
-        api.change_query(
-            self.location, lambda now, view: api.QueryChange(now.expecting(columns, view.schema, self.name))
-        )
+        self._edit.expect(columns)
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""
@@ -324,7 +326,7 @@ class View(Table):
             view.refresh()  # runs count_words and length only
             ```
         """
-        api.add_view_columns(self.location, self._source(self.view_definition).location, by_name(columns))
+        self._edit.add(columns)
 
     def alter_columns(self, columns: Mapping[Any, QuerySpec]) -> None:
         """Give computed columns another UDF or other inputs; values are kept until a refresh.
@@ -337,7 +339,7 @@ class View(Table):
         Raises:
             InvalidInput: no UDF computes the column, or the UDF's output type is not the column's.
         """
-        api.alter_view_columns(self.location, self._source(self.view_definition).location, by_name(columns))
+        self._edit.alter(columns)
 
     def drop_columns(self, columns: Sequence[str]) -> None:
         """Remove columns from the query, and with them their values, in a new version; nothing is computed for it.
@@ -346,8 +348,7 @@ class View(Table):
             InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, it is
                 the view's key, or no column would be left.
         """
-        source = locate_source(self.location, self.view_definition, self.sources)
-        api.drop_view_columns(self.location, source, [columns] if isinstance(columns, str) else list(columns))
+        self._unopened.drop(columns)
 
     def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
         """Return the definition of a computed column, as the query has it.
@@ -356,7 +357,7 @@ class View(Table):
             InvalidInput: no UDF computes a column of that name.
         """
         metadata = (dataset or self.lance).schema.metadata
-        found = ViewDefinition.read(metadata, self.name).computed_column(column, self.name).udf
+        found = api.ViewDefinition.read(metadata, self.name).computed_column(column, self.name).udf
         assert found is not None
         return found
 

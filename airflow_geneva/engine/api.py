@@ -36,21 +36,28 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, parse_ttl
     from airflow_geneva.engine.job.current_errors import ErrorCause, ErrorGroup, count_causes, group_errors
     from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
-    from airflow_geneva.engine.job.estimate import LIMITS, Estimate
+    from airflow_geneva.engine.job.estimate import LIMITS, Estimate, Interval
     from airflow_geneva.engine.job.folder import JobFolder, is_job_id
     from airflow_geneva.engine.job.heartbeat import APPROVAL
-    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, measured
+    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, JobMeter, Stopwatch, measuring, measured
     from airflow_geneva.engine.job.shard_results import carried_counts
     from airflow_geneva.engine.job.shard_status import ShardStatus, in_parallel
     from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+    from airflow_geneva.engine.job.table_history import table_history
     from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict, max_retries
     from airflow_geneva.engine.lance_io.filters import where_columns
+    from airflow_geneva.engine.lance_io.given_rows import GivenRows
     from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
     from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED, written_at
-    from airflow_geneva.engine.lance_io.reading import check_columns
+    from airflow_geneva.engine.lance_io.reading import Readable, check_columns
+    from airflow_geneva.engine.lance_io.row_ranges import Ranges
+    from airflow_geneva.engine.lance_io.rows import RowData
+    from airflow_geneva.engine.lance_io.siblings import Output
+    from airflow_geneva.engine.lance_io.table_key import key_columns
     from airflow_geneva.engine.lance_io.table_versions import open_version
     from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
     from airflow_geneva.engine.load.request import LoadRequest, plan_load
+    from airflow_geneva.engine.plan.failed_rows import FailedRows, FailedSourceRows
     from airflow_geneva.engine.plan.freshness import (
         NEVER,
         STALE,
@@ -60,13 +67,19 @@ if TYPE_CHECKING:
         view_freshness,
     )
     from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
-    from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest, plan_request
+    from airflow_geneva.engine.plan.request import (
+        BackfillOptions,
+        BackfillRequest,
+        RefreshRequest,
+        SizingOptions,
+        plan_request,
+    )
     from airflow_geneva.engine.plan.saved_plan import SavedPlan, read_saved_plan, shard_summaries
     from airflow_geneva.engine.plan.shard import Shard
     from airflow_geneva.engine.plan.sizing import NOT_WHOLE, Sizing, least_of
     from airflow_geneva.engine.run.announce import find_unannounced
     from airflow_geneva.engine.run.background import JobFuture, start_in_background
-    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow, check_runner
+    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow
     from airflow_geneva.engine.run.column_comparison import ColumnComparison, compare_columns
     from airflow_geneva.engine.run.column_function import ColumnFunction, column_function, view_column_function
     from airflow_geneva.engine.run.compare import Comparison, compare_column, compare_view_column, request_for
@@ -79,27 +92,22 @@ if TYPE_CHECKING:
         Promoting,
         Promotion,
         PromotionPlan,
-        QueryChange,
-        change_query,
         is_promoted,
         plan_promotion,
         promote,
     )
+    from airflow_geneva.engine.run.query import TableQuery
     from airflow_geneva.engine.run.record import this_program
+    from airflow_geneva.engine.run.table_columns import TableColumns
     from airflow_geneva.engine.run.view import load_udfs
-    from airflow_geneva.engine.run.view_columns import (
-        add_view_columns,
-        alter_view_columns,
-        drop_view_columns,
-        plan_altered_view,
-    )
+    from airflow_geneva.engine.run.view_columns import ViewColumns
     from airflow_geneva.engine.storage.location import TableLocation
     from airflow_geneva.engine.udf import UDF, load_stored_udf, load_udf
     from airflow_geneva.engine.udf.definition import read_definition, stored_definition
     from airflow_geneva.engine.udf.expect import Expectation
     from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view, refuse_view
     from airflow_geneva.engine.udf.stored import udf_modules
-    from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
+    from airflow_geneva.engine.views.definition import IS_SET, SYSTEM_COLUMNS, ViewDefinition, is_view, visible_columns
     from airflow_geneva.engine.views.resolve import QuerySpec
     from airflow_geneva.engine.views.sources import allow_databases, find_views, locate_source
     from airflow_geneva.engine.views.state import CommittedViewState
@@ -178,7 +186,6 @@ _HOMES = (
     ("run.promotion", "plan_promotion", "promote"),
     ("cleanup", "find_garbage", "collect"),
     # The same in one process.
-    ("run.choice", "check_runner"),
     ("run.load", "plan_here"),
     ("run.view", "load_udfs"),
     ("run.estimate", "estimator", "estimate_between"),
@@ -190,10 +197,11 @@ _HOMES = (
     ("run.compare", "compare_column", "compare_view_column", "request_for", "Comparison"),
     ("run.column_comparison", "compare_columns", "ColumnComparison"),
     ("run.column_function", "column_function", "view_column_function", "ColumnFunction"),
-    ("run.view_columns", "plan_altered_view", "add_view_columns", "alter_view_columns", "drop_view_columns"),
-    ("run.promotion", "change_query", "QueryChange", "Promoting", "PromotionPlan"),
+    ("run.table_columns", "TableColumns"),
+    ("run.view_columns", "ViewColumns"),
+    ("run.promotion", "Promoting", "PromotionPlan"),
     # Requests and plans.
-    ("plan.request", "BackfillRequest", "RefreshRequest"),
+    ("plan.request", "BackfillRequest", "BackfillOptions", "RefreshRequest", "SizingOptions"),
     ("load.request", "LoadRequest"),
     ("plan.sizing", "Sizing", "NOT_WHOLE", "least_of"),
     ("lance_io.task_memory", "LEAST_TASK_MEMORY", "task_memory_bytes"),
@@ -203,7 +211,7 @@ _HOMES = (
     # Where and how a job runs.
     ("run.choice", "RunnerChoice", "TooSlow"),
     ("run.prepare", "Udfs"),
-    ("job.estimate", "Estimate", "LIMITS"),
+    ("job.estimate", "Estimate", "Interval", "LIMITS"),
     ("job.heartbeat", "APPROVAL"),
     ("apply.batch_api", "StillWaiting"),
     ("lance_io.conflicts", "conflict_retries", "commit_tries", "is_conflict", "max_retries"),
@@ -212,13 +220,21 @@ _HOMES = (
     ("job.status", "job_ids", "Job"),
     ("job.shard_status", "ShardStatus", "in_parallel"),
     ("job.shard_results", "carried_counts"),
-    ("job.meter", "STEPS_IN_WORDS", "measured"),
+    ("job.meter", "STEPS_IN_WORDS", "JobMeter", "measuring", "Stopwatch", "measured"),
+    ("job.table_history", "table_history"),
     ("job.error_records", "ErrorRecord"),
     ("job.current_errors", "ErrorGroup", "group_errors", "ErrorCause", "count_causes"),
     # Tables, views and functions.
     ("lance_io.table_versions", "open_version"),
     ("lance_io.pylance_internals", "written_at"),
-    ("lance_io.reading", "check_columns"),
+    ("lance_io.reading", "check_columns", "Readable"),
+    ("lance_io.row_ranges", "Ranges"),
+    ("lance_io.rows", "RowData"),
+    ("lance_io.given_rows", "GivenRows"),
+    ("lance_io.siblings", "Output"),
+    ("lance_io.table_key", "key_columns"),
+    ("plan.failed_rows", "FailedRows", "FailedSourceRows"),
+    ("run.query", "TableQuery"),
     ("lance_io.filters", "where_columns"),
     ("lance_io.indexes", "Index", "read_indexes"),
     ("udf", "UDF", "load_udf", "load_stored_udf"),
@@ -226,7 +242,7 @@ _HOMES = (
     ("udf.expect", "Expectation"),
     ("udf.definition", "read_definition", "stored_definition"),
     ("udf.lancedb", "lancedb_column", "lancedb_view", "refuse_view"),
-    ("views.definition", "is_view", "SYSTEM_COLUMNS", "ViewDefinition"),
+    ("views.definition", "is_view", "visible_columns", "IS_SET", "SYSTEM_COLUMNS", "ViewDefinition"),
     ("views.resolve", "QuerySpec"),
     ("views.state", "CommittedViewState"),
     ("views.sources", "allow_databases", "find_views", "locate_source"),

@@ -17,7 +17,7 @@ from airflow_geneva import connect
 from airflow_geneva.database import Database
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot, load_snapshot, save_snapshot
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.cleanup.garbage import MARKS, SNAPSHOTS, Garbage
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.engine.run import view as run
@@ -78,7 +78,7 @@ def test_outbox_entries_of_a_view_go_if_their_job_ended_without_a_commit(table: 
     assert nothing.commits == ()
     for result in (done, nothing):
         write_outbox(view.location.checkpoints, "view", OutboxEntry(result.job_id, 1))
-    removed = clean(view).file_group(MARKS).names
+    removed = clean(view).file_group(FileKind.MARKS).names
     assert [Path(name).name for name in removed] == [f"{nothing.job_id}.json"]
     assert read_outbox(view.location.checkpoints, "view") == [OutboxEntry(done.job_id, 1)]
 
@@ -89,12 +89,12 @@ def test_of_many_refreshes_the_snapshots_that_versions_name_are_left(table: Tabl
         table.lance.update({"x": "x + 3"}, where=f"id = {12 * number + 1}")
         refresh(view)
     assert len(snapshots(view)) == 6
-    assert find_garbage(view.location, "1h").file_group(SNAPSHOTS).count == 0
-    assert clean(view).file_group(SNAPSHOTS).count == 0
+    assert find_garbage(view.location, "1h").file_group(FileKind.SNAPSHOTS).count == 0
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == 0
     forget(view)
     kept = snapshots(view)[-1]
     removed = clean(view)
-    assert (removed.file_group(SNAPSHOTS).count, snapshots(view)) == (5, [kept])
+    assert (removed.file_group(FileKind.SNAPSHOTS).count, snapshots(view)) == (5, [kept])
     assert "5 view snapshots" in str(removed)
     assert_nothing_to_refresh(view, trace)
     trace.clear()
@@ -103,7 +103,7 @@ def test_of_many_refreshes_the_snapshots_that_versions_name_are_left(table: Tabl
     refresh(view)
     assert_exact(trace, [100, 7])
     assert_equals_query(view, table, Asked(NOT_THIRD))
-    assert clean(view).file_group(SNAPSHOTS).count == 0
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == 0
 
 
 def test_nothing_younger_than_the_time_to_live_goes(table: Table) -> None:
@@ -112,10 +112,10 @@ def test_nothing_younger_than_the_time_to_live_goes(table: Table) -> None:
         table.lance.update({"x": "x + 1"}, where="id = 1")
         refresh(view)
     forget(view)
-    assert clean(view, later=1_800).file_group(SNAPSHOTS).count == 0
+    assert clean(view, later=1_800).file_group(FileKind.SNAPSHOTS).count == 0
     # A snapshot that is being named just now is not old, however short the time to live is.
-    assert find_garbage(view.location, "1s", now=time.time() + 60).file_group(SNAPSHOTS).count == 0
-    assert clean(view, later=2 * 3_600).file_group(SNAPSHOTS).count == 2
+    assert find_garbage(view.location, "1s", now=time.time() + 60).file_group(FileKind.SNAPSHOTS).count == 0
+    assert clean(view, later=2 * 3_600).file_group(FileKind.SNAPSHOTS).count == 2
 
 
 def test_what_a_restored_version_shows_is_still_known(table: Table, trace: Trace) -> None:
@@ -149,7 +149,7 @@ def test_a_tagged_version_keeps_what_it_shows(table: Table, trace: Trace) -> Non
     table.add([{"id": 101, "x": 101}])
     refresh(view)
     view.lance.cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False)
-    assert clean(view).file_group(SNAPSHOTS).count == 1
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == 1
     view.location.open(swap).restore()
     trace.clear()
     refresh(view, ignore_checkpoints=True)
@@ -163,7 +163,7 @@ def test_what_only_the_metadata_names_is_kept(table: Table, trace: Trace) -> Non
     forget(view)
     assert not any(contents.snapshot_of_version(view.lance, ref["version"]) for ref in view.lance.version_refs())
     contents.drop_intents(view.location, contents.read_intents(view.location))
-    assert clean(view).file_group(SNAPSHOTS).count == 0
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == 0
     trace.clear()
     table.add([{"id": 100, "x": 100}])
     refresh(view)
@@ -186,7 +186,7 @@ def test_refreshes_that_only_advance_leave_one_snapshot_and_those_with_no_news_n
         refresh(view)
     assert (snapshots(view), view.lance.version) == (before, version)
     forget(view)
-    assert clean(view).file_group(SNAPSHOTS).count == 0
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == 0
     table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     trace.clear()
     table.add([{"id": 300, "x": 100}])
@@ -255,10 +255,10 @@ def test_a_refresh_at_work_keeps_its_snapshot_until_it_is_over(table: Table) -> 
     assert known is not None
     save_snapshot(view.location.checkpoints, job, known)
     two_hours = 7_200.0
-    assert clean(view, two_hours).file_group(SNAPSHOTS).count == 0
+    assert clean(view, two_hours).file_group(FileKind.SNAPSHOTS).count == 0
     found = find_garbage(view.location, "1h", now=time.time() + two_hours)
     JobFolder.of(view.location.checkpoints, job).write_result("FAILED", {})
-    assert collect(view.location, found).file_group(SNAPSHOTS).count == 0
+    assert collect(view.location, found).file_group(FileKind.SNAPSHOTS).count == 0
 
 
 def test_a_snapshot_that_is_named_after_it_was_found_stays(table: Table, trace: Trace) -> None:
@@ -273,11 +273,11 @@ def test_a_snapshot_that_is_named_after_it_was_found_stays(table: Table, trace: 
     forget(view)
     found = find_garbage(view.location, "1h", now=time.time() + A_YEAR)
     assert second not in [ref["version"] for ref in view.lance.version_refs()]
-    doomed = found.file_group(SNAPSHOTS).names
+    doomed = found.file_group(FileKind.SNAPSHOTS).names
     assert doomed
     key = doomed[0].rsplit("/", 1)[-1].removesuffix(".lance")
     contents.write_intent(view.location, key)
-    assert doomed[0] not in collect(view.location, found).file_group(SNAPSHOTS).names
+    assert doomed[0] not in collect(view.location, found).file_group(FileKind.SNAPSHOTS).names
     assert load_snapshot(view.location.checkpoints, key) is not None
 
 
@@ -288,14 +288,14 @@ def test_where_a_version_cannot_be_read_no_snapshot_goes(table: Table, monkeypat
         refresh(view)
     forget(view)
     found = find_garbage(view.location, "1h", now=time.time() + A_YEAR)
-    assert found.file_group(SNAPSHOTS).count == 1
+    assert found.file_group(FileKind.SNAPSHOTS).count == 1
     for path in Path(view.uri, "_versions").glob("*"):
         data = path.read_bytes()
         view.lance.update_config({"a": "b"})
         path.write_bytes(data[: len(data) // 2])
-    assert collect(view.location, found).file_group(SNAPSHOTS).count == 0
+    assert collect(view.location, found).file_group(FileKind.SNAPSHOTS).count == 0
     later = find_garbage(view.location, "1h", now=time.time() + A_YEAR)
-    assert later.file_group(SNAPSHOTS).count == 0
+    assert later.file_group(FileKind.SNAPSHOTS).count == 0
     assert any("its snapshots are kept" in note for note in later.notes)
 
 
@@ -324,7 +324,7 @@ def test_what_a_killed_refresh_left_goes_with_the_garbage(table: Table, trace: T
         if (job.read("job.json") or {}).get("ended") is None:
             # As if it had been silent for long.
             job.write_result("FAILED", {**dict.fromkeys(COUNTS, 0), "seconds": {}, "commits": [], "notes": []})
-    assert clean(view).file_group(SNAPSHOTS).count == left
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == left
     assert_nothing_to_refresh(view, trace)
     assert_equals_query(view, table, Asked(NOT_THIRD))
 
@@ -342,7 +342,7 @@ def test_snapshots_on_an_object_store_are_like_any_others(db: Database, bucket: 
         refresh(view)
     assert len(bucket.objects("v.lance/_checkpoints/state/view/swap.")) == 3
     forget(view)
-    assert clean(view).file_group(SNAPSHOTS).count == 1
+    assert clean(view).file_group(FileKind.SNAPSHOTS).count == 1
     assert len(bucket.objects("v.lance/_checkpoints/state/view/swap.")) == 2
     assert_nothing_to_refresh(view, trace)
 

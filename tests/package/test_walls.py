@@ -256,13 +256,13 @@ def test_no_circle_of_imports_has_more_than_three_modules_with_those_for_types()
     assert len(circle) <= 3, circle
 
 
-def test_airflow_and_the_command_know_the_door_of_the_engine_and_where_files_lie() -> None:
+def test_nouns_airflow_and_the_command_know_the_door_of_the_engine_where_files_lie_and_what_a_function_is() -> None:
     wrong = [
         found
         for found in within()
-        if place_of(found.importer) in {*AIRFLOW_SIDE, "cli"}
+        if place_of(found.importer) in {*NOUNS, *AIRFLOW_SIDE, "bar", "cli"}
         and floor_of(found.imported) == "engine"
-        and place_of(found.imported) not in {"api", "storage", *GROUND}
+        and place_of(found.imported) not in {"api", "storage", "udf", *GROUND}
     ]
     assert not wrong, complain(wrong)
 
@@ -275,18 +275,13 @@ def test_the_door_hands_on_each_value_for_types_too() -> None:
     assert {f"{NAME}.engine.storage.location", "lance"} | set(api._LAZY_EXPORTS.values()) == for_types
 
 
-def test_only_spark_and_the_door_import_run() -> None:
-    """Notebooks take the steps of a job through the same door as Airflow, and load them when they take one."""
-    welcome = {"api", "run", "spark"}
-    wrong = [
-        found for found in within() if place_of(found.imported) == "run" and place_of(found.importer) not in welcome
-    ]
+def test_nouns_load_the_steps_of_a_job_when_they_take_one() -> None:
     loaded = [
         found
         for found in imports()
         if place_of(found.imported) == "run" and place_of(found.importer) in NOUNS and found.when == "on import"
     ]
-    assert not wrong + loaded, complain(wrong + loaded)
+    assert not loaded, complain(loaded)
 
 
 def test_nothing_points_back_at_the_airflow_side() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_geneva import connect, expect, udf
 from airflow_geneva.engine.cleanup import find_garbage
-from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, STAGED
+from airflow_geneva.engine.cleanup.garbage import FileKind
 from airflow_geneva.engine.run.inline import apply_inline
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
@@ -217,7 +217,8 @@ def test_what_an_open_job_has_computed_is_no_garbage(table: Table) -> None:
     for shard in plan.shards:
         apply_inline(table.location, plan.spec, shard, Udfs({"width": size_of}))
     garbage = find_garbage(table.location, "1s", now=time.time() + 600)
-    assert [file.name for kind in (CHECKPOINTS, STAGED) for file in garbage.file_group(kind).files] == []
+    kinds = FileKind.CHECKPOINTS, FileKind.STAGED
+    assert [file.name for kind in kinds for file in garbage.file_group(kind).files] == []
 
 
 def test_renamed_columns_keep_their_values_and_their_fields(table: Table) -> None:

@@ -23,7 +23,7 @@ from airflow_geneva.engine import faults
 from airflow_geneva.engine.checkpoint import value_cache
 from airflow_geneva.engine.checkpoint.facts import load_state
 from airflow_geneva.engine.cleanup import collect, find_garbage
-from airflow_geneva.engine.cleanup.garbage import CHECKPOINTS, STAGED
+from airflow_geneva.engine.cleanup.garbage import FileKind
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.fragments import columns_of
 from airflow_geneva.engine.lance_io.manifest import read_manifest
@@ -283,7 +283,7 @@ def clean_versions(world: World, dice: random.Random) -> None:
 def collect_garbage(world: World, dice: random.Random) -> None:
     """Run a cleanup after a second; it may remove results of a killed run for fragments that were compacted since."""
     garbage = find_garbage(world.table.location, "1s")
-    world.spare += ROWS * any(garbage.file_group(kind).count for kind in (CHECKPOINTS, STAGED))
+    world.spare += ROWS * any(garbage.file_group(kind).count for kind in (FileKind.CHECKPOINTS, FileKind.STAGED))
     collect(world.table.location, garbage)
 
 

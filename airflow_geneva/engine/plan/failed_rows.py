@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.lance_io.reading import check_columns
+from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.freshness import (
     addresses_of_rows,
     errors_of_columns,
     failed_rows_of_columns,
+    failed_rows_of_source,
     ids_of_rows,
 )
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import definition_in, read_definition
+from airflow_geneva.engine.views.definition import ViewDefinition, filled_by
+from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -99,3 +105,32 @@ class FailedRows(ABC):
             names = [field.name for field in dataset.schema if definition_in(field) is not None]
         found = failed_rows_of_columns(dataset, self.location.checkpoints, names)
         return sorted(set(addresses_of_rows(found)))
+
+
+@dataclass(frozen=True)
+class FailedSourceRows:
+    """The rows of a view's source that are NULL or missing in the view because a UDF failed on them.
+
+    Args:
+        dataset, source: the newest versions of the view and of its source.
+    """
+
+    view: TableLocation
+    dataset: LanceDataset
+    source: LanceDataset
+
+    def addresses(self, column: str | None) -> list[int]:
+        """Return their addresses in the source, ascending; of a column, only those on which its UDF failed."""
+        return sorted(addresses_of_rows(self._rows(column)))
+
+    def ids(self, column: str) -> set[int]:
+        """Return the ids of those on which the UDF of a column failed."""
+        return ids_of_rows(self.source, self._rows(column))
+
+    def _rows(self, column: str | None) -> Iterator[tuple[int, Ranges]]:
+        definition = ViewDefinition.read(self.dataset.schema.metadata, self.view.name)
+        snapshot = CommittedViewState(self.view, self.dataset).snapshot
+        if snapshot is not None:
+            made_by = None if column is None else filled_by(definition.columns).get(column, column)
+            reads = [one.name for one in definition.reads]
+            yield from failed_rows_of_source(self.source, reads, snapshot, made_by)

@@ -75,11 +75,6 @@ class Pace:
             )
 
 
-def check_runner(runner: str) -> None:
-    """Reject an unknown runner before planning."""
-    RunnerName.check("runner", runner)
-
-
 def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bool) -> RunnerChoice:
     """Choose by the seconds per row of the same UDF versions in earlier jobs.
 

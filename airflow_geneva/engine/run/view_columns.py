@@ -1,10 +1,10 @@
-"""Add, alter and drop columns of a view's query, each in one commit; the next refresh computes what is new alone."""
+"""Change the columns of a view's query, each time in one commit; the next refresh computes what is new alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_st
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.reading import check_columns
-from airflow_geneva.engine.lance_io.table_key import check_key_stays
+from airflow_geneva.engine.lance_io.table_key import check_key_stays, key_metadata
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.refresh import read_columns
@@ -24,11 +24,16 @@ from airflow_geneva.engine.run.promotion import QueryChange, change_query
 from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
-from airflow_geneva.engine.udf.definition import check_view_type, key_names
+from airflow_geneva.engine.udf.definition import by_name, check_view_type, key_names
 from airflow_geneva.engine.udf.of_process import give_udf
-from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, filled_by, source_columns
+from airflow_geneva.engine.views.definition import (
+    OutputColumn,
+    ViewDefinition,
+    filled_by,
+    source_columns,
+    visible_columns,
+)
 from airflow_geneva.engine.views.resolve import ResolvedColumns, check_repeatable, resolve_columns
-from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import AdvanceNote, CommittedViewState, write_advance_note
 from airflow_geneva.errors import InvalidInput
 
@@ -36,36 +41,99 @@ if TYPE_CHECKING:
     import lance
 
 
-def add_view_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
-    """Add columns to the end of a view's query; see `View.add_columns`."""
-    names = [name for key in specs for name in key_names(key)]
-    tried = set[int]()
+@dataclass(frozen=True)
+class ViewColumns:
+    """The columns of a view's query, which are changed in one commit each.
 
-    def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
-        there = {column.name: column.since for column in now.columns}
-        if tried and all(there.get(name) in tried for name in names):
-            return None  # an earlier attempt, whose outcome was not known
-        if taken := [name for name in names if name in dataset.schema.names]:
-            raise InvalidInput(
-                f"View {view.name!r} already has columns {taken}. Give a computed column another function with "
-                "view.alter_view_columns(...), or choose other names."
-            )
-        read = source.open()
-        found = _resolved(view, now, now.columns, dataset, read, specs)
-        check_storable(found.schema, DATA_STORAGE_VERSION, f"view {view.name!r}")
-        since = int(dataset.version) + 1
-        added = tuple(replace(column, since=since) for column in found.columns)
-        keys = {column.name: column.key for column in added}
-        added = tuple(replace(column, of=keys[column.of]) if column.of else column for column in added)
-        tried.add(since)
-        return QueryChange(_reading(now, (*now.columns, *added), found, read), tuple(found.schema))
+    Args:
+        source: locates the view's source.
+    """
 
-    change_query(view, change)
+    view: TableLocation
+    source: Callable[[], TableLocation]
 
+    def add(self, columns: Mapping[Any, Any]) -> None:
+        """Add columns to the end of the query; see `View.add_columns`."""
+        view, source, specs = self.view, self.source(), by_name(columns)
+        names = [name for key in specs for name in key_names(key)]
+        tried = set[int]()
 
-def alter_view_columns(view: TableLocation, source: TableLocation, specs: Mapping[Any, Any]) -> None:
-    """Give computed columns of a view other UDFs; see `View.alter_columns`."""
-    change_query(view, lambda now, dataset: QueryChange(altered(view, now, dataset, source.open(), specs)))
+        def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
+            there = {column.name: column.since for column in now.columns}
+            if tried and all(there.get(name) in tried for name in names):
+                return None  # an earlier attempt, whose outcome was not known
+            if taken := [name for name in names if name in dataset.schema.names]:
+                raise InvalidInput(
+                    f"View {view.name!r} already has columns {taken}. Give a computed column another function with "
+                    "view.alter_view_columns(...), or choose other names."
+                )
+            read = source.open()
+            found = _resolved(view, now, now.columns, dataset, read, specs)
+            check_storable(found.schema, DATA_STORAGE_VERSION, f"view {view.name!r}")
+            since = int(dataset.version) + 1
+            added = tuple(replace(column, since=since) for column in found.columns)
+            keys = {column.name: column.key for column in added}
+            added = tuple(replace(column, of=keys[column.of]) if column.of else column for column in added)
+            tried.add(since)
+            return QueryChange(_reading(now, (*now.columns, *added), found, read), tuple(found.schema))
+
+        change_query(view, change)
+
+    def alter(self, columns: Mapping[Any, Any]) -> None:
+        """Give computed columns other UDFs; see `View.alter_columns`."""
+        view, source, specs = self.view, self.source(), by_name(columns)
+        change_query(view, lambda now, dataset: QueryChange(altered(view, now, dataset, source.open(), specs)))
+
+    def drop(self, columns: Sequence[str]) -> None:
+        """Remove columns from the query, and from its table; see `View.drop_columns`."""
+        view, source, names = self.view, self.source(), [columns] if isinstance(columns, str) else list(columns)
+        tried = list[int]()
+
+        def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
+            if not names or (tried and not set(names) & set(dataset.schema.names)):
+                return None
+            visible = [name for name in dataset.schema.names if name not in dataset.schema.names[:2]]
+            check_columns(view.name, visible, names)
+            if why := list(_refusals(now, names, visible)):
+                raise InvalidInput(f"Columns {list(names)} of view {view.name!r} cannot be dropped: {'; '.join(why)}.")
+            check_key_stays(view.name, dataset.schema, names)
+            left = tuple(column for column in now.columns if column.name not in names)
+            tried.append(int(dataset.version))
+            needed = set(_source_names(now, left))
+            reads = tuple(column for column in now.reads if column.name in needed)
+            with suppress(InvalidInput):  # a view whose source was dropped can lose columns, too
+                _keep_only(
+                    view, now, dataset, source.open(), needed, [now.keys[name] for name in names if name in now.keys]
+                )
+            return QueryChange(replace(now, columns=left, reads=reads), (), tuple(dict.fromkeys(names)))
+
+        change_query(view, change)
+
+    def set_key(self, key: str | Sequence[str] | None) -> None:
+        """Choose the columns whose values name a row in errors; see `Table.set_key`."""
+        dataset, name = self.view.open(), self.view.name
+        shown = pa.schema([dataset.schema.field(column) for column in visible_columns(dataset.schema)])
+        columns = ViewDefinition.read(dataset.schema.metadata, name).check_key(key, shown, name)
+        if changes := key_metadata(dataset.schema, columns):
+            dataset.update_field_metadata(changes)
+
+    def expect(self, columns: Mapping[str, Any]) -> None:
+        """Set the conditions that values must meet; see `View.expect`."""
+        name = self.view.name
+        change_query(self.view, lambda now, dataset: QueryChange(now.expecting(columns, dataset.schema, name)))
+
+    def plan_altered(self, udfs: Mapping[str, UDF]) -> Plan:
+        """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
+        view, source = self.view, self.source()
+        dataset = view.open()
+        now = ViewDefinition.read(dataset.schema.metadata, view.name)
+        before = {name: now.computed_column(name, view.name) for name in udfs}
+        specs = {
+            name: (udf, list(before[name].inputs)) if (was := before[name].udf) and was.name == udf.name else udf
+            for name, udf in udfs.items()
+        }
+        query = altered(view, now, dataset, source.open(), specs)
+        return plan(view, query, source, RefreshRequest(on_code_change="recompute"), dataset)
 
 
 def altered(
@@ -105,31 +173,6 @@ def altered(
         after = tuple(changed if column is then else column for column in query.columns)
         query = _reading(query, after, found, read)
     return query
-
-
-def drop_view_columns(view: TableLocation, source: TableLocation, names: Sequence[str]) -> None:
-    """Remove columns from a view's query, and from its table; see `View.drop_columns`."""
-    tried = list[int]()
-
-    def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
-        if not names or (tried and not set(names) & set(dataset.schema.names)):
-            return None
-        visible = [name for name in dataset.schema.names if name not in dataset.schema.names[:2]]
-        check_columns(view.name, visible, names)
-        if why := list(_refusals(now, names, visible)):
-            raise InvalidInput(f"Columns {list(names)} of view {view.name!r} cannot be dropped: {'; '.join(why)}.")
-        check_key_stays(view.name, dataset.schema, names)
-        left = tuple(column for column in now.columns if column.name not in names)
-        tried.append(int(dataset.version))
-        needed = set(_source_names(now, left))
-        reads = tuple(column for column in now.reads if column.name in needed)
-        with suppress(InvalidInput):  # a view whose source was dropped can lose columns, too
-            _keep_only(
-                view, now, dataset, source.open(), needed, [now.keys[name] for name in names if name in now.keys]
-            )
-        return QueryChange(replace(now, columns=left, reads=reads), (), tuple(dict.fromkeys(names)))
-
-    change_query(view, change)
 
 
 def _refusals(now: ViewDefinition, names: Sequence[str], visible: Sequence[str]) -> Iterator[str]:
@@ -232,17 +275,3 @@ def _keep_only(
     key = new_snapshot_key(new_job_id())
     save_snapshot(view.checkpoints, key, changed)
     write_advance_note(view, AdvanceNote(state.newest.snapshot, snapshot.source_version, key))
-
-
-def plan_altered_view(view: TableLocation, sources: Iterable[str], udfs: Mapping[str, UDF]) -> Plan:
-    """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
-    dataset = view.open()
-    now = ViewDefinition.read(dataset.schema.metadata, view.name)
-    source = locate_source(view, now, frozenset(sources))
-    before = {name: now.computed_column(name, view.name) for name in udfs}
-    specs = {
-        name: (udf, list(before[name].inputs)) if (was := before[name].udf) and was.name == udf.name else udf
-        for name, udf in udfs.items()
-    }
-    query = altered(view, now, dataset, source.open(), specs)
-    return plan(view, query, source, RefreshRequest(on_code_change="recompute"), dataset)

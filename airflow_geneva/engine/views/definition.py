@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.sql_text import read_sql
 from airflow_geneva.engine.lance_io.table_key import check_key, key_columns
 from airflow_geneva.engine.storage.documents import parse, well_typed
@@ -227,6 +228,15 @@ class ViewDefinition:
                 )
         stored = {name: [one.to_json() for one in expected] for name, expected in found.items()}
         return replace(self, columns=tuple(replace(c, expect=stored.get(c.name) or None) for c in self.columns))
+
+    @property
+    def filled_by(self) -> dict[str, str]:
+        """The column with the UDF for each column that a UDF fills."""
+        return filled_by(self.columns)
+
+    def filter_columns(self, names: Sequence[str]) -> list[str]:
+        """Return which of these columns the filter names."""
+        return where_columns(self.where, list(names))
 
     @property
     def keys(self) -> dict[str, str]:
