@@ -25,7 +25,7 @@ _EVERY = 0.5
 def progress_bar(target: str) -> Iterator[None]:
     """Show a bar while the body runs a job, unless the output is a log or a file."""
     meter = api.JobMeter(target)
-    with show(meter), api.measuring(meter):
+    with show(meter), meter.measuring():
         yield
 
 

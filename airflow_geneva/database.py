@@ -204,7 +204,7 @@ class Database(Summarized):
         if not job.open:
             state = "no process works on it any more" if job.dead else f"it is {job.state}"
             raise InvalidInput(f"Job {job_id} cannot be canceled: {state}.")
-        api.JobFolder.of(self.location(job.table).checkpoints, job_id).cancel(api.this_program())
+        api.JobFolder.of(self.location(job.table).checkpoints, job_id).cancel()
 
     def open_table(self, name: str) -> Table:
         """Open a table; a materialized view is returned as a :class:`airflow_geneva.View`.

@@ -27,6 +27,7 @@ from airflow_geneva.engine import api
 from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.storage.arrow_documents import read_schema
 from airflow_geneva.engine.storage.documents import parse
+from airflow_geneva.engine.udf import load_stored_udf
 from airflow_geneva.errors import (
     CodeChanged,
     CommitConflict,
@@ -257,7 +258,7 @@ def _arguments(text: str) -> dict[str, Any]:
     return given
 
 
-def _column(name: str, given: Any, load: Callable[[str], Any] = api.load_stored_udf) -> Any:
+def _column(name: str, given: Any, load: Callable[[str], Any] = load_stored_udf) -> Any:
     if isinstance(given, str) and ":" not in given.partition("'")[0]:
         return given
     match given:

@@ -375,7 +375,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
             return api.compare_columns(self.location, dataset, column, other, function, neighbors, queries, rows)
         if queries is not None:
             raise InvalidInput("queries are for two columns of vectors: table.compare(column, other_column, ...).")
-        plan, udf = self._plan(api.request_for(column), other)
+        plan, udf = self._plan(api.BackfillRequest.of_all_rows(column), other)
         return api.compare_column(plan, udf, self.location, column, 100 if sample is None else sample)
 
     def backfill_async(

@@ -251,7 +251,7 @@ class View(Table):
         except InvalidInput:
             self._source(definition)  # which says more if it is the source that cannot be opened
             raise
-        return plan, api.Udfs.of_refresh(plan, api.load_udfs(definition))
+        return plan, api.Udfs.of_refresh(plan, definition)
 
     def _plan_with(self, udfs: Mapping[str, UDF]) -> Plan:
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
@@ -285,7 +285,7 @@ class View(Table):
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
         definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
-        return api.view_column_function(self.location, name, dataset, self._source(definition).lance)
+        return api.column_function(self.location, name, dataset, self._source(definition).lance)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
         """Set the conditions that values must meet to become visible, replacing earlier conditions of the view.

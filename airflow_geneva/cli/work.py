@@ -28,6 +28,8 @@ from airflow_geneva.engine import api
 from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues, RunnerName
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.results import BackfillResult
+from airflow_geneva.engine.udf import load_udf
+from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.view import View
 
@@ -95,7 +97,7 @@ def define(
     """
     _find_modules(conn_id)
     db, (name, column, path) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN", "UDF")
-    table, udf = db.open_table(name), api.load_udf(path)
+    table, udf = db.open_table(name), load_udf(path)
     spec = (udf, inputs) if inputs else udf
     (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
     typer.echo(without_controls(f"{name}.{column} is computed by {table.definition(column).call}."))
@@ -167,7 +169,7 @@ def plan(
     db, (table, column) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN")
     options |= {"read_version": read_version, "on_code_change": on_code_change, "errors_only": errors_only}
     options |= {"on_unknown_values": on_unknown_values}
-    options |= {"udf": api.load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
+    options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
     typer.echo(without_controls(in_own_words(db.open_table(table).plan_backfill(column, **options))))
 
 
@@ -337,7 +339,7 @@ def _find_modules(conn_id: str | None) -> None:
 def _open_view(db: Database, name: str, sources: Sequence[str] | None) -> View:
     found = db.open_table(name)
     if not isinstance(found, View):
-        api.refuse_view(name, found.schema.metadata)
+        refuse_view(name, found.schema.metadata)
         raise InvalidInput(
             f"{name!r} is a table and not a view. Its columns are computed each by itself: airflow-geneva plan or "
             f"backfill, with DB {name} COLUMN."
@@ -362,7 +364,7 @@ def _print_result(result: BackfillResult, as_json: bool) -> None:
 def _stored_plan(db: Database, job_id: str) -> str:
     job = db.job(job_id)
     about = "\n".join(job.lines()[:1])
-    saved = api.read_saved_plan(api.JobFolder.of(db.location(job.table).checkpoints, job_id))
+    saved = api.SavedPlan.read(api.JobFolder.of(db.location(job.table).checkpoints, job_id))
     if saved is None:
         if job.shard_count:
             raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")

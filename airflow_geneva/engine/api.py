@@ -1,4 +1,4 @@
-"""The door of the engine: all that the command, and Airflow's operators, sensors, triggers and pages use of it.
+"""The door of the engine: what nouns, the command, and Airflow's operators, sensors, triggers and pages use of it.
 
 A job takes the same steps in a notebook and in Airflow:
 
@@ -8,12 +8,13 @@ A job takes the same steps in a notebook and in Airflow:
 3. `open_job` opens it there, as a `PlannedJob`: `apply` computes a shard, `commit` verifies it and makes it visible,
    and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated. `find_unannounced`
    then finds what an asset event has to announce.
-4. `read_job` and `read_errors` tell how it goes; `column_freshness` and `view_freshness` what is due since;
-   `TableWatcher` waits for new rows; `plan_promotion` and `promote` exchange columns; `find_garbage` and `collect`
-   remove what no job needs.
 
-Where files lie, and with which credentials they are opened, is the subject of `engine.storage`. The dag processor and
-the API server import this module, so nothing is loaded before it is used.
+`run_new` takes these steps in one process. The other functions answer questions about jobs and tables, or change what
+no job computes. `TableColumns` and `ViewColumns` define columns, `GivenRows` are written, and `TableWatcher`
+waits for new ones.
+
+Where files lie, and with which credentials they are opened, is the subject of `engine.storage`, what a function is that
+of `engine.udf`. The dag processor and the API server import this module, so nothing is loaded before it is used.
 """
 
 from __future__ import annotations
@@ -31,21 +32,18 @@ if TYPE_CHECKING:
 
     from airflow_geneva.engine.apply.batch_api import StillWaiting
     from airflow_geneva.engine.checkpoint.listing import list_checkpoints
-    from airflow_geneva.engine.checkpoint.provenance import version_label
     from airflow_geneva.engine.cleanup import collect, find_garbage
     from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, parse_ttl
-    from airflow_geneva.engine.job.current_errors import ErrorCause, ErrorGroup, count_causes, group_errors
+    from airflow_geneva.engine.job.current_errors import ErrorCause, count_causes, group_errors
     from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
-    from airflow_geneva.engine.job.estimate import LIMITS, Estimate, Interval
-    from airflow_geneva.engine.job.folder import JobFolder, is_job_id
+    from airflow_geneva.engine.job.estimate import Estimate, Interval
+    from airflow_geneva.engine.job.folder import JobFolder
     from airflow_geneva.engine.job.heartbeat import APPROVAL
-    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, JobMeter, Stopwatch, measuring, measured
-    from airflow_geneva.engine.job.shard_results import carried_counts
-    from airflow_geneva.engine.job.shard_status import ShardStatus, in_parallel
+    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, JobMeter, Stopwatch, measured
+    from airflow_geneva.engine.job.shard_status import ShardStatus
     from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
     from airflow_geneva.engine.job.table_history import table_history
     from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict, max_retries
-    from airflow_geneva.engine.lance_io.filters import where_columns
     from airflow_geneva.engine.lance_io.given_rows import GivenRows
     from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
     from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED, written_at
@@ -55,17 +53,9 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.lance_io.siblings import Output
     from airflow_geneva.engine.lance_io.table_key import key_columns
     from airflow_geneva.engine.lance_io.table_versions import open_version
-    from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
     from airflow_geneva.engine.load.request import LoadRequest, plan_load
     from airflow_geneva.engine.plan.failed_rows import FailedRows, FailedSourceRows
-    from airflow_geneva.engine.plan.freshness import (
-        NEVER,
-        STALE,
-        UP_TO_DATE,
-        Freshness,
-        column_freshness,
-        view_freshness,
-    )
+    from airflow_geneva.engine.plan.freshness import Freshness, column_freshness, view_freshness
     from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
     from airflow_geneva.engine.plan.request import (
         BackfillOptions,
@@ -74,45 +64,31 @@ if TYPE_CHECKING:
         SizingOptions,
         plan_request,
     )
-    from airflow_geneva.engine.plan.saved_plan import SavedPlan, read_saved_plan, shard_summaries
+    from airflow_geneva.engine.plan.saved_plan import SavedPlan
     from airflow_geneva.engine.plan.shard import Shard
-    from airflow_geneva.engine.plan.sizing import NOT_WHOLE, Sizing, least_of
+    from airflow_geneva.engine.plan.sizing import Sizing
     from airflow_geneva.engine.run.announce import find_unannounced
     from airflow_geneva.engine.run.background import JobFuture, start_in_background
     from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow
     from airflow_geneva.engine.run.column_comparison import ColumnComparison, compare_columns
-    from airflow_geneva.engine.run.column_function import ColumnFunction, column_function, view_column_function
-    from airflow_geneva.engine.run.compare import Comparison, compare_column, compare_view_column, request_for
+    from airflow_geneva.engine.run.column_function import ColumnFunction, column_function
+    from airflow_geneva.engine.run.compare import Comparison, compare_column, compare_view_column
     from airflow_geneva.engine.run.copying import copy_table
     from airflow_geneva.engine.run.estimate import estimate_between, estimator
     from airflow_geneva.engine.run.load import plan_here
     from airflow_geneva.engine.run.pipeline import PlannedJob, choose, record_job, run_new
     from airflow_geneva.engine.run.prepare import Udfs
-    from airflow_geneva.engine.run.promotion import (
-        Promoting,
-        Promotion,
-        PromotionPlan,
-        is_promoted,
-        plan_promotion,
-        promote,
-    )
+    from airflow_geneva.engine.run.promotion import Promoting, Promotion, PromotionPlan, plan_promotion, promote
     from airflow_geneva.engine.run.query import TableQuery
-    from airflow_geneva.engine.run.record import this_program
     from airflow_geneva.engine.run.table_columns import TableColumns
-    from airflow_geneva.engine.run.view import load_udfs
     from airflow_geneva.engine.run.view_columns import ViewColumns
     from airflow_geneva.engine.storage.location import TableLocation
-    from airflow_geneva.engine.udf import UDF, load_stored_udf, load_udf
-    from airflow_geneva.engine.udf.definition import read_definition, stored_definition
-    from airflow_geneva.engine.udf.expect import Expectation
-    from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view, refuse_view
-    from airflow_geneva.engine.udf.stored import udf_modules
-    from airflow_geneva.engine.views.definition import IS_SET, SYSTEM_COLUMNS, ViewDefinition, is_view, visible_columns
+    from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, is_view, visible_columns
     from airflow_geneva.engine.views.resolve import QuerySpec
     from airflow_geneva.engine.views.sources import allow_databases, find_views, locate_source
     from airflow_geneva.engine.views.state import CommittedViewState
     from airflow_geneva.engine.watch.conditions import WaitCondition
-    from airflow_geneva.engine.watch.watcher import NewestVersions, Observation, TableWatcher, is_permanent
+    from airflow_geneva.engine.watch.watcher import NewestVersions, Observation, TableWatcher
 
 
 def plan_refresh(
@@ -173,89 +149,86 @@ def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bo
 
 
 _HOMES = (
-    # The steps of a job.
+    # A job: plan it, choose where it runs, record it, take its steps.
     ("plan.request", "plan_request"),
     ("load.request", "plan_load"),
-    ("run.pipeline", "choose", "record_job", "PlannedJob"),
+    ("run.pipeline", "choose", "record_job"),
     ("run.announce", "find_unannounced"),
-    # What may be asked of jobs and tables.
-    ("job.status", "read_job", "read_jobs"),
-    ("job.error_records", "read_errors"),
-    ("plan.freshness", "column_freshness", "view_freshness"),
-    ("watch.watcher", "TableWatcher"),
-    ("run.promotion", "plan_promotion", "promote"),
-    ("cleanup", "find_garbage", "collect"),
-    # The same in one process.
+    # The same in one process, in the foreground or in the background, and what it would take.
     ("run.load", "plan_here"),
-    ("run.view", "load_udfs"),
-    ("run.estimate", "estimator", "estimate_between"),
     ("run.pipeline", "run_new"),
-    ("run.background", "start_in_background", "JobFuture"),
-    ("run.record", "this_program"),
-    # What else is done with columns and views.
-    ("run.copying", "copy_table"),
-    ("run.compare", "compare_column", "compare_view_column", "request_for", "Comparison"),
-    ("run.column_comparison", "compare_columns", "ColumnComparison"),
-    ("run.column_function", "column_function", "view_column_function", "ColumnFunction"),
-    ("run.table_columns", "TableColumns"),
-    ("run.view_columns", "ViewColumns"),
-    ("run.promotion", "Promoting", "PromotionPlan"),
-    # Requests and plans.
-    ("plan.request", "BackfillRequest", "BackfillOptions", "RefreshRequest", "SizingOptions"),
-    ("load.request", "LoadRequest"),
-    ("plan.sizing", "Sizing", "NOT_WHOLE", "least_of"),
-    ("lance_io.task_memory", "LEAST_TASK_MEMORY", "task_memory_bytes"),
-    ("plan.model", "Plan", "JobSpec", "RefreshSpec"),
-    ("plan.shard", "Shard"),
-    ("plan.saved_plan", "SavedPlan", "read_saved_plan", "shard_summaries"),
-    # Where and how a job runs.
-    ("run.choice", "RunnerChoice", "TooSlow"),
-    ("run.prepare", "Udfs"),
-    ("job.estimate", "Estimate", "Interval", "LIMITS"),
-    ("job.heartbeat", "APPROVAL"),
-    ("apply.batch_api", "StillWaiting"),
-    ("lance_io.conflicts", "conflict_retries", "commit_tries", "is_conflict", "max_retries"),
-    # What a job records.
-    ("job.folder", "JobFolder", "is_job_id"),
-    ("job.status", "job_ids", "Job"),
-    ("job.shard_status", "ShardStatus", "in_parallel"),
-    ("job.shard_results", "carried_counts"),
-    ("job.meter", "STEPS_IN_WORDS", "JobMeter", "measuring", "Stopwatch", "measured"),
+    ("run.background", "start_in_background"),
+    ("run.estimate", "estimator", "estimate_between"),
+    # Questions about jobs.
+    ("job.status", "job_ids", "read_job", "read_jobs"),
+    ("job.error_records", "read_errors"),
+    ("job.current_errors", "count_causes", "group_errors"),
+    # Questions about tables and views.
+    ("plan.freshness", "column_freshness", "view_freshness"),
+    ("run.compare", "compare_column", "compare_view_column"),
+    ("run.column_comparison", "compare_columns"),
+    ("run.column_function", "column_function"),
     ("job.table_history", "table_history"),
-    ("job.error_records", "ErrorRecord"),
-    ("job.current_errors", "ErrorGroup", "group_errors", "ErrorCause", "count_causes"),
-    # Tables, views and functions.
+    ("checkpoint.listing", "list_checkpoints"),
+    ("lance_io.indexes", "read_indexes"),
+    ("lance_io.reading", "check_columns"),
+    ("lance_io.table_key", "key_columns"),
     ("lance_io.table_versions", "open_version"),
     ("lance_io.pylance_internals", "written_at"),
-    ("lance_io.reading", "check_columns", "Readable"),
-    ("lance_io.row_ranges", "Ranges"),
-    ("lance_io.rows", "RowData"),
-    ("lance_io.given_rows", "GivenRows"),
-    ("lance_io.siblings", "Output"),
-    ("lance_io.table_key", "key_columns"),
-    ("plan.failed_rows", "FailedRows", "FailedSourceRows"),
-    ("run.query", "TableQuery"),
-    ("lance_io.filters", "where_columns"),
-    ("lance_io.indexes", "Index", "read_indexes"),
-    ("udf", "UDF", "load_udf", "load_stored_udf"),
-    ("udf.stored", "udf_modules"),
-    ("udf.expect", "Expectation"),
-    ("udf.definition", "read_definition", "stored_definition"),
-    ("udf.lancedb", "lancedb_column", "lancedb_view", "refuse_view"),
-    ("views.definition", "is_view", "visible_columns", "IS_SET", "SYSTEM_COLUMNS", "ViewDefinition"),
-    ("views.resolve", "QuerySpec"),
-    ("views.state", "CommittedViewState"),
+    ("views.definition", "is_view", "visible_columns"),
     ("views.sources", "allow_databases", "find_views", "locate_source"),
-    # What is new, due, exchanged or unneeded.
+    # Changes.
+    ("run.promotion", "plan_promotion", "promote"),
+    ("run.copying", "copy_table"),
+    ("cleanup", "find_garbage", "collect"),
+    ("cleanup.garbage", "parse_ttl"),
+    ("lance_io.conflicts", "commit_tries", "conflict_retries", "is_conflict", "max_retries"),
+    # Values: what is asked for,
+    ("plan.request", "BackfillRequest", "BackfillOptions", "RefreshRequest", "SizingOptions"),
+    ("load.request", "LoadRequest"),
+    ("plan.sizing", "Sizing"),
+    ("run.promotion", "Promotion"),
     ("watch.conditions", "WaitCondition"),
-    ("watch.watcher", "NewestVersions", "Observation", "is_permanent"),
-    ("plan.freshness", "Freshness", "UP_TO_DATE", "STALE", "NEVER"),
-    ("run.promotion", "Promotion", "is_promoted"),
-    ("checkpoint.listing", "list_checkpoints"),
-    ("cleanup.garbage", "Garbage", "FileKind", "parse_ttl"),
-    # Names.
-    ("checkpoint.provenance", "version_label"),
+    ("lance_io.given_rows", "GivenRows"),
+    ("lance_io.rows", "RowData"),
+    ("run.query", "TableQuery"),
+    ("views.resolve", "QuerySpec"),
+    ("run.table_columns", "TableColumns"),
+    ("run.view_columns", "ViewColumns"),
+    # a job from its plan to its end,
+    ("plan.model", "Plan", "JobSpec", "RefreshSpec"),
+    ("plan.saved_plan", "SavedPlan"),
+    ("plan.shard", "Shard"),
+    ("run.pipeline", "PlannedJob"),
+    ("run.prepare", "Udfs"),
+    ("run.choice", "RunnerChoice", "TooSlow"),
+    ("run.background", "JobFuture"),
+    ("apply.batch_api", "StillWaiting"),
+    ("job.meter", "JobMeter", "Stopwatch", "STEPS_IN_WORDS", "measured"),
+    # what it records,
+    ("job.folder", "JobFolder"),
+    ("job.status", "Job"),
+    ("job.shard_status", "ShardStatus"),
+    ("job.error_records", "ErrorRecord"),
+    ("job.current_errors", "ErrorCause"),
+    ("job.estimate", "Estimate", "Interval"),
+    ("job.heartbeat", "APPROVAL"),
+    # and what is found.
+    ("plan.freshness", "Freshness"),
+    ("plan.failed_rows", "FailedRows", "FailedSourceRows"),
+    ("watch.watcher", "TableWatcher", "NewestVersions", "Observation"),
+    ("run.promotion", "Promoting", "PromotionPlan"),
+    ("run.compare", "Comparison"),
+    ("run.column_comparison", "ColumnComparison"),
+    ("run.column_function", "ColumnFunction"),
+    ("cleanup.garbage", "Garbage", "FileKind"),
+    ("lance_io.indexes", "Index"),
+    ("lance_io.reading", "Readable"),
+    ("lance_io.row_ranges", "Ranges"),
+    ("lance_io.siblings", "Output"),
     ("lance_io.pylance_internals", "NEWEST_TESTED"),
+    ("views.definition", "ViewDefinition", "IS_SET"),
+    ("views.state", "CommittedViewState"),
 )
 _LAZY_EXPORTS = {name: f"airflow_geneva.engine.{home}" for home, *names in _HOMES for name in names}
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.database import Database
+    from airflow_geneva.engine.udf import UDF
     from airflow_geneva.table import Table
 
 _NOTHING = ("", "None")
@@ -116,9 +117,11 @@ def check_import_path(udf: Any) -> str | None:
     raise InvalidInput(f"udf={shown} is not text. Tasks run in other processes: give its import path, {hint}.")
 
 
-def load_named_udf(path: Any) -> api.UDF:
+def load_named_udf(path: Any) -> UDF:
     """Import the UDF that a column of an operator's argument names."""
-    return api.load_udf(required_text("udf", check_import_path(path)))
+    from airflow_geneva.engine.udf import load_udf
+
+    return load_udf(required_text("udf", check_import_path(path)))
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ def _read(name: str, default: str) -> Any:
             return price
         valid = "a number of 0 or more"
     else:
-        least = {"concurrency": 1, "task_memory_bytes": api.LEAST_TASK_MEMORY}.get(name, 0)
+        least = {"concurrency": 1, "task_memory_bytes": api.Sizing.least("task_memory_bytes")}.get(name, 0)
         if text.isdecimal() and int(text) >= least:
             return int(text)
         valid = f"a whole number of {least} or more"

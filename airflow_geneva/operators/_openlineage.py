@@ -48,7 +48,7 @@ def column_sources(spec: api.JobSpec) -> tuple[ColumnSource, ...]:
 
 def filter_columns(spec: api.JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
     """Return the source columns of the filter."""
-    return tuple(api.where_columns(spec.selects, source.schema.names))
+    return tuple(spec.filter_columns(source.schema.names))
 
 
 def _of_view(definition: api.ViewDefinition) -> Iterator[ColumnSource]:
@@ -65,7 +65,7 @@ def _of_view(definition: api.ViewDefinition) -> Iterator[ColumnSource]:
         elif column.kind == "column":
             found = ColumnSource(column.name, (str(column.expression),), IDENTITY, "")
         else:
-            mentioned = tuple(api.where_columns(column.expression, names))
+            mentioned = tuple(column.mentioned(names))
             found = ColumnSource(column.name, mentioned, TRANSFORMATION, f"SQL {column.expression}")
         earlier[column.name] = found.inputs
         by_first[column.first_name or column.name] = found
@@ -73,7 +73,7 @@ def _of_view(definition: api.ViewDefinition) -> Iterator[ColumnSource]:
 
 
 def _describe_udf(name: str, version: str) -> str:
-    return f"UDF {name}, version {api.version_label(version)}"
+    return f"UDF {name}, version {version}"
 
 
 def lineage_of(job: api.PlannedJob, result: BackfillResult) -> Any:

@@ -13,9 +13,10 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
 
 if TYPE_CHECKING:
+    from airflow_geneva.engine.udf import UDF
     from airflow_geneva.table import Table
 
-    _Spec: TypeAlias = api.UDF | tuple[api.UDF, Sequence[str]]
+    _Spec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
 
 
 class AddColumnsOperator(LanceOperator):

@@ -137,6 +137,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         job: api.JobFolder,
         began: float,
     ) -> list[dict[str, Any]]:
+        from airflow_geneva.engine.udf.stored import udf_modules
         from airflow_geneva.spark.runner import SparkRunner
 
         asked = {
@@ -149,9 +150,8 @@ class PlanOperator(LanceOperator, SkipMixin):
             "sizing": read_sizing(self.sizing, configured),
         }
         planned_before = job.record if context["ti"].try_number > 1 else {}
-        with failing_at_once(CodeChanged, UnknownValues), api.udf_modules(configured.udf_modules):
+        with failing_at_once(CodeChanged, UnknownValues), udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
-        carried = api.carried_counts(job, planned_before)
         # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these
         # attempts.
         rows = max(plan.spec.rows, int(planned_before.get(LIMIT_ROWS, 0)))
@@ -163,16 +163,24 @@ class PlanOperator(LanceOperator, SkipMixin):
         if above:
             choice = api.RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
-        about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({api.APPROVAL: above} if above else {})
+        about |= {LIMIT_ROWS: rows, "expected": expected.pace()} | ({api.APPROVAL: above} if above else {})
         planned = api.record_job(
-            plan, table.location, choice, about, run, elsewhere=True, announces_since=since, folder=job
+            plan,
+            table.location,
+            choice,
+            about,
+            run,
+            elsewhere=True,
+            announces_since=since,
+            folder=job,
+            before=planned_before,
         )
-        saved, spec = planned.saved, planned.spec
+        spec = planned.spec
         send_metrics_of_plan(plan)
         self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": planned.uri,
-            **self._summarize(plan, saved),
+            **self._summarize(plan, planned),
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
             **choice.describe(),
             "estimate": expected.to_json(),
@@ -196,7 +204,7 @@ class PlanOperator(LanceOperator, SkipMixin):
                 self.log.info("The rest of %s is computed %s.", spec.target, choice)
                 job.update_record(**choice.describe())
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
-        return api.shard_summaries(plan, saved, job.storage) or self._no_shards(context)
+        return planned.summarize_shards(plan) or self._no_shards(context)
 
     def _no_shards(self, context: Context) -> list[dict[str, Any]]:
         """Return no shards, and skip the tasks that need one: the scheduler takes up to a second for each.
@@ -231,10 +239,10 @@ class PlanOperator(LanceOperator, SkipMixin):
             asked: the fields that the requests of both operators share.
         """
 
-    def _summarize(self, plan: api.Plan, saved: api.SavedPlan) -> dict[str, Any]:
-        spec = saved.spec
+    def _summarize(self, plan: api.Plan, planned: api.PlannedJob) -> dict[str, Any]:
+        spec = planned.spec
         return {
-            "fingerprint": saved.fingerprint,
+            "fingerprint": planned.saved.fingerprint,
             "job_id": spec.job_id,
             "table": spec.table_name,
             "column": spec.column,
@@ -310,10 +318,12 @@ class PlanBackfillOperator(PlanOperator):
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[api.Plan, int | None]:
 
+        from airflow_geneva.engine.udf import load_udf
+
         column = required_text("column", self.column)
         definition = table.definition(column, newest)
         path = optional_text(self.udf)
-        udf = api.load_udf(path) if path else table.column_udf(column, definition)
+        udf = load_udf(path) if path else table.column_udf(column, definition)
         own_inputs = definition.input_columns if not path or udf.name == definition.name else None
         request = api.BackfillRequest(
             column=column,
@@ -331,18 +341,23 @@ class PlanBackfillOperator(PlanOperator):
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
-    kinds = {size.name: optional_float if size.name in api.NOT_WHOLE else optional_int for size in fields(api.Sizing)}
+    names = [size.name for size in fields(api.Sizing)]
+    kinds = {name: optional_int if api.Sizing.is_whole(name) else optional_float for name in names}
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
-    memory = api.task_memory_bytes(configured.task_memory_bytes)
-    common = {"concurrency": configured.concurrency, "task_memory_bytes": memory}
+    common = {
+        "concurrency": configured.concurrency,
+        "task_memory_bytes": api.Sizing.task_memory(configured.task_memory_bytes),
+    }
     return {**common, "price_per_slot_hour": configured.price_per_slot_hour or None, **sizes}
 
 
 def check_limits(given: Any) -> dict[str, Any]:
     """Refuse an invalid threshold; its numbers may be templates."""
-    if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(api.LIMITS)):
-        raise InvalidInput(f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(api.LIMITS)}.")
+    if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(api.Estimate.LIMITS)):
+        raise InvalidInput(
+            f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(api.Estimate.LIMITS)}."
+        )
     return dict(given or {})
 
 
@@ -355,7 +370,7 @@ def _check_constants(task: PlanOperator) -> None:
     if isinstance(indexes, bool) or (not is_template(indexes) and optional_text(indexes) not in (None, "update")):
         raise InvalidInput(f'indexes={task.indexes!r} is unknown. Use "update", or leave it out.')
     for name, size in task.sizing.items():
-        least = api.least_of(name)
+        least = api.Sizing.least(name)
         if isinstance(size, bool) or (isinstance(size, (int, float)) and not size >= least):
             raise InvalidInput(f"{name}={size!r} is not valid: give a number of at least {least}.")
 

@@ -82,7 +82,9 @@ class PlanRefreshOperator(PlanOperator):
     def _plan(
         self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]
     ) -> tuple[api.Plan, int | None]:
-        api.refuse_view(table.name, newest.schema.metadata)
+        from airflow_geneva.engine.udf.lancedb import refuse_view
+
+        refuse_view(table.name, newest.schema.metadata)
         view = self._with_sources(table)
         request = api.RefreshRequest(
             src_version=optional_int("src_version", self.src_version),
@@ -97,9 +99,9 @@ class PlanRefreshOperator(PlanOperator):
             view.source()  # raises a more detailed error if the source cannot be opened
             raise
 
-    def _summarize(self, plan: api.Plan, saved: api.SavedPlan) -> dict[str, Any]:
-        spec = saved.spec
-        return {**super()._summarize(plan, saved), "view": spec.table_name, "source": spec.source_name}
+    def _summarize(self, plan: api.Plan, planned: api.PlannedJob) -> dict[str, Any]:
+        spec = planned.spec
+        return {**super()._summarize(plan, planned), "view": spec.table_name, "source": spec.source_name}
 
 
 def _uri_of(given: str) -> str:

@@ -95,7 +95,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table, asked = self._table(), self._asked()
-        if not self.approve or api.is_promoted(table.lance, asked):
+        if not self.approve or asked.is_done(table.lance):
             return self._promote(context)
         plan = api.plan_promotion(table.location, asked)
         plan.check()

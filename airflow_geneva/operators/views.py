@@ -25,6 +25,7 @@ from airflow_geneva.operators._lance_task import (
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database
+    from airflow_geneva.engine.udf.expect import Expectation
     from airflow_geneva.query import Query
 
 
@@ -96,7 +97,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         source_database: str | None = None,
         source_query: str | None = None,
         output_schema: str | None = None,
-        expect: Mapping[str, api.Expectation | Sequence[api.Expectation]] | None = None,
+        expect: Mapping[str, Expectation | Sequence[Expectation]] | None = None,
         key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -216,7 +217,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         ):
             if getattr(self, name) is not None:
                 raise InvalidInput(f"source_query is the whole query, and {name} is given too. Leave one of them out.")
-        with api.udf_modules(Configuration.read().udf_modules):
+        from airflow_geneva.engine.udf.stored import udf_modules
+
+        with udf_modules(Configuration.read().udf_modules):
             return read_query(database, text, optional_text(self.output_schema) or "")
 
     def _compare(self, database: Database, name: str, query: Query) -> list[str]:

@@ -25,7 +25,16 @@ COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "
 TROUBLED = "failed"
 STALE_ABOVE = "source is stale"
 """Up to date with columns or views that are not, or that are computed from such ones."""
-_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, api.STALE, api.NEVER, STALE_ABOVE, api.UP_TO_DATE)
+_WORST_FIRST = (
+    UNKNOWN,
+    RUNNING,
+    WAITING,
+    api.Freshness.STALE,
+    api.Freshness.NEVER,
+    STALE_ABOVE,
+    api.Freshness.UP_TO_DATE,
+)
+_DUE = api.Freshness.STALE, api.Freshness.NEVER
 _KEPT_SECONDS = 60.0
 _CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
 
@@ -57,7 +66,7 @@ class TableCard:
         if job is not None and job.open:
             return WAITING if job.time_left is not None and job.time_left.waits else RUNNING
         found = item.standing.state if item.standing else UNKNOWN
-        return STALE_ABOVE if found == api.UP_TO_DATE and item.name in self.stale_above else found
+        return STALE_ABOVE if found == api.Freshness.UP_TO_DATE and item.name in self.stale_above else found
 
     @property
     def state(self) -> str:
@@ -255,7 +264,7 @@ def count_freshness_with_above(opened: VisibleDatabase, location: TableLocation,
     }
 
     def add(row: ColumnRow) -> ColumnRow:
-        fresh = row.standing is not None and row.standing.state == api.UP_TO_DATE
+        fresh = row.standing is not None and row.standing.state == api.Freshness.UP_TO_DATE
         return replace(row, stale_above=above.get(row.name, "")) if fresh else row
 
     waits = any(card.counting for card in cards)
@@ -280,7 +289,11 @@ def find_stale_above(cards: Sequence[TableCard]) -> dict[str, dict[str, str]]:
         return {}
     for key in ordered:
         for origin in above.get(key, ()):
-            stale = ".".join(origin) if states.get(origin) in (api.STALE, api.NEVER) else found.get(origin)
+            stale = (
+                ".".join(origin)
+                if states.get(origin) in (api.Freshness.STALE, api.Freshness.NEVER)
+                else found.get(origin)
+            )
             if stale:
                 found.setdefault(key, stale)
     tables: dict[str, dict[str, str]] = {}

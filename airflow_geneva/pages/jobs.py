@@ -11,6 +11,7 @@ import numpy as np
 
 from airflow_geneva.engine import api
 from airflow_geneva.engine.results import DONE
+from airflow_geneva.engine.storage.files import in_parallel
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import InvalidInput
@@ -52,13 +53,13 @@ def list_jobs(
 
     Reads at most ten times as many jobs as it returns; a page that is short because of that still has `older`.
     """
-    if before is not None and not api.is_job_id(before):
+    if before is not None and not api.JobFolder.is_id(before):
         raise InvalidInput(f"{before!r} is not a job id.")
     database = opened.database
     names = database.table_names() if names is None else names
     places = {name: database.location(name).checkpoints for name in names}
     local = is_local(database.uri)
-    listed = api.in_parallel(lambda name: [(job_id, name) for job_id in api.job_ids(places[name])], names, local)
+    listed = in_parallel(lambda name: [(job_id, name) for job_id in api.job_ids(places[name])], names, local)
     oldest = _oldest_id(since)
     every = (item for group in listed for item in group)
     ids = sorted((item for item in every if item[0] >= oldest and (before is None or item[0] < before)), reverse=True)

@@ -10,6 +10,7 @@ from airflow_geneva.database import Database, connect
 from airflow_geneva.engine import api
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.engine_errors import is_failure
+from airflow_geneva.engine.storage.files import in_parallel
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.secrets import CATALOG
 from airflow_geneva.engine.storage.timeouts import with_short_timeouts
@@ -47,7 +48,7 @@ class JobOfRun:
         """Return the location of the job's table, and whether it is in the database, which is the connection's."""
         inside = f"/_checkpoints/jobs/{self.job_id}/"
         table, found, _ = self.plan_uri.rpartition(inside)
-        if not found or not api.is_job_id(self.job_id):
+        if not found or not api.JobFolder.is_id(self.job_id):
             raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
         if catalog_uri(database.options) and (location := database.location(self.table)).uri == table:
             return location, True
@@ -87,7 +88,7 @@ def read_jobs_of(planned: Sequence[JobOfRun], databases: Mapping[str, Database],
         visible = job is not None and viewer.may_see_job(one.lance_conn_id if own else None, job)
         return FoundJob(one, job if visible else None)
 
-    found: list[FoundJob] = api.in_parallel(read, planned, local=False)
+    found: list[FoundJob] = in_parallel(read, planned, local=False)
     return found
 
 

@@ -19,6 +19,8 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import without_credentials
+from airflow_geneva.engine.udf.definition import read_definition, stored_definition
+from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.pages.jobs import list_jobs
 from airflow_geneva.pages.visible import VisibleDatabase
@@ -186,10 +188,10 @@ def describe_table(location: TableLocation) -> TableDetails:
         dataset=dataset,
     )
     if not api.is_view(dataset.schema.metadata):
-        query = api.lancedb_view(dataset.schema.metadata)
+        query = lancedb_view(dataset.schema.metadata)
         note = None if query is None else f"A materialized view that LanceDB maintains: {query}"
         return described(columns=tuple(_column(dataset, part.name) for part in dataset.schema), note=note)
-    kept = [part for part in dataset.schema if part.name not in api.SYSTEM_COLUMNS]
+    kept = [dataset.schema.field(name) for name in api.visible_columns(dataset.schema)]
     try:
         definition = api.ViewDefinition.read(dataset.schema.metadata, name)
     except GenevaError as error:
@@ -211,11 +213,11 @@ def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
     found = dataset.schema.field(name)
     kind = str(found.type)
     try:
-        definition = api.stored_definition(dataset.schema, name)
+        definition = stored_definition(dataset.schema, name)
     except GenevaError as error:
         return ColumnRow(name, kind, "a UDF", error=str(error))
     if definition is None:
-        how = api.lancedb_column(found)
+        how = lancedb_column(found)
         return ColumnRow(name, kind, None if how is None else f"LanceDB: {how}", elsewhere=how is not None)
     inputs = definition.input_columns or ()
     made_by = definition.function_name
@@ -271,7 +273,7 @@ def _with_count(
     counted = _counted(item, location, name, lambda: freshness(location, item, opened=copy.copy(opened)), until)
     if counted.standing is None or counted.error:
         return counted
-    if counted.standing.state != api.STALE or item.job is None or item.running:
+    if counted.standing.state != api.Freshness.STALE or item.job is None or item.running:
         return replace(counted, since=0.0)
     try:
         asked = (*name, "since", item.job.id)
@@ -294,7 +296,7 @@ def freshness(
         state = partial(api.CommittedViewState, location, dataset)
         return _counted_once(item, (dataset, source), lambda: api.view_freshness(source, definition, state()))
     dataset = _at(dataset, version)
-    inputs = api.read_definition(location.name, dataset.schema, item.name).input_columns or ()
+    inputs = read_definition(location.name, dataset.schema, item.name).input_columns or ()
     count = partial(api.column_freshness, dataset, location.checkpoints, inputs, item.name)
     return _counted_once(item, (dataset,), count)
 
@@ -327,7 +329,7 @@ def stale_since(location: TableLocation, item: ColumnRow) -> float:
     last = int(dataset.version)
     while first < last:
         middle = (first + last) // 2
-        if freshness(location, item, middle, opened).state == api.UP_TO_DATE:
+        if freshness(location, item, middle, opened).state == api.Freshness.UP_TO_DATE:
             first = middle + 1
         else:
             last = middle

@@ -135,7 +135,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         except AirflowFailException:
             raise
         except Exception as error:
-            if api.is_permanent(error):
+            if api.TableWatcher.is_permanent(error):
                 raise AirflowFailException(mask_secrets(str(error))) from error
             self.log.warning("Cannot check table %s, trying again later: %s", wanted.table, mask_secrets(str(error)))
             return PokeReturnValue(is_done=False)

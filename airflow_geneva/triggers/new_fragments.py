@@ -142,7 +142,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
                 pause = watch.pause(pause, _now())
                 failures = 0
             except Exception as error:
-                hopeless, hook, failures = api.is_permanent(error), None, failures + 1
+                hopeless, hook, failures = api.TableWatcher.is_permanent(error), None, failures + 1
                 if hopeless and self.once:
                     yield _event({"error": mask_secrets(str(error))})
                     return

@@ -11,7 +11,7 @@ from lance import LanceDataset
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
-from airflow_geneva.engine.plan.freshness import NEVER, STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
+from airflow_geneva.engine.plan.freshness import Freshness, column_freshness, view_freshness
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.table import Table
@@ -55,11 +55,11 @@ def test_as_many_rows_of_a_column_are_pending_as_a_plan_finds(
 ) -> None:  # fmt: skip
     table = make_table(100, stable=stable)
     table.add_columns({"y": triple})
-    assert counts(standing(table)) == (NEVER, 100, 0, 0)
+    assert counts(standing(table)) == (Freshness.NEVER, 100, 0, 0)
     table.backfill("y", runner="inline", where="id < 60")
-    assert counts(standing(table)) == (STALE, 40, 0, 0)
+    assert counts(standing(table)) == (Freshness.STALE, 40, 0, 0)
     table.backfill("y", runner="inline")
-    assert counts(standing(table)) == (UP_TO_DATE, 0, 0, 0)
+    assert counts(standing(table)) == (Freshness.UP_TO_DATE, 0, 0, 0)
     CHANGES[change](table.lance)
     add(table, 5)
     assert standing(table).pending == table.plan_backfill("y", on_code_change="new_rows").rows_pending
@@ -72,10 +72,10 @@ def test_rows_that_fail_are_pending_until_they_are_given_up(make_table: MakeTabl
     table.add_columns({"y": skipping})
     for _ in range(2):
         table.backfill("y", runner="inline")
-        assert counts(standing(table)) == (STALE, 2, 2, 0)
+        assert counts(standing(table)) == (Freshness.STALE, 2, 2, 0)
         assert table.plan_backfill("y").rows_pending == 2
     table.backfill("y", runner="inline")
-    assert counts(standing(table)) == (UP_TO_DATE, 0, 2, 2)
+    assert counts(standing(table)) == (Freshness.UP_TO_DATE, 0, 2, 2)
     assert standing(table).versions == {"1": 20}
 
 
@@ -85,7 +85,7 @@ def test_rows_that_were_given_up_and_are_gone_or_changed_since_are_not_counted(m
     table.add_columns({"y": skipping})
     for _ in range(3):
         table.backfill("y", runner="inline")
-    assert counts(standing(table)) == (UP_TO_DATE, 0, 3, 3)
+    assert counts(standing(table)) == (Freshness.UP_TO_DATE, 0, 3, 3)
     table.lance.delete("x = 999")
     table.lance.update({"x": "7"}, where="x = 1999")
     for pending in (1, 0):
@@ -104,10 +104,10 @@ def test_values_of_older_code_count_as_computed_and_are_told_apart(make_table: M
     newer = udf(data_type=pa.int64(), version="newer", name="triple")(lambda x: 3 * x + 2)
     table.alter_columns({"y": newer})
     add(table, 10)
-    assert counts(standing(table)) == (STALE, 10, 0, 0)
+    assert counts(standing(table)) == (Freshness.STALE, 10, 0, 0)
     table.backfill("y", udf=newer, runner="inline", on_code_change="new_rows")
     found = standing(table)
-    assert (found.state, sorted(found.versions.values())) == (UP_TO_DATE, [10, 50])
+    assert (found.state, sorted(found.versions.values())) == (Freshness.UP_TO_DATE, [10, 50])
     assert found.versions["newer"] == 10
 
 
@@ -120,7 +120,7 @@ def test_a_column_whose_code_is_gone_is_counted_all_the_same(make_table: MakeTab
     add(table, 3)
     with pytest.raises(Exception, match="gone"):
         table.plan_backfill("y")
-    assert counts(standing(table)) == (STALE, 3, 0, 0)
+    assert counts(standing(table)) == (Freshness.STALE, 3, 0, 0)
 
 
 @pytest.fixture
@@ -154,20 +154,20 @@ def test_as_many_rows_of_a_view_are_pending_as_a_plan_finds(database: Database, 
         found = of_view(view)
         assert (found.state, found.pending) == (state, view.plan_refresh().rows_pending)
 
-    check(NEVER)
+    check(Freshness.NEVER)
     view.refresh(runner="inline")
-    check(UP_TO_DATE)
+    check(Freshness.UP_TO_DATE)
     source.lance.delete("id = 7")  # 7 is odd: a view with the filter never had it
-    check(STALE if query == "whole" else UP_TO_DATE)
+    check(Freshness.STALE if query == "whole" else Freshness.UP_TO_DATE)
     view.refresh(runner="inline")
     source.lance.update({"x": "x + 2"}, where="id < 60")
-    check(STALE)
+    check(Freshness.STALE)
     add(source, 8)
-    check(STALE)
+    check(Freshness.STALE)
     view.refresh(runner="inline")
-    check(UP_TO_DATE)
+    check(Freshness.UP_TO_DATE)
     source.lance.optimize.compact_files(target_rows_per_fragment=1000)
-    check(UP_TO_DATE)
+    check(Freshness.UP_TO_DATE)
 
 
 @pytest.mark.slow
@@ -177,9 +177,9 @@ def test_rows_of_a_view_that_fail_are_pending_until_they_are_given_up(database: 
     view = source.query().select(["id"]).add_columns({"y": skipping}).create_materialized_view(database, "view")
     view.refresh(runner="inline")
     for _ in range(2):
-        assert counts(of_view(view)) == (STALE, 1, 1, 0)
+        assert counts(of_view(view)) == (Freshness.STALE, 1, 1, 0)
         view.refresh(runner="inline")
-    assert counts(of_view(view)) == (UP_TO_DATE, 0, 1, 1)
+    assert counts(of_view(view)) == (Freshness.UP_TO_DATE, 0, 1, 1)
 
 
 def test_a_view_of_a_source_that_was_made_again_is_not_up_to_date(make_table: MakeTable) -> None:

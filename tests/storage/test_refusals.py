@@ -13,7 +13,7 @@ from airflow_geneva.engine.storage.engine_errors import describe_store_error, is
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.secrets import CATALOG
-from airflow_geneva.engine.watch.watcher import is_permanent
+from airflow_geneva.engine.watch.watcher import TableWatcher
 from airflow_geneva.errors import StorageError
 
 BY_STORES = (
@@ -42,7 +42,7 @@ NAMED = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNot
 @pytest.mark.parametrize("text", BY_STORES)
 def test_everyone_sees_that_a_store_refuses_access(text: str) -> None:
     error = OSError(text)
-    assert all(says(error) for says in (is_access_refused, is_refused, is_unavailable, is_permanent))
+    assert all(says(error) for says in (is_access_refused, is_refused, is_unavailable, TableWatcher.is_permanent))
     assert "Correct the credentials" in describe_store_error(error)
     catalog = freeze_options({CATALOG: catalog_option("dir", {"root": "/db"})})
     with pytest.raises(StorageError, match="refuses to answer"), asking(catalog, "table 'docs'"):
@@ -52,14 +52,14 @@ def test_everyone_sees_that_a_store_refuses_access(text: str) -> None:
 @pytest.mark.parametrize("text", BY_THE_SYSTEM)
 def test_a_refusal_of_the_operating_system_is_no_matter_of_storage_options(text: str) -> None:
     error = OSError(text)
-    assert all(says(error) for says in (is_access_refused, is_refused, is_unavailable, is_permanent))
+    assert all(says(error) for says in (is_access_refused, is_refused, is_unavailable, TableWatcher.is_permanent))
     assert "credentials" not in describe_store_error(error)
     assert is_access_refused(PermissionError("no"))
 
 
 @pytest.mark.parametrize("text", PASSING)
 def test_other_errors_are_no_refusal(text: str) -> None:
-    assert not any(says(OSError(text)) for says in (is_access_refused, is_permanent))
+    assert not any(says(OSError(text)) for says in (is_access_refused, TableWatcher.is_permanent))
 
 
 def test_no_other_module_names_a_refusal() -> None:

@@ -14,7 +14,6 @@ from airflow_geneva.engine.checkpoint.keys import key_part
 from airflow_geneva.engine.checkpoint.records import read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.engine.lance_io.fragments import columns_in, fields_present, fragment_files
 from airflow_geneva.engine.lance_io.manifest import read_manifest
@@ -23,7 +22,7 @@ from airflow_geneva.engine.plan.saved_plan import job_spec_from_json
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, MOST_VALUES
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
-from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.files import Storage, in_parallel
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.engine.views.state import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
@@ -19,9 +19,6 @@ SPARK_START = 6.0, 20.0
 
 FEW_ROWS = 1_000
 """Starting Spark for fewer rows than this is worth a warning."""
-
-LIMITS = ("rows", "seconds", "slot_seconds", "cost")
-"""Names of the limits that `Estimate.above` compares."""
 
 _SPARK_STAGES = 0.5, 4.0
 _A_START = 1.0
@@ -106,6 +103,8 @@ class Estimate:
         why: the reason for the runner, or "".
         fitting: the largest calls that fit into the device's memory, as earlier jobs found out.
     """
+
+    LIMITS: ClassVar[tuple[str, ...]] = ("rows", "seconds", "slot_seconds", "cost")
 
     rows: int
     seconds: Interval | None

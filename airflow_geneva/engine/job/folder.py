@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -21,6 +24,8 @@ from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
 from airflow_geneva.engine.storage.write_behind import WriteBehind
 from airflow_geneva.errors import InvalidInput, StorageError
+
+_LONGEST_PROGRAM = 200
 
 RECORD, CANCEL = "job.json", "cancel.json"
 SUBMIT, STATUS, COMMIT, FINISH = "submit", "status", "commit", "finish"
@@ -80,9 +85,14 @@ def job_start_time(job_id: str) -> datetime | None:
         return None
 
 
-def is_job_id(text: str) -> bool:
-    """Whether a text is a valid job id, which cannot lead outside its folder."""
-    return bool(_ID.fullmatch(text)) and ".." not in text
+def this_program() -> str:
+    """Return the user, the host and the program of this process, as ``ann@desk, airflow-geneva``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"user {os.getuid()}"
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "Python"
+    return f"{user}@{socket.gethostname()}, {program}"[:_LONGEST_PROGRAM]
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,14 @@ class JobFolder:
         object.__setattr__(self, "_documents", JobDocuments(self.storage))
 
     @staticmethod
+    def is_id(text: str) -> bool:
+        """Whether a text is a valid job id, which cannot lead outside its folder."""
+        return bool(_ID.fullmatch(text)) and ".." not in text
+
+    @staticmethod
     def of(checkpoints: Storage, job_id: str) -> JobFolder:
         """Return the folder of a job below a table's ``_checkpoints``; InvalidInput if the id is not valid."""
-        if not is_job_id(job_id):
+        if not JobFolder.is_id(job_id):
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
 
@@ -186,9 +201,13 @@ class JobFolder:
                 there.over = True
                 self._documents.behind.discard(name)
 
-    def cancel(self, by: str) -> None:
-        """Ask the processes that compute the job to end it; each looks every few seconds."""
-        self.storage.write_json(CANCEL, {"by": by, "at": time.time(), "attempt": self._attempt()})
+    def cancel(self, by: str | None = None) -> None:
+        """Ask the processes that compute the job to end it; each looks every few seconds.
+
+        Args:
+            by: who asks; by default this program.
+        """
+        self.storage.write_json(CANCEL, {"by": by or this_program(), "at": time.time(), "attempt": self._attempt()})
 
     def canceled_by(self) -> str | None:
         """Return who canceled the job since it was planned or resumed; None if it was not canceled."""

@@ -41,6 +41,20 @@ class JobMeter:
     def enter(self, step: str) -> None:
         self.step, self._since = step, time.time()
 
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Measure the job in the block; the step is `done` or `failed` afterwards."""
+        token = _current.set(self)
+        try:
+            yield
+        except BaseException:
+            self.enter("failed")
+            raise
+        else:
+            self.enter("done")
+        finally:
+            _current.reset(token)
+
     @property
     def seconds(self) -> float:
         return time.time() - self._began
@@ -74,21 +88,6 @@ _current: ContextVar[JobMeter | None] = ContextVar("geneva_meter", default=None)
 def measured() -> JobMeter:
     """Return the meter of the job on which the calling thread works; an unused one if there is none."""
     return _current.get() or JobMeter("")
-
-
-@contextmanager
-def measuring(meter: JobMeter) -> Iterator[None]:
-    """Give the job in the block a meter, whose step is `done` or `failed` afterwards."""
-    token = _current.set(meter)
-    try:
-        yield
-    except BaseException:
-        meter.enter("failed")
-        raise
-    else:
-        meter.enter("done")
-    finally:
-        _current.reset(token)
 
 
 class Stopwatch:

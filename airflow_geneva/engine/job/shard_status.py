@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,9 +29,7 @@ from airflow_geneva.engine.job.folder import (
 from airflow_geneva.engine.job.heartbeat import Heartbeat
 from airflow_geneva.engine.job.progress import NO_EXECUTOR, read_progress, rows_per_second
 from airflow_geneva.engine.results import ShardResult
-from airflow_geneva.engine.storage.files import in_threads
-
-_READERS = 16
+from airflow_geneva.engine.storage.files import in_parallel
 
 WAITING, STARTING, FAILED, LEFT = "waiting", "starting", "failed", "left"
 QUEUED = "waiting for an executor"
@@ -172,13 +170,6 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[tuple[Sha
     shards = in_parallel(read_one, enumerate(() if planned is None else planned["shards"]), folder.storage.local)
     beats = [beat for sign in signs if (beat := Heartbeat.from_json(sign)) and beat.at >= float(record["started"])]
     return tuple(shards), max(beats, key=lambda beat: beat.at, default=None)
-
-
-def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
-    """Read many small documents, in parallel where each costs a round trip."""
-    if local:
-        return [read(item) for item in items]
-    return in_threads(read, items, _READERS)
 
 
 def _shard(index: int, size: Mapping[str, Any], found: Mapping[str, Any]) -> ShardStatus:

@@ -14,10 +14,10 @@ from airflow_geneva.engine.display import Listed, counted, duration, format_time
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.error_records import count_errors_so_far
 from airflow_geneva.engine.job.estimate import Interval
-from airflow_geneva.engine.job.folder import RECORD, JobFolder, is_job_id
+from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD
-from airflow_geneva.engine.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
+from airflow_geneva.engine.job.shard_status import WAITING, ShardStatus, read_shards
 from airflow_geneva.engine.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.engine.results import (
     DONE,
@@ -31,7 +31,7 @@ from airflow_geneva.engine.results import (
     in_order,
 )
 from airflow_geneva.engine.storage.documents import check_time, well_typed
-from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.files import Storage, in_parallel
 from airflow_geneva.errors import DamagedRecord
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -316,7 +316,7 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
 
 def job_ids(checkpoints: Storage) -> list[str]:
     """Return the ids of a table's jobs, newest first; one listing, no reads."""
-    return sorted(filter(is_job_id, checkpoints.list_folder("jobs")[0]), reverse=True)
+    return sorted(filter(JobFolder.is_id, checkpoints.list_folder("jobs")[0]), reverse=True)
 
 
 def read_jobs(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, load_state
 from airflow_geneva.engine.checkpoint.provenance import MOST_RUNS, Provenance, by_code_version, failed_rows, rows_that
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from airflow_geneva.engine.views.state import CommittedViewState
 
-UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
-
 
 @dataclass(frozen=True)
 class Freshness:
@@ -45,6 +43,10 @@ class Freshness:
     `pending` rows are new or changed, or failed and run again. `failed` rows hold no value; the `given_up` ones among
     them failed in the maximum number of runs. `versions`: number of a column's rows with a value, by code version.
     """
+
+    UP_TO_DATE: ClassVar[str] = "up to date"
+    STALE: ClassVar[str] = "stale"
+    NEVER: ClassVar[str] = "never computed"
 
     rows: int
     pending: int
@@ -58,8 +60,8 @@ class Freshness:
     def state(self) -> str:
         """``up to date``, ``stale`` or ``never computed``."""
         if self.pending or self.gone:
-            return STALE if self.computed else NEVER
-        return UP_TO_DATE
+            return self.STALE if self.computed else self.NEVER
+        return self.UP_TO_DATE
 
 
 def column_freshness(

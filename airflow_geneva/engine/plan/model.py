@@ -167,6 +167,10 @@ class _JobSpec(ABC):
         """The condition on the rows that are read, in SQL."""
         return self.where
 
+    def filter_columns(self, names: Sequence[str]) -> list[str]:
+        """Return which of these columns the condition names."""
+        return where_columns(self.selects, list(names))
+
     @property
     def needs_spark(self) -> str:
         """What the job needs and only Spark has; "" if it can run in any process."""

@@ -17,12 +17,12 @@ from airflow_geneva.engine.lance_io.fragments import output_ids
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
-from airflow_geneva.engine.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
+from airflow_geneva.engine.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.engine.plan.backfill import plan_backfill
 from airflow_geneva.engine.plan.due_rows import DueRules
 from airflow_geneva.engine.plan.model import BackfillSpec, Plan
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, Shard
-from airflow_geneva.engine.plan.sizing import NOT_WHOLE, Sizing, least_of
+from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf import UDF
@@ -128,6 +128,12 @@ class BackfillRequest(UdfRequest):
     continue_from: str | Sequence[str] | None = None
     recompute_mixed: bool = False
     run_after: datetime | None = None
+
+    @staticmethod
+    def of_all_rows(column: str) -> BackfillRequest:
+        """Return the request to compute all rows of a column again, also those without a value."""
+        every = "recompute"
+        return BackfillRequest(column, on_code_change=every, on_unknown_values=every, ignore_checkpoints=True)
 
     def check(self) -> None:
         super().check()
@@ -255,8 +261,8 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
     for name, value in given.items():
         if value is None and getattr(Sizing(), name) is None:
             continue
-        kinds = (int, float) if name in NOT_WHOLE else (int,)
-        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else least_of(name)
+        kinds = (int,) if Sizing.is_whole(name) else (int, float)
+        least = Sizing.least(name)
         number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
             raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")

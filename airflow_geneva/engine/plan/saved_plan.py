@@ -65,6 +65,12 @@ class SavedPlan:
     swap: Mapping[str, str] | None = None
     ledgers: int | None = None
 
+    @staticmethod
+    def read(folder: JobFolder) -> SavedPlan | None:
+        """Read the plan that a job's record names; None if it was removed or never written."""
+        plan = folder.record.get("plan")
+        return None if plan is None or not folder.storage.exists(plan_name(plan)) else load_plan(folder.storage, plan)
+
     def load_shard(self, job: Storage, index: int) -> Shard:
         """Read one shard and check its digest against the header."""
         entry = self.shards[index]
@@ -119,12 +125,6 @@ def _part(documents: dict[str, bytes], data: bytes) -> dict[str, Any]:
     name = f"part-{digest[:16]}.json"
     documents[name] = data
     return {"file": name, "sha256": digest}
-
-
-def read_saved_plan(folder: JobFolder) -> SavedPlan | None:
-    """Read the plan that a job's record names; None if it was removed or never written."""
-    plan = folder.record.get("plan")
-    return None if plan is None or not folder.storage.exists(plan_name(plan)) else load_plan(folder.storage, plan)
 
 
 def load_plan(job: Storage, fingerprint: str) -> SavedPlan:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_geneva.engine.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
+from airflow_geneva.engine.lance_io.task_memory import (
+    DEFAULT_TASK_MEMORY,
+    LEAST_TASK_MEMORY,
+    batch_bytes,
+    checkpoint_bytes,
+    task_memory_bytes,
+)
 
-NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
-"""Sizes that need not be whole numbers."""
-
-
-def least_of(size: str) -> int:
-    """Return the least value of a size, by its name; that of the memory of a task is another one."""
-    return 0 if size in (*NOT_WHOLE, "skip_frags") else 1
+_NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,23 @@ class Sizing:
     max_rows: int | None = None
     max_seconds: float | None = None
     max_cost: float | None = None
+
+    @staticmethod
+    def is_whole(name: str) -> bool:
+        """Whether a size is a whole number."""
+        return name not in _NOT_WHOLE
+
+    @staticmethod
+    def least(name: str) -> int:
+        """Return the least value of a size."""
+        if name == "task_memory_bytes":
+            return LEAST_TASK_MEMORY
+        return 0 if name in (*_NOT_WHOLE, "skip_frags") else 1
+
+    @staticmethod
+    def task_memory(default: int) -> int:
+        """Return `task_memory_bytes` of new plans: the environment variable, else the given default."""
+        return task_memory_bytes(default)
 
     @property
     def frags(self) -> str:

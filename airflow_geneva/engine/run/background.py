@@ -9,13 +9,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from airflow_geneva.engine.job.meter import JobMeter, Stopwatch, measuring
+from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
 from airflow_geneva.engine.run.prepare import Udfs
-from airflow_geneva.engine.run.record import this_program
 from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
@@ -62,7 +61,7 @@ class JobFuture:
 
         What is computed is kept, and that of a column is committed. The next backfill or refresh goes on from there.
         """
-        self._job.folder.cancel(this_program())
+        self._job.folder.cancel()
 
     def done(self) -> bool:
         """Whether the job has ended, successfully or not."""
@@ -95,7 +94,7 @@ class JobFuture:
     def run(self, job: Callable[[], BackfillResult]) -> None:
         """Run the job in the calling thread; only this call references its plan, which may be large."""
         try:
-            with measuring(self._meter):
+            with self._meter.measuring():
                 result = job()
             self._outcome.set_result(result)
         except BaseException as error:
@@ -115,7 +114,7 @@ def start_in_background(
 ) -> JobFuture:
     """Write a job's record and plan as `pipeline.start` does, and run it in a thread."""
     meter = JobMeter(plan.spec.target)
-    with measuring(meter):
+    with meter.measuring():
         job = start(plan, location, udfs, runner, watch, cluster)
     future = JobFuture(job, meter, show)
     compute = partial(run, job, plan.shards, udfs, watch)

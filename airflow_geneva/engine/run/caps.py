@@ -12,10 +12,10 @@ from math import inf
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
 from airflow_geneva.engine.counts import Sums
 from airflow_geneva.engine.job.folder import APPLIED, SPENT, STATUS, JobFolder, shard_name
-from airflow_geneva.engine.job.shard_status import in_parallel
 from airflow_geneva.engine.limits.rate_limit import used_so_far
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.units import UnitReport
+from airflow_geneva.engine.storage.files import in_parallel
 from airflow_geneva.errors import StorageError
 
 LOOK_SECONDS = 1.0

@@ -112,27 +112,29 @@ class ColumnFunction(Described):
         )
 
 
-def column_function(location: TableLocation, column: str, dataset: lance.LanceDataset) -> ColumnFunction:
-    """Find the function that computed the values of a table version.
+def column_function(
+    location: TableLocation, column: str, dataset: lance.LanceDataset, source: lance.LanceDataset | None = None
+) -> ColumnFunction:
+    """Find the function that computed the values of a version of a table or view.
+
+    Args:
+        source: a view's source, whose columns are inputs.
 
     Raises:
         InvalidInput: no UDF computes the column, or its UDF cannot be imported here.
         CodeChanged: other code than that of this process computed the values.
     """
+    if source is not None:
+        return _function_of_view(location, column, dataset, source)
     definition = read_definition(location.name, dataset.schema, column)
     found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), column)
     left = found.pending + found.given_up
     return _function(location, column, dataset, definition, list(dataset.schema), found.versions, left)
 
 
-def view_column_function(
+def _function_of_view(
     location: TableLocation, column: str, dataset: lance.LanceDataset, source: lance.LanceDataset
 ) -> ColumnFunction:
-    """Find the function that computed the values of a view's version; see `column_function`.
-
-    Args:
-        source: the source, whose columns are inputs.
-    """
     query = ViewDefinition.read(dataset.schema.metadata, location.name)
     one = query.computed_column(column, location.name)
     assert one.udf is not None

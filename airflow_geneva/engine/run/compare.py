@@ -17,7 +17,7 @@ from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.engine.lance_io.table_versions import open_version
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.refresh import plan_refresh
-from airflow_geneva.engine.plan.request import BackfillRequest, RefreshRequest
+from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run.estimate import ComputedSample, check_rows, sample_plan
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.view import definitions_now, find_column_udf
@@ -85,11 +85,6 @@ class Comparison:
         if len(self.differing) > _SHOWN:
             lines.append(f"  and {len(self.differing) - _SHOWN:,} more")
         return "\n".join(lines)
-
-
-def request_for(column: str) -> BackfillRequest:
-    """Return the request of a backfill that computes all rows of a column again, also those without a value."""
-    return BackfillRequest(column, on_code_change="recompute", on_unknown_values="recompute", ignore_checkpoints=True)
 
 
 def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:

@@ -36,12 +36,12 @@ from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
 from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, usage_of
-from airflow_geneva.engine.job.shard_results import read_shard_result, write_shard_result
+from airflow_geneva.engine.job.shard_results import carried_counts, read_shard_result, write_shard_result
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import JobSpec, Plan
-from airflow_geneva.engine.plan.saved_plan import SavedPlan
+from airflow_geneva.engine.plan.saved_plan import SavedPlan, shard_summaries
 from airflow_geneva.engine.plan.shard import FragmentTasks, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
@@ -143,6 +143,7 @@ def record_job(
     announces_since: int | None = None,
     cluster: Runner | None = None,
     folder: JobFolder | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> PlannedJob:
     """Write the record and the plan of a job; from then on any process can carry it out.
 
@@ -150,12 +151,15 @@ def record_job(
         about: fields of the record beside those of the plan.
         elsewhere: store the code of the UDFs and all documents, for processes that have neither.
         announces_since: the version after which the job's commits must be announced; None: it announces none.
+        before: the job's record of an earlier plan, whose unannounced work the job announces too.
         run, folder: see :func:`airflow_geneva.engine.run.record.record_plan`, which has the errors too.
     """
     # This process itself finishes a job with nothing to do, and has its swap in memory.
     idle = not elsewhere and plan.swap is not None and plan.swap.idle
     stored = replace(plan, swap=None) if idle else plan
     folder = folder or JobFolder.of(location.patient().checkpoints, plan.spec.job_id)
+    if before is not None:
+        about = {**about, **carried_counts(folder, before)}
     beside = []
     if announces_since is not None:
         entry = OutboxEntry(plan.spec.job_id, announces_since)
@@ -376,6 +380,10 @@ class PlannedJob:
     def uri(self) -> str:
         """The URI of the plan."""
         return self.folder.storage.path(plan_name(self.saved.fingerprint))
+
+    def summarize_shards(self, plan: Plan) -> list[dict[str, Any]]:
+        """Return what names the shards of the plan, of which the job was made, in XCom."""
+        return shard_summaries(plan, self.saved, self.folder.storage)
 
     def load_shard(self, index: int) -> Shard:
         return self.saved.load_shard(self.folder.storage, index)

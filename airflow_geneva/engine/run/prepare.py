@@ -24,6 +24,7 @@ from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.run import view
 from airflow_geneva.engine.run.column import ColumnTarget
 from airflow_geneva.engine.run.task import TaskRunner
 from airflow_geneva.engine.run.units import Computer, Target
@@ -33,6 +34,7 @@ from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.error_policy import Policy, rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
+from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import InvalidInput, StorageError
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -61,8 +63,13 @@ class Udfs:
         return Udfs(references)
 
     @staticmethod
-    def of_refresh(plan: Plan, udfs: Mapping[str, UDF]) -> Udfs:
-        """Return those UDFs of a view that run on some of the planned rows."""
+    def of_refresh(plan: Plan, definition: ViewDefinition) -> Udfs:
+        """Find those UDFs of a view that run on some of the planned rows.
+
+        Raises:
+            InvalidInput: a UDF of the view cannot be found or imported here.
+        """
+        udfs = view.load_udfs(definition)
         return Udfs({name: udfs[name] for name in plan.spec.udfs})
 
     @property

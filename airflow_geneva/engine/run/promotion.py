@@ -96,9 +96,11 @@ class Promotion:
                 f"Choose another name{drop}."
             )
 
-    def is_done(self, schema_names: Sequence[str], promoted: Promoted | None) -> bool:
-        """Whether an earlier attempt committed this promotion, and no other promotion to the name followed."""
-        if promoted is None or self.column in schema_names or self.keep_as not in schema_names:
+    def is_done(self, dataset: lance.LanceDataset) -> bool:
+        """Whether an earlier attempt made the promotion, and no other promotion to the name followed."""
+        names = dataset.schema.names
+        promoted = Promoted.of(dataset.schema.field(self.to)) if self.to in names else None
+        if promoted is None or self.column in names or self.keep_as not in names:
             return False
         return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
 
@@ -300,20 +302,13 @@ def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
     return _Verifier(location, asked).plan(dataset)
 
 
-def is_promoted(dataset: lance.LanceDataset, asked: Promotion) -> bool:
-    """Whether an earlier attempt made the promotion, and no other promotion to the name followed."""
-    schema = dataset.schema
-    promoted = Promoted.of(schema.field(asked.to)) if asked.to in schema.names else None
-    return asked.is_done(schema.names, promoted)
-
-
 def promote(location: TableLocation, asked: Promotion) -> Promoting:
     """Promote a column if it is ready at the newest version; see `Table.promote_column`."""
     location = location.patient()
     verifier, plan = _Verifier(location, asked), None
     for _ in commit_tries(f"table {location.name!r}", f"promote column {asked.column!r}"):
         dataset = location.open()
-        if is_promoted(dataset, asked):
+        if asked.is_done(dataset):
             if plan is not None:  # an outage hid the outcome of this process's own commit
                 _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
             return Promoting(location.name, asked, int(dataset.version), plan)

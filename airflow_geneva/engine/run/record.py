@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
-import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +12,7 @@ from airflow_geneva.engine.apply.advice import may_pass
 from airflow_geneva.engine.checkpoint.facts import append_ledger
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
-from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.job.folder import JobFolder, this_program
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
@@ -29,8 +25,6 @@ from airflow_geneva.engine.udf.code_archive import CodeArchive, archive_name, co
 from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
 
 logger = logging.getLogger("airflow_geneva.run")
-
-_LONGEST_PROGRAM = 200
 
 
 def record_plan(
@@ -99,16 +93,6 @@ def record_plan(
     fault_point("plan.saved")
     _log_reused_checkpoints(plan)
     return saved
-
-
-def this_program() -> str:
-    """Return the user, the host and the program of this process, as ``ann@desk, airflow-geneva``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = f"user {os.getuid()}"
-    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "Python"
-    return f"{user}@{socket.gethostname()}, {program}"[:_LONGEST_PROGRAM]
 
 
 def with_stamps(plan: Plan, location: TableLocation) -> Plan:

@@ -484,3 +484,13 @@ def _temporary_file(folder: str) -> BinaryIO:
             os.makedirs(folder, exist_ok=True)
             return open(os.path.join(folder, f".tmp{uuid.uuid4().hex}"), "xb")
     raise FileNotFoundError(folder)
+
+
+_READERS = 16
+
+
+def in_parallel(read: Callable[[_A], _T], items: Iterable[_A], local: bool) -> list[_T]:
+    """Read many small documents, in parallel where each costs a round trip."""
+    if local:
+        return [read(item) for item in items]
+    return in_threads(read, items, _READERS)

@@ -101,6 +101,10 @@ class OutputColumn:
         """The top-level columns of the inputs."""
         return self.udf.columns if self.udf else ()
 
+    def mentioned(self, names: Sequence[str]) -> list[str]:
+        """Return which of these columns an SQL column names."""
+        return where_columns(self.expression, list(names))
+
     def describe(self) -> str:
         if self.udf is not None:
             field = f", field {self.field!r}" if self.field else ""

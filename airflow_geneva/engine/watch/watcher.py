@@ -108,7 +108,7 @@ def observe(
 ) -> Observation:
     """Find the new rows of a table, since the last seen version if `wanted.since` is None.
 
-    It may raise any exception; see :func:`is_permanent`.
+    It may raise any exception; see :meth:`TableWatcher.is_permanent`.
     """
     newest = newest or newest_versions(database, wanted)
     if newest.table is None:
@@ -267,14 +267,14 @@ class TableWatcher:
             return longest
         return min(longest, max(0.0, (self._again - now).total_seconds()))
 
-
-def is_permanent(error: BaseException) -> bool:
-    """Whether retrying is useless: the request is not valid, or the store denies access (not: is unreachable)."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None:
-        chain.append(cause)
-    if any(is_access_refused(one) or "NoSuchBucket" in str(one) for one in chain):
-        return True
-    # An error of pylance about a table or store may be temporary; an InvalidInput of this package is not.
-    passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _TRANSIENT)]
-    return isinstance(error, InvalidInput) and not passing
+    @staticmethod
+    def is_permanent(error: BaseException) -> bool:
+        """Whether retrying is useless: the request is not valid, or the store denies access (not: is unreachable)."""
+        chain = [error]
+        while (cause := chain[-1].__cause__) is not None:
+            chain.append(cause)
+        if any(is_access_refused(one) or "NoSuchBucket" in str(one) for one in chain):
+            return True
+        # An error of pylance about a table or store may be temporary; an InvalidInput of this package is not.
+        passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _TRANSIENT)]
+        return isinstance(error, InvalidInput) and not passing
