@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.estimate import Estimate, Interval
     from airflow_geneva.engine.job.folder import JobFolder
     from airflow_geneva.engine.job.heartbeat import APPROVAL
-    from airflow_geneva.engine.job.meter import STEPS_IN_WORDS, JobMeter, Stopwatch, measured
+    from airflow_geneva.engine.job.meter import JobMeter, Stopwatch, measured
     from airflow_geneva.engine.job.shard_status import ShardStatus
     from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
     from airflow_geneva.engine.job.table_history import table_history
-    from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict, max_retries
+    from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
     from airflow_geneva.engine.lance_io.given_rows import GivenRows
     from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
-    from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED, written_at
+    from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED
     from airflow_geneva.engine.lance_io.reading import Readable, check_columns
     from airflow_geneva.engine.lance_io.row_ranges import Ranges
     from airflow_geneva.engine.lance_io.rows import RowData
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.lance_io.table_versions import open_version
     from airflow_geneva.engine.load.request import LoadRequest, plan_load
     from airflow_geneva.engine.plan.failed_rows import FailedRows, FailedSourceRows
-    from airflow_geneva.engine.plan.freshness import Freshness, column_freshness, view_freshness
+    from airflow_geneva.engine.plan.freshness import Freshness, FreshnessCount
     from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
     from airflow_geneva.engine.plan.request import (
         BackfillOptions,
@@ -164,7 +164,6 @@ _HOMES = (
     ("job.error_records", "read_errors"),
     ("job.current_errors", "count_causes", "group_errors"),
     # Questions about tables and views.
-    ("plan.freshness", "column_freshness", "view_freshness"),
     ("run.compare", "compare_column", "compare_view_column"),
     ("run.column_comparison", "compare_columns"),
     ("run.column_function", "column_function"),
@@ -174,7 +173,6 @@ _HOMES = (
     ("lance_io.reading", "check_columns"),
     ("lance_io.table_key", "key_columns"),
     ("lance_io.table_versions", "open_version"),
-    ("lance_io.pylance_internals", "written_at"),
     ("views.definition", "is_view", "visible_columns"),
     ("views.sources", "allow_databases", "find_views", "locate_source"),
     # Changes.
@@ -182,7 +180,7 @@ _HOMES = (
     ("run.copying", "copy_table"),
     ("cleanup", "find_garbage", "collect"),
     ("cleanup.garbage", "parse_ttl"),
-    ("lance_io.conflicts", "commit_tries", "conflict_retries", "is_conflict", "max_retries"),
+    ("lance_io.conflicts", "commit_tries", "conflict_retries", "is_conflict"),
     # Values: what is asked for,
     ("plan.request", "BackfillRequest", "BackfillOptions", "RefreshRequest", "SizingOptions"),
     ("load.request", "LoadRequest"),
@@ -204,7 +202,7 @@ _HOMES = (
     ("run.choice", "RunnerChoice", "TooSlow"),
     ("run.background", "JobFuture"),
     ("apply.batch_api", "StillWaiting"),
-    ("job.meter", "JobMeter", "Stopwatch", "STEPS_IN_WORDS", "measured"),
+    ("job.meter", "JobMeter", "Stopwatch", "measured"),
     # what it records,
     ("job.folder", "JobFolder"),
     ("job.status", "Job"),
@@ -214,7 +212,7 @@ _HOMES = (
     ("job.estimate", "Estimate", "Interval"),
     ("job.heartbeat", "APPROVAL"),
     # and what is found.
-    ("plan.freshness", "Freshness"),
+    ("plan.freshness", "Freshness", "FreshnessCount"),
     ("plan.failed_rows", "FailedRows", "FailedSourceRows"),
     ("watch.watcher", "TableWatcher", "NewestVersions", "Observation"),
     ("run.promotion", "Promoting", "PromotionPlan"),

@@ -182,3 +182,18 @@ def readable_bytes(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1000
     return f"{size:,.1f} TB"
+
+
+_STEPS_IN_WORDS = {
+    "plan": "planning",
+    "spark": "starting Spark…",
+    "apply": "computing",
+    "service": "waiting for a service",
+    "commit": "committing",
+    "finish": "finishing",
+}
+
+
+def step_in_words(step: str) -> str:
+    """Say what a job does in a step."""
+    return _STEPS_IN_WORDS.get(step, step)

@@ -151,10 +151,11 @@ class Configuration:
             AirflowFailException: the value of an option is not valid.
             InvalidInput: an environment variable that overrides an option is not a valid number.
         """
-        api.max_retries()
         described = get_provider_info()["config"]["geneva"]["options"]
         names = [option.name for option in fields(Configuration)]
-        return Configuration(**{name: _read(name, described[name]["default"]) for name in names})
+        found = Configuration(**{name: _read(name, described[name]["default"]) for name in names})
+        with found.retrying_commits():  # which refuses a wrong environment variable
+            return found
 
 
 def _read(name: str, default: str) -> Any:

@@ -14,8 +14,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from airflow_geneva.engine import api
-from airflow_geneva.engine.display import counted, duration, format_time
+from airflow_geneva.engine.display import counted, duration, format_time, step_in_words
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact
@@ -92,7 +91,7 @@ def environment() -> Environment:
     }
     made.filters |= {
         "counted": counted,
-        "doing": lambda step: api.STEPS_IN_WORDS.get(step, step),
+        "doing": step_in_words,
         "number": "{:,}".format,
         "part": lambda value: quote(str(value), safe=""),
     }

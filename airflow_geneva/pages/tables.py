@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import without_credentials
-from airflow_geneva.engine.udf.definition import read_definition, stored_definition
+from airflow_geneva.engine.udf.definition import stored_definition
 from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.pages.jobs import list_jobs
@@ -288,29 +288,24 @@ def _with_count(
 def freshness(
     location: TableLocation, item: ColumnRow, version: int | None = None, opened: lance.LanceDataset | None = None
 ) -> api.Freshness:
-    """Count the rows of a column, or of a view, at a version of its table, or of its source; by default the newest."""
-    dataset = opened or location.open()
-    if item.is_view:
-        definition = api.ViewDefinition.read(dataset.schema.metadata, location.name)
-        source = _at(api.locate_source(location, definition, item.sources).open(), version)
-        state = partial(api.CommittedViewState, location, dataset)
-        return _counted_once(item, (dataset, source), lambda: api.view_freshness(source, definition, state()))
-    dataset = _at(dataset, version)
-    inputs = read_definition(location.name, dataset.schema, item.name).input_columns or ()
-    count = partial(api.column_freshness, dataset, location.checkpoints, inputs, item.name)
-    return _counted_once(item, (dataset,), count)
+    """Count the rows of a column, or of a view, at a version of its table, or of its source; by default the newest.
 
-
-def _counted_once(
-    item: ColumnRow, read: Sequence[lance.LanceDataset], count: Callable[[], api.Freshness]
-) -> api.Freshness:  # fmt: skip
-    """Return the count for these versions and the newest job; one that is less than ten minutes old is reused."""
+    A count of the same versions and the same newest job is reused if it is less than ten minutes old.
+    """
+    asked = _asked(location, item, version, opened)
     job = item.job and (item.job.id, item.job.state, item.job.ended)
-    versions = tuple((one.uri, int(one.version), api.written_at(one)) for one in read)
-    key = versions, item.name, job, int(time.monotonic() / _KNOWN_SECONDS)
-    found = _KNOWN.get(key) or count()
+    key = asked.key, item.name, job, int(time.monotonic() / _KNOWN_SECONDS)
+    found = _KNOWN.get(key) or asked.count()
     _KNOWN[key] = found
     return found
+
+
+def _asked(
+    location: TableLocation, item: ColumnRow, version: int | None, opened: lance.LanceDataset | None
+) -> api.FreshnessCount:
+    if item.is_view:
+        return api.FreshnessCount.of_view(location, item.sources, version, opened)
+    return api.FreshnessCount.of_column(location, item.name, version, opened)
 
 
 def stale_since(location: TableLocation, item: ColumnRow) -> float:
@@ -318,26 +313,19 @@ def stale_since(location: TableLocation, item: ColumnRow) -> float:
 
     Once stale, it stays so until the next job, so the first such version is found by bisection.
     """
-    job, dataset = item.job, location.open()
-    opened = dataset
+    job, opened = item.job, location.open()
     if job is None or job.state != DONE or job.rows_left:
         return 0.0
-    if item.is_view:
-        definition = api.ViewDefinition.read(dataset.schema.metadata, location.name)
-        dataset = api.locate_source(location, definition, item.sources).open()
+    newest = _asked(location, item, None, opened)
     first = job.version if item.is_view else max(job.commits, default=job.version)
-    last = int(dataset.version)
+    last = newest.version
     while first < last:
         middle = (first + last) // 2
         if freshness(location, item, middle, opened).state == api.Freshness.UP_TO_DATE:
             first = middle + 1
         else:
             last = middle
-    return api.written_at(_at(dataset, last)) / 1e9
-
-
-def _at(dataset: lance.LanceDataset, version: int | None) -> lance.LanceDataset:
-    return dataset if version is None else api.open_version(dataset, version)
+    return newest.written(last)
 
 
 def _counted(

@@ -708,7 +708,7 @@ GUARDS = [
     ),
     Guard(
         "A promotion that is tried again after a kill would fail, or be made twice.",
-        "if promoted is None or self.column in schema_names or self.keep_as not in schema_names:",
+        "if promoted is None or self.column in names or self.keep_as not in names:",
         "if True:",
         (PROMOTED + "test_values_index_and_function_change_in_one_version_and_back",),
     ),
@@ -841,7 +841,7 @@ GUARDS = [
     ),
     Guard(
         "A user's values would be overwritten in a column with the field id of a dropped one.",
-        "        mark_defined(self.location.checkpoints, first, int(dataset.version))\n",
+        "        mark_defined(self.table.checkpoints, first, int(dataset.version))\n",
         "",
         (UNKNOWN + "test_facts_about_a_dropped_column_do_not_count_for_another_one_with_its_field_id",),
     ),

@@ -9,19 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.display import counted, step_in_words
 from airflow_geneva.engine.job.progress import ProgressReporter, rows_per_second
 from airflow_geneva.engine.job.shard_status import STARTING, ShardStatus
 from airflow_geneva.engine.job.time_left import estimate_time_left
 
-STEPS_IN_WORDS = {
-    "plan": "planning",
-    "spark": "starting Spark…",
-    "apply": "computing",
-    "service": "waiting for a service",
-    "commit": "committing",
-    "finish": "finishing",
-}
 _SHARD_STEPS = {"spark": STARTING, "apply": "applying"}
 
 
@@ -65,7 +57,7 @@ class JobMeter:
 
     def __str__(self) -> str:
         told = [reporter.now() for reporter in list(self.reporters.values())]
-        parts = [STEPS_IN_WORDS.get(self.step, self.step), f"{self.seconds:,.0f} s"]
+        parts = [step_in_words(self.step), f"{self.seconds:,.0f} s"]
         if told:
             parts.append(f"{self.rows_done:,} of {counted(self.rows, 'row')}")
             if failed := sum(progress.rows_failed for progress in told):

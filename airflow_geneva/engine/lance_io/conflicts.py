@@ -94,9 +94,10 @@ def max_retries() -> int:
 
 @contextmanager
 def conflict_retries(most: int) -> Iterator[None]:
-    """Set how often commits in this block are retried; the environment variable wins."""
+    """Set how often commits in this block are retried; the environment variable wins, or is refused: InvalidInput."""
     token = _retries.set(most)
     try:
+        max_retries()
         yield
     finally:
         _retries.reset(token)

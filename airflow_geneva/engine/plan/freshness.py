@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, load_state
@@ -19,21 +20,24 @@ from airflow_geneva.engine.lance_io.fragments import (
     output_ids,
     row_ids,
 )
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.siblings import Output
+from airflow_geneva.engine.lance_io.table_versions import open_version
 from airflow_geneva.engine.plan.computed_rows import ComputedRows
 from airflow_geneva.engine.plan.due_columns import Decisions, DueColumns
 from airflow_geneva.engine.plan.refresh import choose_rows, columns_then, compare_source
 from airflow_geneva.engine.plan.shared_files import computed_from_current_inputs
 from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.udf.definition import definition_in, former_names
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.definition import definition_in, former_names, read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
+from airflow_geneva.engine.views.sources import locate_source
+from airflow_geneva.engine.views.state import CommittedViewState
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
-
-    from airflow_geneva.engine.views.state import CommittedViewState
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,75 @@ def view_freshness(
         given_up=changes.given_up,
         computed=computed,
     )
+
+
+@dataclass(frozen=True)
+class FreshnessCount:
+    """What is read to count the rows of a column, or of a view, and the count itself.
+
+    Args:
+        read: the version of the table; of a view, its newest version, and the version of its source.
+    """
+
+    read: tuple[lance.LanceDataset, ...]
+    count: Callable[[], Freshness]
+
+    @staticmethod
+    def of_column(
+        table: TableLocation, column: str, version: int | None = None, opened: lance.LanceDataset | None = None
+    ) -> FreshnessCount:
+        """Prepare to count the rows of a column at a version of its table, by default the newest.
+
+        Args:
+            opened: the newest version, if the caller has opened it.
+
+        Raises:
+            InvalidInput: there is no such version, or the column is not a computed one.
+        """
+        dataset = _at(opened or table.open(), version)
+        inputs = read_definition(table.name, dataset.schema, column).input_columns or ()
+        return FreshnessCount((dataset,), partial(column_freshness, dataset, table.checkpoints, inputs, column))
+
+    @staticmethod
+    def of_view(
+        view: TableLocation,
+        sources: Iterable[str] = (),
+        version: int | None = None,
+        opened: lance.LanceDataset | None = None,
+    ) -> FreshnessCount:
+        """Prepare to count the rows of a view at a version of its source, by default the newest.
+
+        Args:
+            sources: the databases in which its source may lie, beside its own.
+            opened: the view's newest version, if the caller has opened it.
+
+        Raises:
+            InvalidInput: there is no such version, or the source cannot be opened.
+        """
+        dataset = opened or view.open()
+        definition = ViewDefinition.read(dataset.schema.metadata, view.name)
+        source = _at(locate_source(view, definition, sources).open(), version)
+        return FreshnessCount(
+            (dataset, source), lambda: view_freshness(source, definition, CommittedViewState(view, dataset))
+        )
+
+    @property
+    def key(self) -> tuple[tuple[str, int, int], ...]:
+        """What was read; another count of the same is equal until a job has run."""
+        return tuple((one.uri, int(one.version), written_at(one)) for one in self.read)
+
+    @property
+    def version(self) -> int:
+        """The version of the table, or of the view's source."""
+        return int(self.read[-1].version)
+
+    def written(self, version: int) -> float:
+        """Return when a version of the table, or of the view's source, was written, in seconds since the epoch."""
+        return written_at(open_version(self.read[-1], version)) / 1e9
+
+
+def _at(dataset: lance.LanceDataset, version: int | None) -> lance.LanceDataset:
+    return dataset if version is None else open_version(dataset, version)
 
 
 FailedRows: TypeAlias = Iterator[tuple[int, Ranges]]
