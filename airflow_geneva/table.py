@@ -401,10 +401,14 @@ class Table(Summarized, api.Readable, api.FailedRows):
         return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan(
-        self, request: BackfillRequest, udf: UDF | str | None, location: TableLocation | None = None
+        self,
+        request: BackfillRequest,
+        udf: UDF | str | None,
+        location: TableLocation | None = None,
+        dataset: LanceDataset | None = None,
     ) -> tuple[Plan, UDF]:
         location = location or self.location
-        dataset = location.open()
+        dataset = dataset or location.open()
         definition = self.definition(request.column, dataset)
         udf = load_udf(udf) if isinstance(udf, str) else udf
         if udf is not None and not isinstance(udf, UDF):

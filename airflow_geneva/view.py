@@ -238,20 +238,24 @@ class View(Table):
         return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
-
         RunnerName.check("runner", runner)
         watch = api.Stopwatch()
         return *self._plan_refresh(request, self.location.patient()), watch
 
     def _plan_refresh(self, request: RefreshRequest, location: TableLocation) -> tuple[Plan, Udfs]:
         dataset = location.open()
-        definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
+        plan = self._plan_version(dataset, request, location)
+        return plan, api.Udfs.of_refresh(plan, api.ViewDefinition.read(dataset.schema.metadata, self.name))
+
+    def _plan_version(
+        self, dataset: LanceDataset, request: RefreshRequest, location: TableLocation | None = None
+    ) -> Plan:
+        """Plan the refresh of the view's newest version, which the caller has opened."""
         try:
-            plan = api.plan_refresh(location, dataset, self.sources, request)
+            return api.plan_refresh(location or self.location, dataset, self.sources, request)
         except InvalidInput:
-            self._source(definition)  # which says more if it is the source that cannot be opened
+            self.source()  # which says more if it is the source that cannot be opened
             raise
-        return plan, api.Udfs.of_refresh(plan, definition)
 
     def _plan_with(self, udfs: Mapping[str, UDF]) -> Plan:
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
@@ -372,7 +376,7 @@ class View(Table):
             "use the view. Add a column with the other name, and drop this one."
         )
 
-    def _plan(self, request: BackfillRequest, udf: UDF | str | None, location: TableLocation | None = None) -> NoReturn:
+    def _plan(self, request: BackfillRequest, *_: Any, **_given: Any) -> NoReturn:
         column = request.column
         raise InvalidInput(
             f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."

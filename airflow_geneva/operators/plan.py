@@ -318,15 +318,8 @@ class PlanBackfillOperator(PlanOperator):
         self, table: Table, newest: LanceDataset, context: Context, asked: Mapping[str, Any]
     ) -> tuple[api.Plan, int | None]:
 
-        from airflow_geneva.engine.udf import load_udf
-
-        column = required_text("column", self.column)
-        definition = table.definition(column, newest)
-        path = optional_text(self.udf)
-        udf = load_udf(path) if path else table.column_udf(column, definition)
-        own_inputs = definition.input_columns if not path or udf.name == definition.name else None
         request = api.BackfillRequest(
-            column=column,
+            column=required_text("column", self.column),
             where=optional_text(self.where),
             read_version=optional_int("read_version", self.read_version),
             continue_from=optional_text(self.continue_from),
@@ -335,7 +328,7 @@ class PlanBackfillOperator(PlanOperator):
             run_after=getattr(context["dag_run"], "run_after", None),
             **asked,
         )
-        plan = api.plan_request(table.location, request, udf, own_inputs, newest)
+        plan, _ = table._plan(request, optional_text(self.udf), dataset=newest)
         return plan, plan.spec.version if plan.shards else None
 
 

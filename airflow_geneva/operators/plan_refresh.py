@@ -92,12 +92,8 @@ class PlanRefreshOperator(PlanOperator):
             errors_only=parse_bool("errors_only", self.errors_only),
             **asked,
         )
-        try:
-            # Even without shards there may be a commit to announce, because rows may be removed from the view.
-            return api.plan_refresh(view.location, newest, view.sources, request), int(newest.version)
-        except InvalidInput:
-            view.source()  # raises a more detailed error if the source cannot be opened
-            raise
+        # Even without shards there may be a commit to announce, because rows may be removed from the view.
+        return view._plan_version(newest, request), int(newest.version)
 
     def _summarize(self, plan: api.Plan, planned: api.PlannedJob) -> dict[str, Any]:
         spec = planned.spec
