@@ -163,21 +163,16 @@ class Database(Summarized):
         if newest is not None and newest < 0:
             raise InvalidInput(f"newest={newest} is not valid: give the maximum number of jobs, or None for all.")
         names = self.table_names() if table is None else [self.open_table(table).name]
-        places = {name: self.location(name).checkpoints for name in names}
-        # Ids sort by time, so the newest jobs of all tables are known before any job is read.
         first = "" if since is None else f"{since.astimezone(timezone.utc):%Y%m%dT%H%M%S%f}"
-        listed = ((at, name) for name in names for at in api.job_ids(places[name]))
-        ids = sorted((one for one in listed if one[0] >= first), reverse=True)
-        most, found = len(ids) if newest is None else newest, list[api.Job]()
-        while ids and len(found) < most:
-            # Filters leave jobs out, so more are read than are returned.
-            at_once = most if state is dag_id is None else max(most, _READ_AT_ONCE)
-            part, ids = ids[:at_once], ids[at_once:]
-            read = [
-                job for name in names for job in api.read_jobs(places[name], [at for at, own in part if own == name])
-            ]
-            read = [job for job in read if state in (None, job.state) and dag_id in (None, job.dag_id)]
-            found += sorted(read, key=lambda job: job.id, reverse=True)
+        listed = api.JobList.of({name: self.location(name).checkpoints for name in names}).between(first)
+        most, found = len(listed.ids) if newest is None else newest, list[api.Job]()
+        # Filters leave jobs out, so more are read than are returned.
+        at_once = max(most if state is dag_id is None else max(most, _READ_AT_ONCE), 1)
+        for start in range(0, len(listed.ids), at_once):
+            if len(found) >= most:
+                break
+            read = listed.read(start, at_once)
+            found += [job for job in read if state in (None, job.state) and dag_id in (None, job.dag_id)]
         return found[:most]
 
     def job(self, job_id: str) -> Job:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.heartbeat import APPROVAL
     from airflow_geneva.engine.job.meter import JobMeter, Stopwatch, measured
     from airflow_geneva.engine.job.shard_status import ShardStatus
-    from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
+    from airflow_geneva.engine.job.status import Job, JobList, read_job
     from airflow_geneva.engine.job.table_history import table_history
     from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
     from airflow_geneva.engine.lance_io.given_rows import GivenRows
@@ -160,7 +160,7 @@ _HOMES = (
     ("run.background", "start_in_background"),
     ("run.estimate", "estimator", "estimate_between"),
     # Questions about jobs.
-    ("job.status", "job_ids", "read_job", "read_jobs"),
+    ("job.status", "read_job"),
     ("job.error_records", "read_errors"),
     ("job.current_errors", "count_causes", "group_errors"),
     # Questions about tables and views.
@@ -205,7 +205,7 @@ _HOMES = (
     ("job.meter", "JobMeter", "Stopwatch", "measured"),
     # what it records,
     ("job.folder", "JobFolder"),
-    ("job.status", "Job"),
+    ("job.status", "Job", "JobList"),
     ("job.shard_status", "ShardStatus"),
     ("job.error_records", "ErrorRecord"),
     ("job.current_errors", "ErrorCause"),

@@ -388,7 +388,7 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
     ending = f"-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
     if ti.try_number > 1:
-        for name in api.job_ids(checkpoints):
+        for name, _ in api.JobList.of({"": checkpoints}).ids:
             if name.endswith(ending):
                 return name
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}{ending}"

@@ -11,9 +11,7 @@ import numpy as np
 
 from airflow_geneva.engine import api
 from airflow_geneva.engine.results import DONE
-from airflow_geneva.engine.storage.files import in_parallel
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.pages.visible import VisibleDatabase
 
@@ -58,21 +56,14 @@ def list_jobs(
     database = opened.database
     names = database.table_names() if names is None else names
     places = {name: database.location(name).checkpoints for name in names}
-    local = is_local(database.uri)
-    listed = in_parallel(lambda name: [(job_id, name) for job_id in api.job_ids(places[name])], names, local)
-    oldest = _oldest_id(since)
-    every = (item for group in listed for item in group)
-    ids = sorted((item for item in every if item[0] >= oldest and (before is None or item[0] < before)), reverse=True)
+    listed = api.JobList.of(places).between(_oldest_id(since), before)
+    ids = listed.ids
     found: list[api.Job] = []
     considered = 0
     while considered < min(len(ids), _READ_FOR_ONE * most) and len(found) < most:
-        chunk = ids[considered : considered + most]
-        considered += len(chunk)
-        jobs = [
-            job for name in names for job in api.read_jobs(places[name], [id for id, owner in chunk if owner == name])
-        ]
-        jobs.sort(key=lambda job: job.id, reverse=True)
+        jobs = listed.read(considered, most)
         jobs = [job for job in jobs if state in ("", job.state) and dag_id in ("", job.dag_id)]
+        considered = min(considered + most, len(ids))
         found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
     if len(found) > most:
         return JobsPage(tuple(found[:most]), found[most - 1].id)

@@ -325,6 +325,36 @@ def read_jobs(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:
     return [job for job in in_parallel(_read_listed, folders, checkpoints.local) if job is not None]
 
 
+@dataclass(frozen=True)
+class JobList:
+    """The jobs of several tables, newest first: their ids are listed at once, and the jobs are read in parts.
+
+    Args:
+        checkpoints: by the name of each table.
+        ids: ids with the names of the tables; ids sort by time.
+    """
+
+    checkpoints: Mapping[str, Storage]
+    ids: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def of(checkpoints: Mapping[str, Storage]) -> JobList:
+        local = all(storage.local for storage in checkpoints.values())
+        listed = in_parallel(lambda name: [(one, name) for one in job_ids(checkpoints[name])], checkpoints, local)
+        return JobList(checkpoints, tuple(sorted((one for group in listed for one in group), reverse=True)))
+
+    def between(self, since: str = "", before: str | None = None) -> JobList:
+        """Return the jobs whose ids are at least `since`, and smaller than `before`."""
+        return replace(self, ids=tuple(o for o in self.ids if since <= o[0] and (before is None or o[0] < before)))
+
+    def read(self, start: int, most: int) -> list[Job]:
+        """Read this part of the jobs, without removed and damaged ones."""
+        part = self.ids[start : start + most]
+        by_table = {name: [one for one, own in part if own == name] for _, name in part}
+        found = [job for name, ids in by_table.items() for job in read_jobs(self.checkpoints[name], ids)]
+        return sorted(found, key=lambda job: job.id, reverse=True)
+
+
 def _read_listed(folder: JobFolder) -> Job | None:
     try:
         return read_job(folder, with_shards=False)
