@@ -149,12 +149,12 @@ class PlanOperator(LanceOperator, SkipMixin):
             "job_id": job.job_id,
             "sizing": read_sizing(self.sizing, configured),
         }
-        planned_before = job.record if context["ti"].try_number > 1 else {}
+        earlier = job.record if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged, UnknownValues), udf_modules(configured.udf_modules):
             plan, since = self._plan(table, newest, context, asked)
         # Failed rows of earlier attempts count towards the limits of `Skip`, so the total includes the rows of these
         # attempts.
-        rows = max(plan.spec.rows, int(planned_before.get(LIMIT_ROWS, 0)))
+        rows = max(plan.spec.rows, int(earlier.get(LIMIT_ROWS, 0)))
         plan = plan.with_work(rows=rows)
         udfs = api.Udfs.planned(plan.spec) if plan.shards else api.Udfs({})
         below = configured.inline_below_seconds
@@ -165,15 +165,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, "expected": expected.pace()} | ({api.APPROVAL: above} if above else {})
         planned = api.record_job(
-            plan,
-            table.location,
-            choice,
-            about,
-            run,
-            elsewhere=True,
-            announces_since=since,
-            folder=job,
-            before=planned_before,
+            plan, table.location, choice, about, run, elsewhere=True, announces_since=since, folder=job, before=earlier
         )
         spec = planned.spec
         send_metrics_of_plan(plan)

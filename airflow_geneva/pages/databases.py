@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from airflow_geneva.database import Database
 from airflow_geneva.engine import api
+from airflow_geneva.engine.api import Freshness
 from airflow_geneva.engine.results import FAILED
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
@@ -25,16 +26,7 @@ COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "
 TROUBLED = "failed"
 STALE_ABOVE = "source is stale"
 """Up to date with columns or views that are not, or that are computed from such ones."""
-_WORST_FIRST = (
-    UNKNOWN,
-    RUNNING,
-    WAITING,
-    api.Freshness.STALE,
-    api.Freshness.NEVER,
-    STALE_ABOVE,
-    api.Freshness.UP_TO_DATE,
-)
-_DUE = api.Freshness.STALE, api.Freshness.NEVER
+_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, Freshness.STALE, Freshness.NEVER, STALE_ABOVE, Freshness.UP_TO_DATE)
 _KEPT_SECONDS = 60.0
 _CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
 
@@ -66,7 +58,7 @@ class TableCard:
         if job is not None and job.open:
             return WAITING if job.time_left is not None and job.time_left.waits else RUNNING
         found = item.standing.state if item.standing else UNKNOWN
-        return STALE_ABOVE if found == api.Freshness.UP_TO_DATE and item.name in self.stale_above else found
+        return STALE_ABOVE if found == Freshness.UP_TO_DATE and item.name in self.stale_above else found
 
     @property
     def state(self) -> str:
@@ -264,7 +256,7 @@ def count_freshness_with_above(opened: VisibleDatabase, location: TableLocation,
     }
 
     def add(row: ColumnRow) -> ColumnRow:
-        fresh = row.standing is not None and row.standing.state == api.Freshness.UP_TO_DATE
+        fresh = row.standing is not None and row.standing.state == Freshness.UP_TO_DATE
         return replace(row, stale_above=above.get(row.name, "")) if fresh else row
 
     waits = any(card.counting for card in cards)
@@ -289,11 +281,7 @@ def find_stale_above(cards: Sequence[TableCard]) -> dict[str, dict[str, str]]:
         return {}
     for key in ordered:
         for origin in above.get(key, ()):
-            stale = (
-                ".".join(origin)
-                if states.get(origin) in (api.Freshness.STALE, api.Freshness.NEVER)
-                else found.get(origin)
-            )
+            stale = ".".join(origin) if states.get(origin) in (Freshness.STALE, Freshness.NEVER) else found.get(origin)
             if stale:
                 found.setdefault(key, stale)
     tables: dict[str, dict[str, str]] = {}

@@ -275,6 +275,12 @@ def test_the_door_hands_on_each_value_for_types_too() -> None:
     assert {f"{NAME}.engine.storage.location", "lance"} | set(api._LAZY_EXPORTS.values()) == for_types
 
 
+def test_the_door_has_no_name_that_nobody_outside_uses() -> None:
+    outside = [module.file for module in MODULES if floor_of(module.name) not in {*FLOORS, "spark"}]
+    words = {word for file in outside for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    assert not api._LAZY_EXPORTS.keys() - words
+
+
 def test_nouns_load_the_steps_of_a_job_when_they_take_one() -> None:
     loaded = [
         found

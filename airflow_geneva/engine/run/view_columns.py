@@ -65,7 +65,7 @@ class ViewColumns:
             if taken := [name for name in names if name in dataset.schema.names]:
                 raise InvalidInput(
                     f"View {view.name!r} already has columns {taken}. Give a computed column another function with "
-                    "view.alter_view_columns(...), or choose other names."
+                    "view.alter_columns(...), or choose other names."
                 )
             read = source.open()
             found = _resolved(view, now, now.columns, dataset, read, specs)
