@@ -61,9 +61,9 @@ def _canceling() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _cancel(cancel: Callable[[str], None]) -> None:
+def _cancel(cancel: Callable[[], None]) -> None:
     try:
-        cancel(api.this_program())
+        cancel()
         said = "The job ends after its current calls. What it computed is kept, and the next run goes on from there."
     except Exception as error:
         said = f"The job cannot be canceled, and goes on: {error}."

@@ -159,6 +159,7 @@ _HOMES = (
     ("run.pipeline", "run_new"),
     ("run.background", "start_in_background"),
     ("run.estimate", "estimator", "estimate_between"),
+    ("job.meter", "measured"),
     # Questions about jobs.
     ("job.status", "read_job"),
     ("job.error_records", "read_errors"),
@@ -202,7 +203,7 @@ _HOMES = (
     ("run.choice", "RunnerChoice", "TooSlow"),
     ("run.background", "JobFuture"),
     ("apply.batch_api", "StillWaiting"),
-    ("job.meter", "JobMeter", "Stopwatch", "measured"),
+    ("job.meter", "JobMeter", "Stopwatch"),
     # what it records,
     ("job.folder", "JobFolder"),
     ("job.status", "Job", "JobList"),

@@ -26,7 +26,7 @@ class JobMeter:
     rows: int = 0
     expected: Mapping[str, Any] = field(default_factory=dict)
     reporters: dict[int, ProgressReporter] = field(default_factory=dict)
-    cancel: Callable[[str], None] | None = None
+    cancel: Callable[[], None] | None = None
     _began: float = field(default_factory=time.time)
     _since: float = 0.0
 
