@@ -202,7 +202,7 @@ class DatabaseDetails:
     @property
     def stale(self) -> int:
         """The number of tables and views that are stale, or computed from what is stale."""
-        return sum(self.states.get(state, 0) for state in (api.STALE, api.NEVER, STALE_ABOVE))
+        return sum(self.states.get(state, 0) for state in (Freshness.STALE, Freshness.NEVER, STALE_ABOVE))
 
 
 def read_database(
