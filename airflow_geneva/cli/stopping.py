@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import typer
 
 from airflow_geneva.cli.database import Command, without_controls
 from airflow_geneva.engine import api
+from airflow_geneva.spark.local import end_session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ASKED: ContextVar[list[int]] = ContextVar("geneva_signals")
@@ -59,6 +61,8 @@ def _canceling() -> Iterator[None]:
         _ASKED.reset(token)
         for number, handler in before.items():
             signal.signal(number, handler)
+        if asked and "pyspark" in sys.modules:
+            end_session()
 
 
 def _cancel(cancel: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import signal
@@ -78,7 +77,6 @@ def _start_jvm(settings: dict[str, str]) -> None:
     try:
         conf = SparkConf().setAll(list(settings.items()))
         gateway = launch_gateway(conf, {"stderr": writing})  # type: ignore[no-untyped-call]
-        atexit.register(_end_jvm, gateway.proc)
         SparkContext(conf=conf, gateway=gateway)
     except BaseException:
         said.show()
@@ -86,17 +84,6 @@ def _start_jvm(settings: dict[str, str]) -> None:
     finally:
         os.close(writing)
     said.forward()
-
-
-def _end_jvm(jvm: subprocess.Popen[bytes]) -> None:
-    """End the JVM with this process: it exits when its input is closed, unless something in it hangs."""
-    if jvm.stdin is not None:
-        jvm.stdin.close()
-    try:
-        jvm.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        jvm.kill()
-        jvm.wait()
 
 
 class _Lines:
@@ -130,6 +117,27 @@ class _Lines:
         with self._lock:
             self._printing = True
         print("".join(self.kept), end="", file=sys.stderr, flush=True)
+
+
+def end_session() -> None:
+    """Stop the session of this process, and end the JVM that this process started for it, even if it hangs."""
+    from pyspark import SparkContext
+
+    gateway, context = SparkContext._gateway, SparkContext._active_spark_context
+    jvm: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if jvm is None:
+        return
+    if context is not None:
+        stopping = threading.Thread(target=context.stop, name="geneva-stop-spark", daemon=True)
+        stopping.start()
+        stopping.join(_EXIT_SECONDS)
+    if jvm.stdin is not None:
+        jvm.stdin.close()  # it exits then
+    try:
+        jvm.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
 
 
 @contextmanager
