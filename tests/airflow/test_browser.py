@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 import threading
 import time
@@ -9,16 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import uvicorn
 from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from fastapi import FastAPI, Request
 
-from airflow_geneva import Database
+from airflow_geneva import Database, udf
+from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
 from tests.support.browser import DRIVER, Browser, open_browser
 from tests.support.browsing import make_table, of_job, running_job
+from tests.support.commands import run as command
+from tests.support.counting import double, triple
 from tests.support.rights import Rights
 
 pytestmark = [
@@ -96,3 +101,68 @@ def test_a_page_says_since_when_the_server_is_gone_and_is_right_soon_after_it_is
     browser.wait_for(lambda: browser.run("return document.getElementById('away').innerText") != said)
     site.start()
     browser.wait_for(lambda: browser.run("return document.getElementById('away').hidden"))
+
+
+@udf(data_type=pa.int64(), version="1", name="picky", on_error="skip")
+def picky(x: int) -> int:
+    return 10 // (x - 30)
+
+
+def test_the_questions_of_the_person_on_call_take_two_clicks_and_a_command(
+    site: Site, browser: Browser, database: Database
+) -> None:
+    table = make_table(database)
+    table.backfill("y", udf=triple, runner="inline")
+    table.add_columns({"z": (double, ["y"])})
+    table.backfill("z", udf=double, runner="inline", price_per_slot_hour=3.6e6)
+    table.query().select(["z"]).create_materialized_view(database, "v").refresh(runner="inline")
+    table.add_columns({"p": (picky, ["x"])})
+    failing = table.backfill("p", udf=picky, runner="inline")
+    other = make_table(database, "busy")
+    table.add({"x": [100]})
+    database.open_table("v").refresh(runner="inline")  # type: ignore[union-attr]
+    hanging = running_job(other, time.time())
+    JobFolder.of(other.location.checkpoints, hanging).update_record(table="busy")
+
+    def ask(*clicks: str) -> str:
+        """Open the page of the database, follow links, and return what is shown once everything is counted."""
+        assert len(clicks) <= 2
+        browser.open(site.url("/databases/shelf"))
+        for link in clicks:
+            browser.wait_for(lambda link=link: link in browser.run(LINKS))
+            before = browser.run("return location.href")
+            browser.run(f"[...document.links].find(link => (link.textContent || '').trim() === {link!r}).click()")
+            browser.wait_for(lambda before=before: browser.run("return location.href") != before)
+        return str(browser.wait_for(lambda: shown() if not re.search(WAITS, shown()) else ""))
+
+    def shown() -> str:
+        return " ".join(browser.text().split())
+
+    # Where does it hang?
+    assert "RUNNING" in (page := ask(hanging))
+    assert re.search(r"Last heartbeat .* ago, in step apply", page)
+    # Why is it computed, what did it cost, and who started it?
+    job = database.jobs(1, "docs")[0]
+    assert job.id == failing.job_id
+    assert "101 never computed" in (page := ask(job.id)) or "100 never computed" in page
+    assert f"Started by {getpass.getuser()}@" in page
+    assert re.search(r"Cost .* DONE docs.z .* \d", ask())
+    # Which rows failed, and why?
+    assert "ZeroDivisionError" in ask(job.id)
+    # Is it fresh all the way up?
+    assert "source is stale" in (page := ask())
+    assert re.search(r"up to date with docs\.[yz], which is stale", page)
+    # What reads this column?
+    page = ask("docs")
+    assert re.search(r"double \(version \w+\) of y", page)
+    assert "z of docs" in page
+    # What will happen if its function changes?
+    assert re.search(r"docs\.z 1 at most 2", page := ask("Plan"))
+    assert "airflow-geneva plan --conn-id shelf --all --what-if" in page
+    planned = command("plan", database.uri, "--all", "--what-if", "docs.y=tests.support.counting:double")
+    assert "docs.y: 101 rows now" in planned
+    assert "docs.z: 1 row now" in planned
+
+
+LINKS = "return [...document.links].map(link => (link.textContent || '').trim())"
+WAITS = r"(?<!support\.)counting|Counting|Reading the tables"
