@@ -12,9 +12,10 @@ import re
 import stat
 import struct
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -30,11 +31,12 @@ from airflow_geneva.errors import InvalidInput, StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from _typeshed import SupportsWrite
     from lance.file import LanceFileReader, LanceFileSession, LanceFileWriter
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
-_Target = TypeVar("_Target", bound=BinaryIO)
+_Target = TypeVar("_Target", bound="SupportsWrite[bytes]")
 _PIPE_BYTES = 1 << 16
 _TRIES = 5
 _COUNTS_AT = 16
@@ -184,12 +186,10 @@ class Storage:
             return
         from lance.file import LanceFileReader
 
-        with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
-            local = Path(scratch) / "file.lance"
-            with open(local, "wb") as file:
-                _download(self.session, name, file, most_bytes)
-            _check_footer(local)
-            yield LanceFileReader(str(local))
+        with tempfile.NamedTemporaryFile(prefix="geneva-", suffix=".lance", buffering=0) as file:
+            _download(self.session, name, file, most_bytes)
+            _check_footer(file.name)
+            yield LanceFileReader(file.name)
 
     def open_writer(self, name: str, schema: pa.Schema) -> LanceFileWriter:
         """Open a new Lance file; StorageError if a link leads to its folder."""
@@ -413,30 +413,35 @@ def _download(session: LanceFileSession, name: str, target: _Target, most_bytes:
     pylance downloads a file of any size, so it writes to a pipe, which is closed at the limit.
     """
     source, sink = os.pipe()
-    failure: Exception | None = None
-    with ThreadPoolExecutor(1) as pool:
-        copied = pool.submit(_copy, source, target, most_bytes)
-        try:
-            session.download_file(name, f"/dev/fd/{sink}")
-        except _STORE_ERRORS as error:
-            failure = error
-        finally:
-            os.close(sink)
-        if copied.result() > most_bytes:
-            raise ValueError(f"{name} has more than {most_bytes:,} bytes")
+    copied, failure = Future[int](), None
+    # A pool for one call would cost as much as a small file.
+    thread = threading.Thread(target=_copy, args=(source, target, most_bytes, copied), daemon=True)
+    thread.start()
+    try:
+        session.download_file(name, f"/dev/fd/{sink}")
+    except _STORE_ERRORS as error:
+        failure = error
+    finally:
+        os.close(sink)
+        thread.join()
+    if copied.result() > most_bytes:
+        raise ValueError(f"{name} has more than {most_bytes:,} bytes")
     if failure is not None:
         raise failure
     return target
 
 
-def _copy(source: int, target: BinaryIO, most_bytes: int) -> int:
-    """Copy a pipe until it ends or exceeds the limit; return the number of bytes."""
+def _copy(source: int, target: SupportsWrite[bytes], most_bytes: int, copied: Future[int]) -> None:
+    """Copy a pipe until it ends or exceeds the limit, and give the number of bytes."""
     size = 0
-    with open(source, "rb", buffering=0) as pipe:
-        while size <= most_bytes and (data := pipe.read(_PIPE_BYTES)):
-            target.write(data)
-            size += len(data)
-    return size
+    try:
+        with open(source, "rb", buffering=0) as pipe:
+            while size <= most_bytes and (data := pipe.read(_PIPE_BYTES)):
+                target.write(data)
+                size += len(data)
+        copied.set_result(size)
+    except BaseException as error:
+        copied.set_exception(error)
 
 
 def _read_at_most(path: str | Path, most_bytes: int) -> bytes:
