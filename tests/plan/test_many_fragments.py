@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lance
 import pytest
 
 from airflow_geneva.engine.checkpoint.facts import Facts
@@ -15,6 +16,7 @@ from airflow_geneva.engine.plan.shard import (
     SHARDS_UNASKED,
     fragments_per_commit,
 )
+from airflow_geneva.engine.storage import location
 from bench import planning, udfs
 from bench.cases import open_table
 from tests.support.plans import save_plan
@@ -56,3 +58,11 @@ def test_a_backfill_of_any_number_of_fragments_makes_about_a_hundred_commits(fra
     size = max(FRAGMENTS_PER_SHARD, -(-fragments // SHARDS_UNASKED))
     shards = -(-fragments // size)
     assert shards * -(-size // fragments_per_commit(size, shards)) <= 100
+
+
+def test_a_manifest_of_100_000_fragments_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planning.make_many(str(tmp_path), 1_000, False)
+    cache = lance.Session(metadata_cache_size_bytes=location._CACHE_BYTES // 100)
+    monkeypatch.setattr(location, "_session", lambda process: cache)
+    open_table(tmp_path)
+    assert cache.size_bytes() > 500 * 1_000, "the next opening finds it in the cache"
