@@ -35,6 +35,7 @@ from airflow_geneva.engine.udf.error_policy import Policy
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import DeviceFailed, GenevaError, InvalidInput, StorageError, UdfCrashed
 from airflow_geneva.spark import local
+from airflow_geneva.spark.claims import Claims, Share
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import explaining_ended_session, is_connect
 from airflow_geneva.spark.progress import DEVICE, ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
@@ -76,6 +77,9 @@ class TaskSpec:
     def progress(self) -> Storage:
         return self.job.storage.folder("progress", self.attempt)
 
+    def claims(self, stage: int) -> Storage:
+        return self.job.storage.folder("claims", self.attempt, str(stage))
+
     def read_groups(self, stage: int) -> list[list[Unit]]:
         """Read the units of a stage from the plan; sent along, scattered rows of many fragments could be too large."""
         shard = load_plan(self.job.storage, self.plan).load_shard(self.job.storage, self.shard)
@@ -113,22 +117,26 @@ def apply_on_spark(
     rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
     limits: Policy = joint_policy(udfs.here()) if has_limits(spec) else "fail"
-    earlier = list[UnitReport]()
-    while True:
-        # Each round has a folder of its own, so its tasks' usage is added to the usage of earlier rounds.
-        attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
-        task_spec = replace(task_spec, attempt=attempt, used=reporter.usage())
-        reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, len(groups))
-        if not (waiting := sum(reports, UnitReport(True)).waiting):
-            break
-        # The tasks check all units again, and skip staged ones.
-        earlier += [UnitReport(True, speed=report.speed) for report in reports]
-        reporter.keep()
-        wait(waiting)
+    earlier, reports = list[UnitReport](), list[UnitReport]()
+    for stage, count in enumerate((len(groups), len(rest))):
+        repeat = stage == 0
+        while count:
+            if repeat:
+                # Each round has a folder of its own, so its tasks' usage is added to the usage of earlier rounds.
+                attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
+                task_spec = replace(task_spec, attempt=attempt, used=reporter.usage())
+            runner = _GroupRunner(task_spec, stage, stage * len(groups))
+            found, left = _run_stage(session, runner, count, reporter, limits, caps, min(len(groups), slots))
+            waiting = sum(found, UnitReport(True)).waiting
+            repeat = bool(waiting or left)
+            if not repeat:
+                reports += found
+                break
+            # The tasks check all units again, and skip staged ones.
+            earlier += [UnitReport(True, speed=report.speed) for report in found]
+            reporter.keep()
+            (wait if waiting else caps.around(lambda none: None))(waiting)
     reports += earlier
-    reports += _run_stage(
-        session, _GroupRunner(task_spec, 1, len(groups)), len(rest), reporter, limits, caps, len(groups)
-    )
     reporter.rows_done = sum(report.speed.rows for report in reports)
     reporter.rows_failed = sum(report.failed for report in reports)
     reporter.ready = sum(report.staged for report in reports) - len(earlier)
@@ -180,26 +188,31 @@ def _run_stage(
     limits: Policy,
     caps: Caps,
     computing: int,
-) -> list[UnitReport]:
-    """Run groups of units as one Spark job and report progress; `computing` counts the units that compute rows."""
-    if not groups:
-        return []
+) -> tuple[list[UnitReport], int]:
+    """Run groups of units as one Spark job and report progress; return also how many groups no task has run.
+
+    Args:
+        computing: how many tasks at once compute rows.
+    """
     from pyspark.sql.functions import udf
     from pyspark.sql.types import BinaryType
 
     task_spec, signs = runner.task_spec, DriverSigns(runner.task_spec.progress)
     signs.write()
-    # Each row holds one number, and is one Spark task. A shared server gets only as many tasks as may run at once.
+    # Each row holds a task's number, and is one Spark task. A shared server gets only as many as may run at once.
     partitions = min(groups, task_spec.slots) if is_connect(session) else groups
     # Neither needs pandas, as `mapInArrow` does on the driver, nor pyarrow in the JVM's protocol.
     run = udf(runner, BinaryType(), useArrow=False).asNondeterministic()
     reports: list[UnitReport] = []
+    done = set[int]()
     failure: list[BaseException] = []
 
     def collect() -> None:
         try:
             for (found,) in session.range(0, groups, 1, partitions).select(run("id")).collect():
-                reports.extend(pickle.loads(found))  # noqa: S301  # of the runner below
+                ran, of_task = pickle.loads(found)  # noqa: S301  # of the runner below
+                done.update(ran)
+                reports.extend(of_task)
         except BaseException as error:
             failure.append(error)
 
@@ -232,7 +245,9 @@ def _run_stage(
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
     SkipCount(limits, task_spec.spec.rows, skipped_before(task_spec.location, task_spec.spec)).check()
     retired = tuple(f"{said} Its rows were computed elsewhere." for said in watcher.failed_devices.values())
-    return [*reports, UnitReport(True, notes=retired)] if retired else reports
+    # Without any progress, another round would not make any either.
+    left = groups - len(done) if done else 0
+    return [*reports, UnitReport(True, notes=retired)] if retired else reports, left
 
 
 def _explained(error: BaseException, spec: JobSpec, session: SparkSession) -> BaseException:
@@ -279,30 +294,36 @@ def _explain_worker_death(error: BaseException, spec: JobSpec) -> BaseException:
 
 @dataclass(frozen=True)
 class _GroupRunner:
-    """The function that runs on executors: the number of a group of units in, the pickled reports of its units out.
+    """The function that runs on executors: the number of a task in, its groups and the reports of their units out.
 
-    The reports of a stage's groups are numbered from `first`.
+    A task takes one group of units after another from those that no task of the stage has claimed, and reads the rows
+    of the next one while it computes and writes those before. The reports of a stage's tasks are numbered from `first`.
     """
 
     task_spec: TaskSpec
     stage: int
     first: int
 
-    def __call__(self, group: int) -> bytes:
+    def __call__(self, task: int) -> bytes:
         # On a server nothing else could set them; this runs before the UDF's imports.
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, "1")
         os.environ.update(self.task_spec.services)
-        return pickle.dumps(self._run(group))
+        return pickle.dumps(self._run(task))
 
-    def _run(self, group: int) -> list[UnitReport]:
+    def _run(self, at: int) -> tuple[list[int], list[UnitReport]]:
         task_spec, every = self.task_spec, report_seconds(self.task_spec.spec)
-        units = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))[group]
-        rows = sum(unit.rows for unit in units)
-        number = self.first + group
+        groups = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))
+        claims = self._once(_claims_of_stage, lambda: Claims(task_spec.claims(self.stage), len(groups)))
+        # Only an earlier try of this task can have left files since the stage began, and every request blocks the task.
+        again = _is_tried_again()
+        if not claims.free and not again:
+            return [], []
+        number = self.first + at
         name = f"{TASK}{number:06}.json"
         write = partial(task_spec.progress.write_json, name)
         signs, parent = DriverSigns(task_spec.progress), os.getppid()
+        share = Share(claims, at, again)
 
         # Called instead of a log: tasks report progress only through files.
         def look_around(_line: str) -> None:
@@ -311,41 +332,48 @@ class _GroupRunner:
                 raise StopComputing
             signs.read()
 
-        # Only an earlier try of this task can have left files since the stage began, and every request blocks the task.
-        again = _is_tried_again()
+        def take() -> list[Unit]:
+            units = [unit for group in share.next() for unit in groups[group]]
+            reporter.rows += sum(unit.rows for unit in units)
+            reporter.fragments += len(units)
+            return units
+
+        about = task_spec.location, task_spec.spec
         earlier = (task_spec.progress.read_document(name) if again else None) or {}
         used = Usage.from_json(earlier.get("usage"))  # by a try of this task that was killed
-        reporter = ProgressReporter(rows, len(units), write, look_around, every=every, longest=every, used_before=used)
+        reporter = ProgressReporter(0, 0, write, look_around, every=every, longest=every, used_before=used)
+        opening = partial(self._once, _target_of_stage, lambda: open_target(*about).check_names())
         try:
-            signs.read()
+            units, opened, _ = task_spec.progress.side_by_side(take, opening, signs.read)
+            if not units:
+                return [], []
             _limit_visible_gpus()
             meter = Meter(lambda: allowance.most_cost - used.paid, lambda: allowance.wait())
             reporter.usage = lambda: meter.usage
             capped = task_spec.spec.sizing.max_cost is not None
             allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
-            opened = self._once(_target_of_stage, lambda: open_target(task_spec.location, task_spec.spec).check_names())
             if again:
                 opened.store.look_again()
-            given = (task_spec.location, task_spec.spec, task_spec.udfs, task_spec.skipped, meter)
+            begun = opened.at_begin(sum(map(len, groups)))
             with (
-                prepare(*given, opened.at_begin(len(units))) as task,
+                prepare(*about, task_spec.udfs, task_spec.skipped, meter, begun) as task,
                 Reporting(reporter, task, lambda rows: allowance.wait()) as reporting,
             ):
-                reports = task.run(units, reporting.add_rows, reporting.add_unit)
+                reports = task.run(units, reporting.add_rows, reporting.add_unit, take)
             write({**reporter.document(), ENDED: True})
         except DriverLost as lost:
             write({**reporter.document(), FAILURE: [StorageError.__name__, str(lost)]})
-            return []
+            return [], []
         except StopComputing:
-            return []
+            return [], []
         except DeviceFailed as failed:
             task_spec.progress.write_json(f"{DEVICE}{number:06}-{time.time_ns()}.json", {FAILURE: str(failed)})
             raise  # which ends this process: Spark runs the task again in another one
         except GenevaError as error:
             write({**reporter.document(), FAILURE: [type(error).__name__, str(error)]})
-            return []
-        return reports
+            return [], []
+        return share.taken, reports
 
     def _once(self, kept: dict[_Stage, Made], make: Callable[[], Made]) -> Made:
         """Return what this worker process shares among its tasks of a stage."""
@@ -357,6 +385,7 @@ class _GroupRunner:
 
 
 _groups_of_stage: dict[_Stage, list[list[Unit]]] = {}
+_claims_of_stage: dict[_Stage, Claims] = {}
 _target_of_stage: dict[_Stage, Target] = {}
 
 

@@ -766,6 +766,13 @@ GUARDS = [
         "if False:",
         (ANSWERS + "test_a_completed_batch_that_does_not_match_its_requests_is_refused_as_a_whole",),
     ),
+    # Spark.
+    Guard(
+        "Two tasks that claim a group of rows at once would both compute it.",
+        "if self._known.get(group) == {task}:",
+        "if task in self._known.get(group, set()):",
+        ("spark/test_claims.py::test_a_group_that_two_tasks_claim_at_once_is_left_to_the_driver",),
+    ),
     # Code.
     Guard(
         "A worker that ran another job would compute with the helpers of that job's code.",

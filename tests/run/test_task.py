@@ -21,9 +21,10 @@ from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.run import units
 from airflow_geneva.engine.run.pipeline import PlannedJob
-from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.prepare import Udfs, prepare
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import JobFailed, StorageError
 from tests.support.counting import Trace, leave_trace, triple, tripled
@@ -63,6 +64,54 @@ def test_the_next_fragments_are_read_while_the_function_runs(
     table.add_columns({"y": function})
     assert table.backfill("y", udf=function, runner="inline").rows_computed == 40
     assert ahead == [True] * 4
+
+
+def test_further_units_are_read_before_the_function_waits_for_them(
+    make_table: MakeTable, read: dict[int, threading.Event]
+) -> None:
+    ahead: list[tuple[int, bool]] = []
+    asked: list[int] = []
+
+    @udf(data_type=pa.int64(), version="1", batch_size=2)
+    def function(x: pa.Int64Array) -> pa.Int64Array:
+        fragment, row = divmod(x[0].as_py(), 10)
+        if row == 8 and fragment < 3:
+            ahead.append((fragment, read[fragment + 1].wait(SECONDS)))
+        return x
+
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": function})
+    plan = table.plan_backfill("y", udf=function)
+    record_plan(plan, table.location)
+    first, *rest = map(units.whole_unit, plan.shards[0].to_apply[:])
+
+    def more() -> list[units.Unit]:
+        asked.append(len(ahead))
+        return [rest.pop(0)] if rest else []
+
+    with prepare(table.location, plan.spec, Udfs({"y": function}), {}, Meter()) as runner:
+        reports = runner.run([first], more=more)
+    assert sum(report.staged for report in reports) == 4
+    assert ahead == [(0, True), (1, True), (2, True)]
+    assert len(asked) == 4
+
+
+def test_an_error_in_the_search_for_further_units_ends_the_task(make_table: MakeTable) -> None:
+    table = make_table(20, per_fragment=10)
+    table.add_columns({"y": triple})
+    plan = table.plan_backfill("y", udf=triple)
+    record_plan(plan, table.location)
+
+    def more() -> list[units.Unit]:
+        raise StorageError("the store is away")
+
+    first = units.whole_unit(plan.shards[0].to_apply[0])
+    with (
+        pytest.raises(StorageError, match="the store is away"),
+        prepare(table.location, plan.spec, Udfs({"y": triple}), {}, Meter()) as runner,
+    ):
+        runner.run([first], more=more)
+    assert table.plan_backfill("y", udf=triple).rows_to_run == 10, "what was computed before is kept"
 
 
 def test_wide_rows_of_small_files_are_read_ahead_one_fragment_at_a_time(

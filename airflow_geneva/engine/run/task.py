@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -39,6 +39,8 @@ _MOST_AHEAD = 256
 GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 """Seconds between two polls for ended calls while no rows are ready for a call."""
+_SOON_SECONDS = 2.0
+"""Seconds of work that are left when a task asks for further units."""
 _GONE = "computed rows were not there"
 
 
@@ -85,19 +87,22 @@ class TaskRunner:
         units: Sequence[Unit],
         on_rows: Callable[[int], None] = lambda rows: None,
         on_kept: Callable[[UnitReport, Unit], None] = lambda report, unit: None,
+        more: Callable[[], Sequence[Unit]] | None = None,
     ) -> list[UnitReport]:
         """Compute and keep units; return a report of each and, last, a report of the work that belongs to no unit.
 
         Args:
             on_rows: called after every step; it may raise StopComputing.
             on_kept: called when a unit is done.
+            more: returns further units, and nothing if there are none; called in a thread when the known units are
+                nearly computed, so that further ones are read before the function waits.
         """
         self.applier.on_rows, self.applier.began, self.applier.called = on_rows, inf, 0.0
         self.waits = _Waits(self.applier)
         reports, times, began = list[UnitReport](), 0, time.monotonic()
         try:
             while units:
-                passage = _Passage(self, units, on_kept, again=times > 0)
+                passage = _Passage(self, units, on_kept, None if times else more, again=times > 0)
                 try:
                     passage.run()
                 finally:
@@ -206,6 +211,7 @@ class _Lane:
         self.has_ended = False
         self.steps = Queue[StepResult](keeping)
         self.last = Unkept(0.0)
+        self.left = unit.rows
         self.speed = UdfSpeed()
         self.report: UnitReport | None = None
 
@@ -217,14 +223,38 @@ class _End:
     error: BaseException | None
 
 
+class _Pace:
+    """The rows that a passage still has to compute, and how fast it computes them."""
+
+    def __init__(self) -> None:
+        self.left = self._rows = 0
+        self._since = inf
+
+    def is_nearly_done(self, rows: int) -> bool:
+        """Count the rows of a step; return whether the rest takes at most two seconds, or one more step."""
+        self.left -= rows
+        now = time.monotonic()
+        if self._since == inf:
+            self._since = now  # the first call may have loaded a model
+            return self.left <= rows
+        self._rows += rows
+        return self.left <= rows or self.left * (now - self._since) <= _SOON_SECONDS * self._rows
+
+
 class _Passage:
     """One passage of units through the threads. Units with missing rows at the end must run `again`."""
 
     def __init__(
-        self, task: TaskRunner, units: Sequence[Unit], on_kept: Callable[[UnitReport, Unit], None], again: bool
+        self,
+        task: TaskRunner,
+        units: Sequence[Unit],
+        on_kept: Callable[[UnitReport, Unit], None],
+        more: Callable[[], Sequence[Unit]] | None,
+        again: bool,
     ) -> None:
         self.task = task
         self.on_kept = on_kept
+        self.more = more
         self.looks_again = again
         stage = task.ahead.threads
         self.reading = ByteBudget(task.buffer_bytes // 2 if stage else task.buffer_bytes)
@@ -232,14 +262,19 @@ class _Passage:
         self.keeping = ByteBudget(task.buffer_bytes, takers_stop=False)
         most = task.applier.sizer.most
         self.acknowledged = Acknowledgments(self.keeping, task.target.spec.sizing.checkpoint_interval, most)
-        self.lanes = [_Lane(unit, self.reading, self.preprocessing, self.keeping) for unit in units]
-        self.unread = deque(self.lanes)
+        self.lanes = list[_Lane]()
+        self.unread, self.unstaged = SimpleQueue[_Lane | None](), SimpleQueue[_Lane | None]()
+        self.pace = _Pace()
+        self.asked: Future[bool] | None = None
         self.starved = _Starved()
         self.to_preprocess = zip(count(), self._parts(), strict=False)
         self.taking = threading.Lock()
         self.to_keep = SimpleQueue[_Lane | None]()
         self.again = list[Unit]()
         self.error: BaseException | None = None
+        self._add(units)
+        if more is None:
+            self._add(())
 
     @property
     def reports(self) -> list[UnitReport]:
@@ -247,14 +282,15 @@ class _Passage:
         return [lane.report for lane in self.lanes if lane.report is not None]
 
     def run(self) -> None:
-        readers = self._start("read", self._read, min(_READERS, len(self.lanes)))
+        threads = len(self.lanes) if self.more is None else _KEEPERS
+        readers = self._start("read", self._read, min(_READERS, threads))
         if self.preprocessing is not None:
             readers += self._start(
                 "stage", partial(self._preprocess, Turns(self.preprocessing)), self.task.ahead.threads
             )
-        keepers = self._start("keep", self._keep, min(_KEEPERS, len(self.lanes)))
+        keepers = self._start("keep", self._keep, min(_KEEPERS, threads))
         try:
-            for lane in self.lanes:
+            for lane in self._in_order():
                 take, put, end = partial(self._take, lane), partial(self._put, lane), partial(self._end_steps, lane)
                 lane.opened = opened = take()
                 self.to_keep.put(lane)
@@ -282,7 +318,47 @@ class _Passage:
         for thread in keepers:
             thread.join(seconds)
 
+    def _add(self, units: Sequence[Unit]) -> None:
+        """Add units, which are computed in this order; none: there are no further ones."""
+        lanes = [_Lane(unit, self.reading, self.preprocessing, self.keeping) for unit in units]
+        self.pace.left += sum(lane.left for lane in lanes)
+        self.lanes += lanes
+        for lane in lanes or (None,) * _READERS:
+            self.unread.put(lane)
+            self.unstaged.put(lane)
+
+    def _in_order(self) -> Iterator[_Lane]:
+        """Yield the known units, and then further ones."""
+        at = 0
+        while at < len(self.lanes) or self._more_came(at):
+            yield self.lanes[at]
+            at += 1
+
+    def _more_came(self, known: int) -> bool:
+        """Wait for further units; return whether there are any."""
+        while self.more is not None and len(self.lanes) == known:
+            if not self._ask().result():
+                return False
+        return len(self.lanes) > known
+
+    def _ask(self) -> Future[bool]:
+        """Ask for further units in a thread, unless that is going on, or there are none."""
+        if self.asked is None or (self.asked.done() and not self.asked.exception() and self.asked.result()):
+            self.asked = Future[bool]()
+            self._start("ask", partial(self._answer, self.asked), 1)
+        return self.asked
+
+    def _answer(self, asked: Future[bool]) -> None:
+        assert self.more is not None
+        try:
+            units = self.more()
+            self._add(units)
+            asked.set_result(bool(units))
+        except BaseException as error:
+            asked.set_exception(error)
+
     def _stop_reading(self, error: BaseException) -> None:
+        self._add(())
         self.reading.stop(error)
         if self.preprocessing is not None:
             self.preprocessing.stop(error)
@@ -297,11 +373,7 @@ class _Passage:
 
     def _read(self) -> None:
         task, limit = self.task, self.reading.limit
-        while self.unread:
-            try:
-                lane = self.unread.popleft()
-            except IndexError:
-                return
+        while (lane := self.unread.get()) is not None:
             try:
                 opened = open_unit(task.target, lane.unit, self.looks_again)
                 lane.read.put(opened, limit // _MOST_AHEAD)
@@ -319,7 +391,7 @@ class _Passage:
 
     def _parts(self) -> Iterator[tuple[_Lane, OpenedUnit | Part | _End]]:
         """Yield each opened unit, then its rows in parts, then the end of the rows."""
-        for lane in self.lanes:
+        for lane in iter(self.unstaged.get, None):
             error: BaseException | None = None
             try:
                 rows = self.starved.around(lane.read)
@@ -385,12 +457,17 @@ class _Passage:
             lane.steps.put(step, step.values.nbytes, wait=not is_last)
             if step.unkept is not None and not is_last:
                 self.acknowledged.wait(step.unkept)
+        rows = min(len(step.values), lane.left)
+        lane.left -= rows
+        if self.pace.is_nearly_done(rows) and self.more is not None and self.error is None:
+            self._ask()
 
     def _end_steps(self, lane: _Lane, error: BaseException | None, unkept: Unkept, speed: UdfSpeed) -> None:
         # Update `last` in place: if the unit was already staged, the checkpoint writer may have acknowledged it by now.
         lane.last.since, lane.last.rows = unkept.since, unkept.rows
         lane.speed = speed
         lane.steps.end(error)
+        self.pace.left -= lane.left  # those that were not due, or are in checkpoints
         if error is None or isinstance(error, (StillWaiting, UnreadableFragment)):
             with self.task.waits.for_writing():
                 self.acknowledged.wait(lane.last)
