@@ -249,12 +249,15 @@ def show_counts(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLRespon
 @app.get("/databases/{conn_id}/graph")
 @app.get("/databases/{conn_id}/graph/live")
 @in_own_threads
-def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
-    """Show the dependency graph of a database, with the freshness of each column and view."""
+def show_graph(
+    request: Request, viewer: ViewerDep, conn_id: str, focus: str = "", fold: bool = False
+) -> HTMLResponse:  # fmt: skip
+    """Show the dependency graph of a database, or of one table, with the freshness of each column and view."""
     opened = _open_seen(viewer, conn_id)
-    shown, graph = read(viewer, conn_id, read_graph, opened, _seconds_to_count(request))
+    shown, graph = read(viewer, conn_id, read_graph, opened, _seconds_to_count(request), focus, fold)
     wait = 1.0 if shown.counting else _IDLE_SECONDS
-    return _live_page(request, "graph.html", conn_id=conn_id, shown=shown, graph=graph, wait=wait)
+    values = {"shown": shown, "graph": graph, "focus": focus, "fold": fold}
+    return _live_page(request, "graph.html", conn_id=conn_id, wait=wait, **values)
 
 
 @app.get("/databases/{conn_id}/plan")

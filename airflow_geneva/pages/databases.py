@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -290,16 +290,44 @@ def find_stale_above(cards: Sequence[TableCard]) -> dict[str, dict[str, str]]:
     return tables
 
 
-def read_graph(opened: VisibleDatabase, seconds: float) -> tuple[DatabaseDetails, Graph]:
+def read_graph(
+    opened: VisibleDatabase, seconds: float, focus: str = "", fold: bool = False
+) -> tuple[DatabaseDetails, Graph]:
     """Read a database, and lay out its dependency graph."""
     shown = read_database(opened, Filters(), seconds)
-    return shown, draw_graph(shown.cards)
+    return shown, draw_graph(shown.cards, focus, fold)
 
 
-def draw_graph(cards: Sequence[TableCard]) -> Graph:
-    """Lay out the dependency graph: tables, then columns, then views; tables without dependents are at the bottom."""
-    edges = sorted(set(edges_of({card.name: card for card in cards})))
-    return lay_out([node for card in cards for node in _nodes(card)], edges)
+def draw_graph(cards: Sequence[TableCard], focus: str = "", fold: bool = False) -> Graph:
+    """Lay out the dependency graph: tables, then columns, then views; tables without dependents are at the bottom.
+
+    Args:
+        focus: a table or view: only what it reads and feeds is drawn; by default everything.
+        fold: draw a table with its columns as one node, in the most urgent state of its columns.
+    """
+    edges = set(edges_of({card.name: card for card in cards}))
+    nodes = [node for card in cards for node in _nodes(card)]
+    if fold:
+        edges = {(a[:1], b[:1]) for a, b in edges if a[0] != b[0]}
+        states = {card.name: card.state for card in cards}
+        nodes = [replace(node, state=states[node.key[0]]) for node in nodes if len(node.key) == 1]
+    if focus:
+        kept = _linked(focus, edges) | _linked(focus, {(b, a) for a, b in edges})
+        nodes = [node for node in nodes if node.key in kept or node.key[0] == focus]
+    return lay_out(nodes, sorted(edges))
+
+
+def _linked(table: str, edges: Iterable[tuple[Key, Key]]) -> set[Key]:
+    """Return what is reached by edges from a table, its columns, or a view."""
+    after: dict[Key, list[Key]] = {}
+    for a, b in edges:
+        after.setdefault(a, []).append(b)
+    found, ahead = set[Key](), [key for key in after if key[0] == table]
+    while ahead:
+        new = [key for key in after.get(ahead.pop(), ()) if key not in found]
+        found.update(new)
+        ahead += new
+    return found
 
 
 def _nodes(card: TableCard) -> Iterator[Node]:

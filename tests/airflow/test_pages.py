@@ -545,7 +545,7 @@ def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
     page = reader(of_job("docs", job_id))
     assert "1,500 error records, of which 1,000 are listed here" in text_of(page)
     assert "1,500 rows ValueError row ..." in text_of(page)
-    assert "page 1 of 40" in text_of(page)
+    assert "page 1 of 40 1 2 3 4 40" in text_of(page)
     listed = [row for row in cells(page) if len(row) == 5 and row[1] == "3"]
     assert len(listed) == 25
     assert int(listed[0][0]) == (3 << 32) | int(listed[0][2])
@@ -733,6 +733,27 @@ def test_the_plan_counts_what_is_due_and_bounds_what_follows(reader: Get, databa
     said = {row[0]: row[-1] for row in cells(whole(reader, f"{path}/live"))[1:]}
     assert said["docs.z"] == "its newest job failed: no model"
     assert said["v"] == "docs.z, from which it is computed, is blocked"
+
+
+def test_the_graph_shows_one_table_with_what_it_reads_and_feeds_or_without_columns(
+    reader: Get, database: Database
+) -> None:
+    """What is computed from other tables is left out, and folded columns lend their state to the table."""
+    make_table(database, "other")
+    table = make_table(database)
+    view = table.query().select(["y"]).create_materialized_view(database, "v")
+    view.query().select(["y"]).create_materialized_view(database, "w")
+
+    def nodes(query: str) -> set[str]:
+        return set(re.findall(r"<title>(\w+ [\w.]+): ", whole(reader, f"/databases/shelf/graph/live{query}")))
+
+    around_v = {"column docs.y", "table docs", "view v", "view w"}
+    assert nodes("") == around_v | {"table other", "column other.y"}
+    assert nodes("?focus=v") == around_v
+    assert nodes("?fold=true") == {"table docs", "table other", "view v", "view w"}
+    assert nodes("?focus=other&fold=true") == {"table other"}
+    assert "never computed" in whole(reader, "/databases/shelf/graph/live?focus=other&fold=true")
+    assert "graph?focus=v" in reader("/databases/shelf/tables/v")
 
 
 def whole(reader: Get, path: str) -> str:
