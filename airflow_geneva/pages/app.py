@@ -160,10 +160,12 @@ def send_file(name: str) -> Response:
 @app.get("/task")
 @app.get("/task/live")
 @in_own_threads
-def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1) -> HTMLResponse:
+def show_task(
+    request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1, shards: PageNumber = 1
+) -> HTMLResponse:
     """Show the job that a task works for, or the jobs of its run."""
     if task.job is not None:
-        return _job_page(request, viewer, task.job, errors)
+        return _job_page(request, viewer, task.job, errors, shards)
     if _is_live(request):
         raise HTTPException(404)
     return page(request, "task.html", task=task)
@@ -346,8 +348,10 @@ def show_history(request: Request, viewer: ViewerDep, conn_id: str, place: Table
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
 @in_own_threads
-def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
-    return _job_page(request, viewer, job, errors)
+def show_job(
+    request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1, shards: PageNumber = 1
+) -> HTMLResponse:
+    return _job_page(request, viewer, job, errors, shards)
 
 
 @app.post("/task/cancel")
@@ -391,9 +395,9 @@ def _may_cancel(viewer: CurrentUser, place: JobPlace, job: api.Job) -> bool:
     )
 
 
-def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int) -> HTMLResponse:
+def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int, shards: int) -> HTMLResponse:
     began = time.monotonic()
-    shown = _find(viewer, place)
+    shown = _find(viewer, place, shards)
     cancels = _may_cancel(viewer, place, shown.job)
     values: dict[str, Any] = {"place": place, "shown": shown, "wait": _pause(began, running=True), "dags": []}
     values["cancels"] = cancels
@@ -429,9 +433,9 @@ def _pause(began: float, running: bool) -> float:
     return max(_POLL_SECONDS if running else _IDLE_SECONDS, 10 * (time.monotonic() - began))
 
 
-def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
+def _find(viewer: ViewerDep, place: JobPlace, shards: int = 1) -> JobDetails:
     try:
-        shown = read(viewer, (place.conn_id, place.location.name), find_job, place.location, place.job_id)
+        shown = read(viewer, (place.conn_id, place.location.name), find_job, place.location, place.job_id, shards)
     except DamagedRecord:
         # Without a record the job's DAG is unknown, so check the permission for the table.
         if place.conn_id is None or not viewer.may_see_table(place.conn_id, place.location.name):

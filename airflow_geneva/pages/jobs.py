@@ -111,11 +111,13 @@ def chart_speed(shards: Sequence[api.ShardStatus]) -> SpeedChart | None:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """The data of a job's page: some of its shards, and the newest table versions that it wrote, oldest first."""
+    """The data of a job's page: one page of its shards, and the newest table versions that it wrote, oldest first."""
 
     job: api.Job
     shards: tuple[api.ShardStatus, ...]
     commits: tuple[int, ...]
+    page: int = 1
+    pages: int = 1
 
     @property
     def speed(self) -> SpeedChart | None:
@@ -145,15 +147,18 @@ class JobDetails:
         return tuple((name, round(part, 3)) for name, part in parts if part > 0)
 
 
-def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
-    """Read a job of a table with its shards; None if there is no such job."""
+def find_job(location: TableLocation, job_id: str, page: int = 1) -> JobDetails | None:
+    """Read a job of a table with a page of its shards, failed and moving ones first; None if there is no such job."""
     job = api.read_job(api.JobFolder.of(location.checkpoints, job_id))
     if job is None:
         return None
     at_rest = ("committed", "waiting", "left")
     moving = sorted(job.shown_shards, key=lambda shard: (shard.step != "failed", shard.step in at_rest))
-    shown = sorted(moving[:SHARDS_SHOWN], key=lambda shard: shard.index)
-    return JobDetails(job, tuple(shown), job.commits[-_MOST_COMMITS:])
+    pages = max(-(-len(moving) // SHARDS_SHOWN), 1)
+    page = min(page, pages)
+    chosen = moving[(page - 1) * SHARDS_SHOWN : page * SHARDS_SHOWN]
+    shown = sorted(chosen, key=lambda shard: shard.index)
+    return JobDetails(job, tuple(shown), job.commits[-_MOST_COMMITS:], page, pages)
 
 
 def _oldest_id(since: str) -> str:

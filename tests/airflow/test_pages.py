@@ -33,7 +33,7 @@ from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
-from airflow_geneva.engine.job.folder import RECORD, JobFolder
+from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
@@ -754,6 +754,20 @@ def test_the_graph_shows_one_table_with_what_it_reads_and_feeds_or_without_colum
     assert nodes("?focus=other&fold=true") == {"table other"}
     assert "never computed" in whole(reader, "/databases/shelf/graph/live?focus=other&fold=true")
     assert "graph?focus=v" in reader("/databases/shelf/tables/v")
+
+
+def test_every_shard_of_a_large_job_is_on_a_page(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    folder = JobFolder.of(table.location.checkpoints, running_job(table, time.time()))
+    size = {"rows": 10, "fragments": 1, "staged": 0, "rows_staged": 0, "rows_held": 0}
+    folder.storage.write_json(plan_name(PRINT), {"shards": [size] * 120})
+    folder.update_record(shards=120)
+    path = of_job("docs", folder.job_id)
+    assert f'href="/geneva{path}?shards=3#shards">3</a>' in reader(path)
+    pages = [reader(f"{path}{part}?shards={page}") for part, page in (("", 1), ("/live", 2), ("", 3))]
+    assert f'data-live="/geneva{path}/live?shards=2"' in pages[1]
+    found = [int(number) for page in pages for number in re.findall(r'<tr>\s*<td class="n">(\d+)</td>', page)]
+    assert sorted(found) == [*range(120)]
 
 
 def whole(reader: Get, path: str) -> str:
