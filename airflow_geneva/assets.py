@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 from airflow.sdk import Asset, AssetWatcher
 
 from airflow_geneva.engine.storage.uri import check_name
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._airflow_internals import asset_events, batching_schedule
 
 if TYPE_CHECKING:
@@ -113,11 +114,17 @@ def one_run_per_batch(assets: BaseAsset | Collection[BaseAsset]) -> Any:
         assets: as for `DAG(schedule=...)`: an asset, a condition such as `a | b`, or a list of assets, all of which
             must have an event.
 
+    Raises:
+        InvalidInput: one of them is a name.
+
     Example:
         ```python
         @dag(schedule=one_run_per_batch(lance_asset("docs") | watched_lance_asset("docs")), max_active_runs=1)
         ```
     """
+    given = [assets] if isinstance(assets, str) or not isinstance(assets, Collection) else assets
+    if names := [one for one in given if isinstance(one, str)]:
+        raise InvalidInput(f"{names[0]!r:.80} is a name and no asset. Give lance_asset(...), for example.")
     return batching_schedule(assets)
 
 

@@ -60,8 +60,8 @@ SHAPES = (
     *(Shape("heavy", udf) for udf in ("plain", "failing")),
     *(Shape("even", udf) for udf in ("loading", "failing")),
     *(Shape("even", udf, "spark") for udf in ("plain", "loading")),
-    *(Shape(skew, runner="spark", shards=3) for skew in ("even", "heavy")),
-    *(Shape("even", udf, "spark", 3) for udf in ("loading", "failing")),
+    Shape("heavy", "plain", "spark", 3),
+    Shape("even", "failing", "spark", 3),
     Shape("heavy", "plain", "spark", 1, history=True),
 )
 

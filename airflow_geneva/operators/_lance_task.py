@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTas
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.engine import api
-from airflow_geneva.engine.choices import OnPartial
+from airflow_geneva.engine.choices import Choice, OnPartial
 from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.outages import with_patience
@@ -46,6 +46,20 @@ def is_template(value: Any) -> bool:
 def optional_text(value: Any) -> str | None:
     """Return text, or None if it is empty."""
     return None if value is None or str(value).strip() in _NOTHING else str(value).strip()
+
+
+_Word = TypeVar("_Word", bound=Choice)
+
+
+def check_word(words: type[_Word], name: str, value: Any) -> _Word | None:
+    """Return the choice that a word names; None for empty text, and for what is known only at run time.
+
+    Operators call it while a DAG is parsed.
+
+    Raises:
+        InvalidInput: it names none.
+    """
+    return None if is_template(value) or optional_text(value) is None else words.check(name, optional_text(value))
 
 
 def is_last_try(ti: Any) -> bool:

@@ -42,13 +42,13 @@ class AddColumnsOperator(LanceOperator):
     def __init__(self, *, table: str, columns: Mapping[str, Any] | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table = table
+        if not isinstance(columns, str) and not hasattr(columns, "resolve"):  # text, or the output of another task
+            _check_columns(columns)
         self.columns = columns
 
     def execute(self, context: Context) -> dict[str, Any]:
         table = self.open_database().open_table(required_text("table", self.table))
-        columns = parse_json("columns", self.columns)
-        if not isinstance(columns, Mapping):
-            raise InvalidInput(f'columns is {columns!r:.200}. Give UDFs by column, such as {{"n": "module:name"}}.')
+        columns = _check_columns(parse_json("columns", self.columns))
         specs = {name: _spec(name, given) for name, given in columns.items()}
         added: list[str] = []
         altered: list[str] = []
@@ -66,6 +66,12 @@ class AddColumnsOperator(LanceOperator):
         unchanged = [name for name in specs if name not in added and name not in altered]
         self.log.info("Table %s: added %s, altered %s, unchanged %s.", table.name, added, altered, unchanged)
         return {"added": added, "altered": altered, "unchanged": unchanged, "version": table.version}
+
+
+def _check_columns(given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f'columns is {given!r:.200}. Give UDFs by column, such as {{"n": "module:name"}}.')
+    return given
 
 
 def _define(

@@ -20,10 +20,10 @@ from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
+    check_word,
     failing_at_once,
     is_template,
     load_job,
-    optional_text,
     required_text,
 )
 from airflow_geneva.operators._metrics import send_metrics_of_job
@@ -65,8 +65,7 @@ class FinishOperator(LanceOperator):
         on_partial: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if not is_template(on_partial):
-            _check_on_partial(on_partial)
+        check_word(OnPartial, "on_partial", on_partial)
         # One at a time, so that no two runs announce the same commits.
         super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
@@ -83,7 +82,7 @@ class FinishOperator(LanceOperator):
         summary, plan_failed = self._summary(context)
         configured = Configuration.read()
         with failing_at_once(InvalidInput):
-            on_partial = _check_on_partial(self.on_partial) or configured.on_partial
+            on_partial = check_word(OnPartial, "on_partial", self.on_partial) or configured.on_partial
             job = load_job(self.open_database(), summary)
         job.choice = api.RunnerChoice(summary.get("runner", "spark"), summary.get("runner_reason", ""))
         if rejected := self._rejected(context):
@@ -198,12 +197,6 @@ class FinishOperator(LanceOperator):
         else:
             context["outlet_events"][self._alias].add(Asset(name=asset.name, uri=asset.uri), extra=event)
         return event
-
-
-def _check_on_partial(given: str | None) -> OnPartial | None:
-    """Return what to do when a job is PARTIAL, or None for empty text."""
-    found = optional_text(given)
-    return None if found is None else OnPartial.check("on_partial", found)
 
 
 def _record_rejection(job: api.PlannedJob, by: str) -> None:

@@ -27,6 +27,7 @@ from airflow_geneva.operators._lance_task import (
     LanceOperator,
     cause_first,
     check_import_path,
+    check_word,
     failing_at_once,
     is_template,
     open_newest,
@@ -348,16 +349,19 @@ def check_limits(given: Any) -> dict[str, Any]:
 
 def _check_constants(task: PlanOperator) -> None:
     """Raise InvalidInput while the DAG is parsed for a word or number that is not valid, and is no template."""
-    for name, words in (("on_code_change", OnCodeChange), ("on_unknown_values", OnUnknownValues)):
-        if not is_template(word := getattr(task, name)) and optional_text(word):
-            words.check(name, word)
+    check_word(OnCodeChange, "on_code_change", task.on_code_change)
+    check_word(OnUnknownValues, "on_unknown_values", task.on_unknown_values)
     indexes = task.indexes
     if isinstance(indexes, bool) or (not is_template(indexes) and optional_text(indexes) not in (None, "update")):
         raise InvalidInput(f'indexes={task.indexes!r} is unknown. Use "update", or leave it out.')
     for name, size in task.sizing.items():
-        least = api.Sizing.least(name)
-        if isinstance(size, bool) or (isinstance(size, (int, float)) and not size >= least):
-            raise InvalidInput(f"{name}={size!r} is not valid: give a number of at least {least}.")
+        check_number(name, size, api.Sizing.least(name))
+
+
+def check_number(name: str, given: Any, least: int) -> None:
+    """Raise InvalidInput for a number below the least one; what is known only at run time is checked then."""
+    if isinstance(given, bool) or (isinstance(given, (int, float)) and not given >= least):
+        raise InvalidInput(f"{name}={given!r} is not valid: give a number of at least {least}.")
 
 
 def _question(plan: api.Plan, expected: api.Estimate, above: str) -> dict[str, str]:

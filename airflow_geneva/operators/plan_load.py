@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine import api
-from airflow_geneva.operators._lance_task import optional_text, parse_bool, required_text
+from airflow_geneva.engine.choices import OnDuplicate, OnMissing
+from airflow_geneva.operators._lance_task import check_word, optional_text, parse_bool, required_text
 from airflow_geneva.operators.plan import PlanOperator
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class PlanLoadOperator(PlanOperator):
         self.format = format
         self.on_missing = on_missing
         self.on_duplicate = on_duplicate
+        check_word(OnMissing, "on_missing", on_missing)
+        check_word(OnDuplicate, "on_duplicate", on_duplicate)
         self.where = where
         self.adopt = adopt
         self.sizing["commit_granularity"] = commit_granularity

@@ -12,7 +12,7 @@ from airflow_geneva.engine import api
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._lance_task import optional_int, parse_bool, parse_json, required_text
-from airflow_geneva.operators.plan import PlanOperator
+from airflow_geneva.operators.plan import PlanOperator, check_number
 
 if TYPE_CHECKING:
     from airflow_geneva.table import Table
@@ -56,6 +56,7 @@ class PlanRefreshOperator(PlanOperator):
         self.view = view
         self.src_version = src_version
         self.max_rows_per_fragment = max_rows_per_fragment
+        check_number("max_rows_per_fragment", max_rows_per_fragment, 1)
         self.errors_only = errors_only
         self.sources = sources
 

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, lance_asset
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._lance_task import LanceOperator, failing_at_once, push_error_to_xcom, required_text
+from airflow_geneva.operators._lance_task import (
+    LanceOperator,
+    check_word,
+    failing_at_once,
+    push_error_to_xcom,
+    required_text,
+)
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.results import BackfillResult
@@ -41,6 +48,7 @@ class RefreshDatabaseOperator(LanceOperator):
 
     def __init__(self, *, runner: str = "auto", **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        check_word(RunnerName, "runner", runner)
         self.runner = runner
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}")
         self.outlets = [*self.outlets, self._alias]

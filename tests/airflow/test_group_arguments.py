@@ -15,16 +15,18 @@ import pyarrow as pa
 import pytest
 from airflow.sdk import DAG, task, task_group
 
+from airflow_geneva.assets import one_run_per_batch
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators import (
     AddColumnsOperator,
     ApplyOperator,
     CleanupCheckpointsOperator,
     CreateMaterializedViewOperator,
+    RefreshDatabaseOperator,
 )
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.sensors import NewFragmentsSensor
-from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
+from airflow_geneva.task_groups import BackfillTaskGroup, LoadColumnsTaskGroup, RefreshTaskGroup
 from airflow_geneva.triggers import NewFragmentsTrigger
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver, events
@@ -235,6 +237,9 @@ def test_no_shard_at_once_is_refused_while_the_dag_is_read(airflow_db: Any, most
         BackfillTaskGroup(table="docs", column="n", max_active_shards=most)
 
 
+LOAD: dict[str, Any] = {"table": "t", "source": "s3://b/d.parquet", "on": "id"}
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -243,6 +248,15 @@ def test_no_shard_at_once_is_refused_while_the_dag_is_read(airflow_db: Any, most
         (lambda: BackfillTaskGroup("g", table="t", column="c", concurrency=0), "concurrency=0 is not valid"),
         (lambda: BackfillTaskGroup("g", table="t", column="c", max_cost=-1.0), "give a number of at least 0"),
         (lambda: RefreshTaskGroup("g", view="v", indexes=True), "indexes=True is unknown"),
+        (lambda: RefreshTaskGroup("g", view="v", max_rows_per_fragment=0), "max_rows_per_fragment=0 is not valid"),
+        (lambda: LoadColumnsTaskGroup("g", **LOAD, on_duplicate="newest"), "on_duplicate='newest' is unknown"),
+        (lambda: LoadColumnsTaskGroup("g", **LOAD, on_missing="drop"), "on_missing='drop' is unknown"),
+        (lambda: RefreshDatabaseOperator(task_id="r", runner="fast"), "runner='fast' is unknown"),
+        (
+            lambda: AddColumnsOperator(task_id="a", table="t", columns=["n"]),
+            r"columns is \['n'\]. Give UDFs",
+        ),
+        (lambda: one_run_per_batch("docs"), "'docs' is a name"),
         (lambda: CleanupCheckpointsOperator(task_id="c", ttl="week"), "ttl='week' is not an age"),
         (lambda: NewFragmentsSensor(task_id="s", table="t", since="views:x"), "since='views:x' is not understood"),
     ],
