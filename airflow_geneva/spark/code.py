@@ -9,7 +9,6 @@ import io
 import marshal
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 _sent: ProcessMemo[tuple[str, str], tempfile.TemporaryDirectory[str]] = ProcessMemo()
 """The folders of sent files by session and name. Spark serves the files from them until this process ends."""
-_sending = threading.Lock()
 
 
 @functools.cache
@@ -89,24 +87,24 @@ def send_code(session: SparkSession, udfs: Udfs) -> Udfs:
 
 def send_archives(session: SparkSession, archives: Mapping[str, bytes]) -> None:
     """Send zipped code to the workers, each once a session."""
-    connect = is_connect(session)
-    place = str(session.session_id if connect else session.sparkContext.applicationId)  # type: ignore[attr-defined]
-    with _sending:  # jobs in the background may send the same code to the same session
-        path_before = list(sys.path)
-        for name, data in archives.items():
-            if (place, name) in _sent:
-                continue
-            folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
-            target = Path(folder.name) / name
-            target.write_bytes(data)
-            if connect:
-                session.addArtifacts(str(target), pyfile=True)
-                folder.cleanup()  # the server has a copy
-            else:
-                session.sparkContext.addPyFile(str(target))
-            _sent[place, name] = folder
-        # The zips are for the workers; on this path they would shadow the modules that the user edits.
-        sys.path[:] = path_before
+    place = str(session.session_id if is_connect(session) else session.sparkContext.applicationId)  # type: ignore[attr-defined]
+    for name, data in archives.items():
+        _sent.once((place, name), functools.partial(_send, session, name, data))
+
+
+def _send(session: SparkSession, name: str, data: bytes) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
+    target = Path(folder.name) / name
+    target.write_bytes(data)
+    path_before = list(sys.path)
+    if is_connect(session):
+        session.addArtifacts(str(target), pyfile=True)
+        folder.cleanup()  # the server has a copy
+    else:
+        session.sparkContext.addPyFile(str(target))
+    # The zip is for the workers; on this path it would shadow the modules that the user edits.
+    sys.path[:] = path_before
+    return folder
 
 
 def package_archive() -> dict[str, bytes]:

@@ -91,11 +91,8 @@ PERMITTED = {
         "engine.storage.secrets.remember_options",
     ),
     "It guards one of these, or what a library shares between all threads": (
-        "engine.apply.batch_api._set_up_lock",
         "engine.checkpoint.packs._LOADING",
-        "engine.storage.outages._lock",
         "functions.pdf._pdfium",
-        "spark.code._sending",
         "spark.local._starting",
     ),
     "It holds within a `with` block only, for calls through code of users or of libraries": (

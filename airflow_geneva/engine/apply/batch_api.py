@@ -69,6 +69,7 @@ class BatchApiMapper(BatchMapper):
         self.rules = rules_of(mapper.udf.on_error)
         self.submissions = submissions
         self._api: Any = None
+        self._setting_up = threading.Lock()
         self._ready: dict[str, bool] = {}
         self._failed: dict[str, BatchFailed] = {}
         self._fetched: tuple[str, pa.Array, dict[int, Exception]] | None = None
@@ -192,7 +193,7 @@ class BatchApiMapper(BatchMapper):
 
     @property
     def api(self) -> Any:
-        with _set_up_lock:
+        with self._setting_up:
             self._api = self._api or self.mapper.set_up()
         return self._api
 
@@ -360,6 +361,3 @@ class BatchApiMapper(BatchMapper):
     def _skip_rule(self, error: Exception) -> int | None:
         rule = deciding_rule(self.rules, matching_rules_of(self.rules, type(error)), None)
         return rule if rule is not None and isinstance(self.rules[rule], Skip) else None
-
-
-_set_up_lock = threading.Lock()

@@ -36,7 +36,6 @@ _STARTS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _SLOW_SECONDS = 10.0
 
-_lock = threading.Lock()
 _outages: ProcessMemo[str, float] = ProcessMemo()
 """When each store was first seen not to respond (monotonic time); removed when it responds. It is the process's: an
 outage is that of all its jobs, which wait together and log it once."""
@@ -117,20 +116,18 @@ def _reporting_silence(store: str, seconds: float) -> Iterator[None]:
 
 def _begin(store: str, seconds: float, ago: float = 0.0) -> float:
     """Return when the outage of a store began; the first call logs it."""
-    now = time.monotonic()
-    with _lock:
-        began = _outages.setdefault(store, now - ago)
-        if began == now - ago:
-            logger.warning(
-                "%s does not answer. Waiting for it, for at most %g seconds (in Airflow: [geneva] store_patience).",
-                store,
-                seconds,
-            )
-    return began
+
+    def first() -> float:
+        logger.warning(
+            "%s does not answer. Waiting for it, for at most %g seconds (in Airflow: [geneva] store_patience).",
+            store, seconds,
+        )  # fmt: skip
+        return time.monotonic() - ago
+
+    return _outages.once(store, first)
 
 
 def _end(store: str) -> None:
-    with _lock:
-        began = _outages.pop(store, None)
+    began = _outages.pop(store, None)
     if began is not None:
         logger.warning("%s answers again, after %.0f seconds.", store, time.monotonic() - began)

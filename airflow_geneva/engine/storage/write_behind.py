@@ -45,7 +45,9 @@ class WriteBehind:
             self._waiting[name] = content
             # So a job that takes less than a second writes each of its documents once.
             self._written.setdefault(name, time.monotonic())
-            self._start()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="geneva-write-behind", daemon=True)
+                self._thread.start()
             self._changed.notify_all()
 
     def write(self, name: str, content: bytes) -> None:
@@ -105,11 +107,6 @@ class WriteBehind:
 
     def _crashed(self, crash: BaseException) -> StorageError:
         return StorageError(f"The thread that writes the documents of {self.storage.root} has crashed: {crash!r}.")
-
-    def _start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="geneva-write-behind", daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while True:
