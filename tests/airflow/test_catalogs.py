@@ -173,7 +173,8 @@ def test_pages_and_commands_show_the_tables_and_jobs_of_a_catalog(
     while name not in (shown := browse("/databases/shelf")) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert name in shown
-    assert "Other columns" in browse(f"/databases/shelf/tables/{name}")
+    page = browse(f"/databases/shelf/tables/{name}")
+    assert "Other columns" in page
     assert ids_of(shown) == [job.job_id]
     assert "Rows computed" in browse(f"/databases/shelf/tables/{name}/history")
     standing = browse(f"/databases/shelf/tables/{name}/standing")
