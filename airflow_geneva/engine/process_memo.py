@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 
 class ProcessMemo(dict[_Key, _Value]):
-    """A dict of this process, which another process begins empty.
+    """A dict that lives as long as this process; no other process sees it.
 
     Args:
         most: number of values; a new one drops the oldest. Without it, values are kept until they are removed.
@@ -26,9 +26,10 @@ class ProcessMemo(dict[_Key, _Value]):
     def once(self, key: _Key, make: Callable[[], _Value]) -> _Value:
         """Return the value of a key; one thread makes it, and others wait for it."""
         with self._making:
-            if key not in self:
-                self[key] = make()
-            return self[key]
+            with suppress(KeyError):
+                return self[key]
+            made = self[key] = make()
+            return made
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         self.pop(key, None)

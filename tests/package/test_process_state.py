@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import airflow_geneva
+from airflow_geneva.engine.process_memo import ProcessMemo
 
 PACKAGE = Path(airflow_geneva.__file__).parent
 
@@ -117,6 +118,11 @@ def test_what_lives_as_long_as_the_process_is_listed_with_the_reason() -> None:
     assert sorted(found - {*listed}) == [], "let a job, a table or a store own it, or list it with the reason"
     assert sorted({*listed} - found) == [], "it is gone: remove it from the list"
     assert len(listed) == len({*listed})
+
+
+def test_a_memo_returns_what_was_made_even_if_another_thread_removes_it_at_once() -> None:
+    memo = ProcessMemo[str, int](most=0)
+    assert [memo.once("k", lambda: 1), memo.once("k", lambda: 2), len(memo)] == [1, 2, 0]
 
 
 def test_state_is_found_in_every_form() -> None:

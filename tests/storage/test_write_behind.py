@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,39 @@ def test_of_several_contents_only_the_newest_is_written_after_the_first(store: S
     behind.flush()
     assert (store.read_bytes("a"), store.read_bytes("b")) == (b"49", b"other")
     assert len(WRITES) <= 4
+
+
+def test_a_thread_that_ends_leaves_the_write_of_its_successor(store: Store) -> None:
+    class Changed(threading.Condition):
+        """Lets another thread queue a document when the first one, with nothing left to write, releases its lock."""
+
+        def __exit__(self, *given: Any) -> None:
+            super().__exit__(*given)
+            if behind._thread is None and ended and threading.current_thread().name == "geneva-write-behind":
+                ended.pop().set()
+                put.wait(30)
+
+    behind = WriteBehind(store)
+    behind._changed, ended, put = Changed(), [threading.Event()], threading.Event()
+    first_ends = ended[0]
+    behind.put("a", b"1")
+    behind.flush()
+    assert first_ends.wait(30)
+    behind.put("held", b"old")
+    while ("held", b"old") not in WRITES:
+        time.sleep(0.01)
+    put.set()
+    for thread in threading.enumerate():
+        if thread.name == "geneva-write-behind" and thread is not behind._thread:
+            thread.join(30)
+    writing = threading.Thread(target=behind.write, args=("held", b"new"))
+    writing.start()
+    writing.join(0.2)
+    assert [content for name, content in WRITES if name == "held"] == [b"old"], "it waits for the earlier content"
+    HELD.set()
+    writing.join()
+    behind.flush()
+    assert store.read_bytes("held") == b"new"
 
 
 def test_a_flush_waits_for_the_document_that_is_being_written_and_writes_the_others_meanwhile(store: Store) -> None:

@@ -110,14 +110,14 @@ class WriteBehind:
 
     def _run(self) -> None:
         while True:
+            with self._changed:
+                name = self._next()
+                if name is None:
+                    self._thread = None
+                    return
+                content = self._waiting.pop(name)
+                self._writing = name
             try:
-                with self._changed:
-                    name = self._next()
-                    if name is None:
-                        self._thread = None
-                        return
-                    content = self._waiting.pop(name)
-                    self._writing = name
                 self._write(name, content)
             except BaseException as crash:
                 self._crash = crash
