@@ -36,7 +36,7 @@ class JobCommand(Command):
 
 def exit_if_canceled() -> None:
     """End a command whose job was canceled, with the exit code of its signal."""
-    if asked := _ASKED.get():
+    if asked := _ASKED.get(None):
         raise typer.Exit(128 + asked[0])
 
 
@@ -51,8 +51,9 @@ def _canceling() -> Iterator[None]:
             signal.signal(number, before[signal.Signals(number)])
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         asked.append(number)
-        # The interrupted code may hold locks of the store and of the terminal.
-        threading.Thread(target=_cancel, args=(cancel,), name="geneva-cancel").start()
+        # The interrupted code may hold locks of the store and of the terminal. A daemon, because the store may not
+        # answer when the second signal ends the process.
+        threading.Thread(target=_cancel, args=(cancel,), name="geneva-cancel", daemon=True).start()
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:

@@ -85,3 +85,27 @@ def test_the_job_ends_at_its_next_checkpoint_and_leaves_no_process(
     assert f"PARTIAL: {job.rows_computed:,} row" in told
     assert "left for the next run: canceled by" in told
     assert job.rows_left == MANY - job.rows_computed > 0
+
+
+STUCK = """
+import os, signal, threading
+from airflow_geneva.cli.stopping import _canceling
+from airflow_geneva.engine.api import JobMeter
+
+asked, meter = threading.Event(), JobMeter("docs.y")
+
+def hang():
+    asked.set()
+    threading.Event().wait()
+
+meter.cancel = hang
+with _canceling(), meter.measuring():
+    os.kill(os.getpid(), signal.SIGINT)
+    asked.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+"""
+
+
+def test_the_second_signal_ends_the_process_while_the_store_does_not_answer() -> None:
+    assert subprocess.run([sys.executable, "-c", STUCK], timeout=60, stderr=subprocess.DEVNULL).returncode in (1, -2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,13 @@ def test_a_column_is_defined_filled_and_defined_again(db: str) -> None:
     assert "own_udfs:picky(id)" in run("define", db, "docs", "n", "own_udfs:picky", "--input", "id")
     told = run("backfill", db, "docs", "n", "--on-code-change", "recompute", "--max-failed", "0.1", code=1)
     assert "max_failed" in told
+
+
+def test_all_is_run_outside_of_the_main_thread(db: str) -> None:
+    run("define", db, "docs", "n", "own_udfs:double", "--input", "x")
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(run, "plan", db, "--all", "--run", "--runner", "inline").result()
+    assert "docs.n: DONE: 10 rows computed" in said
 
 
 def test_values_of_unknown_origin_are_adopted_if_asked(db: str) -> None:
