@@ -35,6 +35,9 @@ from tests.support.counting import triple
         (" 30M ", timedelta(minutes=30)),
         ("90s", timedelta(seconds=90)),
         ("2w", timedelta(weeks=2)),
+        ("800000d", timedelta(days=365_000)),
+        ("999999999d", timedelta(days=365_000)),
+        ("999999999w", timedelta(days=364_994)),
         (timedelta(microseconds=1), timedelta(microseconds=1)),
     ],
 )

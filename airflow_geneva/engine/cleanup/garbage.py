@@ -38,6 +38,8 @@ DEFAULT_TTL = timedelta(days=7)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _TTL = re.compile(r"(\d{1,9})([smhdw])")
+_MOST_AGE = timedelta(days=365_000)
+"""Nothing is older; a date that long ago still exists."""
 
 
 def parse_ttl(ttl: timedelta | str, name: str = "ttl") -> timedelta:
@@ -45,7 +47,8 @@ def parse_ttl(ttl: timedelta | str, name: str = "ttl") -> timedelta:
     span = ttl
     if isinstance(span, str):
         match = _TTL.fullmatch(span.strip().lower())
-        span = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else timedelta(0)
+        unit = timedelta(**{_UNITS[match[2]]: 1}) if match else timedelta(0)
+        span = unit * min(int(match[1]), _MOST_AGE // unit) if match else unit
     if not isinstance(span, timedelta) or span <= timedelta(0):
         raise InvalidInput(
             f"{name}={ttl!r} is not an age. Give a number with a unit, such as 7d, 12h or 30m, or a timedelta above 0."
