@@ -379,7 +379,8 @@ def _cancel(request: Request, viewer: CurrentUser, place: JobPlace) -> Response:
         raise HTTPException(415)
     by = f"{viewer.user.get_name()}, in Airflow"
     refused = read(viewer, (place.conn_id, place.location.name), request_cancel, place.location, place.job_id, by)
-    logger.info("%s canceled job %s.", by, place.job_id)
+    if not refused:
+        logger.info("%s canceled job %s.", by, place.job_id)
     said = refused or "The job ends after its current calls, and keeps what it computed."
     return answer({"said": said}, 409 if refused else 200)
 

@@ -278,7 +278,10 @@ def test_a_job_that_no_dag_started_does_not_become_readable_by_naming_it(
     browse(of_task(thief, "other"), "operator", status=404)
 
 
-def test_a_job_is_canceled_by_those_who_may_start_its_dag(browse: Get, database: Database) -> None:
+def test_a_job_is_canceled_by_those_who_may_start_its_dag(
+    browse: Get, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "airflow_geneva.pages")
     with DAG("writes_docs", schedule=None) as dag:
         BackfillTaskGroup(table="docs", column="y", lance_conn_id="shelf")
     register(dag)
@@ -308,3 +311,6 @@ def test_a_job_is_canceled_by_those_who_may_start_its_dag(browse: Get, database:
     folder.write_result("DONE", BackfillResult(job_id, "DONE").to_json(), None, 0)
     Rights.give("starter", triggers=["another"])
     assert ask("starter") == 403
+    monkeypatch.setattr("airflow_geneva.pages.app._may_cancel", lambda *given: True)
+    assert ask("starter") == 409, "it ended after the check"
+    assert caplog.text.count("starter, in Airflow canceled job") == 1
