@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 import time
 import zlib
@@ -28,6 +29,7 @@ from airflow_geneva.engine.storage.uri import join
 from airflow_geneva.errors import InvalidInput
 
 _KEY = b"crc32"
+_CRC = struct.Struct("<I")
 _METADATA = ""
 _STRUCT, _BOOL = pa.struct([]).id, pa.bool_().id
 _LISTS = {pa.list_(pa.null()).id, pa.large_list(pa.null()).id}
@@ -98,10 +100,9 @@ class CheckpointStore:
         if found is None:
             raise KeyError(key)
         try:
-            batch = from_bytes(found)
+            return _unpacked(found)
         except ValueError as error:
             raise KeyError(key) from error
-        return self._checked(key, batch, True)
 
     def _checked(self, key: str, batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
         try:
@@ -152,7 +153,7 @@ class CheckpointStore:
     def add(self, batches: Mapping[str, pa.RecordBatch]) -> None:
         """Write batches of one folder under new keys; several batches become one file."""
         if len(batches) > 1:
-            documents = {key: to_bytes(with_checksums(batch)) for key, batch in batches.items()}
+            documents = {key: _to_packed(batch) for key, batch in batches.items()}
             fault_point("checkpoint.write")
             added = self._packs_at(self._path(next(iter(batches)))).add(documents)
             fault_point("checkpoint.written")
@@ -189,7 +190,7 @@ class CheckpointStore:
         size = sum(map(len, values.values()))
         for key, path in paths.items():
             with suppress(KeyError):
-                values[key] = to_bytes(with_checksums(self[key]))
+                values[key] = _to_packed(self[key])
                 replaced.append(path)
                 size += len(values[key])
             if size >= FULL_BYTES:
@@ -255,6 +256,20 @@ def _select_rows(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: 
     if len(rows) and rows.max() >= batch.num_rows:
         raise KeyError(key)
     return rows_at(batch, pa.array(rows))
+
+
+def _to_packed(batch: pa.RecordBatch) -> bytes:
+    """Return a document of a pack: a checksum of the bytes of Arrow's stream, and these bytes."""
+    data = to_bytes(batch)
+    return _CRC.pack(zlib.crc32(data)) + data
+
+
+def _unpacked(document: bytes) -> pa.RecordBatch:
+    """Return the batch of a document of a pack; ValueError if it is damaged."""
+    data = document[_CRC.size :]
+    if document[: _CRC.size] != _CRC.pack(zlib.crc32(data)):
+        raise ValueError("the checksum does not match")
+    return from_bytes(data)
 
 
 def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
