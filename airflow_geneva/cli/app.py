@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 
 import airflow_geneva
-from airflow_geneva.cli import jobs as cli_jobs
-from airflow_geneva.cli import work
+from airflow_geneva.cli import jobs as cli_jobs, work
 from airflow_geneva.cli.checkpoints import checkpoints_app
 from airflow_geneva.cli.database import Command, print_json
 from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_checks, run_checks

@@ -28,67 +28,110 @@ from typing import TYPE_CHECKING
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
+    # With `as` they are names of this module to the type checkers of users, too.
     import lance
 
-    from airflow_geneva.engine.apply.batch_api import StillWaiting
-    from airflow_geneva.engine.checkpoint.listing import list_checkpoints
-    from airflow_geneva.engine.cleanup import collect, find_garbage
-    from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, parse_ttl
-    from airflow_geneva.engine.job.current_errors import ErrorCause, count_causes, group_errors
-    from airflow_geneva.engine.job.error_records import ErrorRecord, read_errors
-    from airflow_geneva.engine.job.estimate import Estimate, Interval
-    from airflow_geneva.engine.job.folder import JobFolder
-    from airflow_geneva.engine.job.heartbeat import APPROVAL
-    from airflow_geneva.engine.job.meter import JobMeter, Stopwatch, measured
-    from airflow_geneva.engine.job.shard_status import ShardStatus
-    from airflow_geneva.engine.job.status import Job, JobList, read_job
-    from airflow_geneva.engine.job.table_history import table_history
-    from airflow_geneva.engine.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
-    from airflow_geneva.engine.lance_io.given_rows import GivenRows
-    from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
-    from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED
-    from airflow_geneva.engine.lance_io.reading import Readable, check_columns
-    from airflow_geneva.engine.lance_io.row_ranges import Ranges
-    from airflow_geneva.engine.lance_io.rows import RowData
-    from airflow_geneva.engine.lance_io.siblings import Output
-    from airflow_geneva.engine.lance_io.table_key import key_columns
-    from airflow_geneva.engine.lance_io.table_versions import open_version
-    from airflow_geneva.engine.load.request import LoadRequest, plan_load
-    from airflow_geneva.engine.plan.failed_rows import FailedRows, FailedSourceRows
-    from airflow_geneva.engine.plan.freshness import Freshness, FreshnessCount
-    from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
-    from airflow_geneva.engine.plan.request import (
-        BackfillOptions,
-        BackfillRequest,
-        RefreshRequest,
-        SizingOptions,
-        plan_request,
+    from airflow_geneva.engine.apply.batch_api import StillWaiting as StillWaiting
+    from airflow_geneva.engine.checkpoint.listing import list_checkpoints as list_checkpoints
+    from airflow_geneva.engine.cleanup import collect as collect, find_garbage as find_garbage
+    from airflow_geneva.engine.cleanup.garbage import FileKind as FileKind, Garbage as Garbage, parse_ttl as parse_ttl
+    from airflow_geneva.engine.job.current_errors import (
+        ErrorCause as ErrorCause,
+        count_causes as count_causes,
+        group_errors as group_errors,
     )
-    from airflow_geneva.engine.plan.saved_plan import SavedPlan
-    from airflow_geneva.engine.plan.shard import Shard
-    from airflow_geneva.engine.plan.sizing import Sizing
-    from airflow_geneva.engine.run.announce import find_unannounced
-    from airflow_geneva.engine.run.background import JobFuture, start_in_background
-    from airflow_geneva.engine.run.choice import RunnerChoice, TooSlow
-    from airflow_geneva.engine.run.column_comparison import ColumnComparison, compare_columns
-    from airflow_geneva.engine.run.column_function import ColumnFunction, column_function
-    from airflow_geneva.engine.run.compare import Comparison, compare_column, compare_view_column
-    from airflow_geneva.engine.run.copying import copy_table
-    from airflow_geneva.engine.run.estimate import estimate_between, estimator
-    from airflow_geneva.engine.run.load import plan_here
-    from airflow_geneva.engine.run.pipeline import PlannedJob, choose, record_job, run_new
-    from airflow_geneva.engine.run.prepare import Udfs
-    from airflow_geneva.engine.run.promotion import Promoting, Promotion, PromotionPlan, plan_promotion, promote
-    from airflow_geneva.engine.run.query import TableQuery
-    from airflow_geneva.engine.run.table_columns import TableColumns
-    from airflow_geneva.engine.run.view_columns import ViewColumns
-    from airflow_geneva.engine.storage.location import TableLocation
-    from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, is_view, visible_columns
-    from airflow_geneva.engine.views.resolve import QuerySpec
-    from airflow_geneva.engine.views.sources import allow_databases, find_views, locate_source
-    from airflow_geneva.engine.views.state import CommittedViewState
-    from airflow_geneva.engine.watch.conditions import WaitCondition
-    from airflow_geneva.engine.watch.watcher import NewestVersions, Observation, TableWatcher
+    from airflow_geneva.engine.job.error_records import ErrorRecord as ErrorRecord, read_errors as read_errors
+    from airflow_geneva.engine.job.estimate import Estimate as Estimate, Interval as Interval
+    from airflow_geneva.engine.job.folder import JobFolder as JobFolder
+    from airflow_geneva.engine.job.heartbeat import APPROVAL as APPROVAL
+    from airflow_geneva.engine.job.meter import JobMeter as JobMeter, Stopwatch as Stopwatch, measured as measured
+    from airflow_geneva.engine.job.shard_status import ShardStatus as ShardStatus
+    from airflow_geneva.engine.job.status import Job as Job, JobList as JobList, read_job as read_job
+    from airflow_geneva.engine.job.table_history import table_history as table_history
+    from airflow_geneva.engine.lance_io.conflicts import (
+        commit_tries as commit_tries,
+        conflict_retries as conflict_retries,
+        is_conflict as is_conflict,
+    )
+    from airflow_geneva.engine.lance_io.given_rows import GivenRows as GivenRows
+    from airflow_geneva.engine.lance_io.indexes import Index as Index, read_indexes as read_indexes
+    from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED as NEWEST_TESTED
+    from airflow_geneva.engine.lance_io.reading import Readable as Readable, check_columns as check_columns
+    from airflow_geneva.engine.lance_io.row_ranges import Ranges as Ranges
+    from airflow_geneva.engine.lance_io.rows import RowData as RowData
+    from airflow_geneva.engine.lance_io.siblings import Output as Output
+    from airflow_geneva.engine.lance_io.table_key import key_columns as key_columns
+    from airflow_geneva.engine.lance_io.table_versions import open_version as open_version
+    from airflow_geneva.engine.load.request import LoadRequest as LoadRequest, plan_load as plan_load
+    from airflow_geneva.engine.plan.failed_rows import FailedRows as FailedRows, FailedSourceRows as FailedSourceRows
+    from airflow_geneva.engine.plan.freshness import Freshness as Freshness, FreshnessCount as FreshnessCount
+    from airflow_geneva.engine.plan.model import JobSpec as JobSpec, Plan as Plan, RefreshSpec as RefreshSpec
+    from airflow_geneva.engine.plan.request import (
+        BackfillOptions as BackfillOptions,
+        BackfillRequest as BackfillRequest,
+        RefreshRequest as RefreshRequest,
+        SizingOptions as SizingOptions,
+        plan_request as plan_request,
+    )
+    from airflow_geneva.engine.plan.saved_plan import SavedPlan as SavedPlan
+    from airflow_geneva.engine.plan.shard import Shard as Shard
+    from airflow_geneva.engine.plan.sizing import Sizing as Sizing
+    from airflow_geneva.engine.run.announce import find_unannounced as find_unannounced
+    from airflow_geneva.engine.run.background import JobFuture as JobFuture, start_in_background as start_in_background
+    from airflow_geneva.engine.run.choice import RunnerChoice as RunnerChoice, TooSlow as TooSlow
+    from airflow_geneva.engine.run.column_comparison import (
+        ColumnComparison as ColumnComparison,
+        compare_columns as compare_columns,
+    )
+    from airflow_geneva.engine.run.column_function import (
+        ColumnFunction as ColumnFunction,
+        column_function as column_function,
+    )
+    from airflow_geneva.engine.run.compare import (
+        Comparison as Comparison,
+        compare_column as compare_column,
+        compare_view_column as compare_view_column,
+    )
+    from airflow_geneva.engine.run.copying import copy_table as copy_table
+    from airflow_geneva.engine.run.estimate import estimate_between as estimate_between, estimator as estimator
+    from airflow_geneva.engine.run.load import plan_here as plan_here
+    from airflow_geneva.engine.run.pipeline import (
+        PlannedJob as PlannedJob,
+        choose as choose,
+        record_job as record_job,
+        run_new as run_new,
+    )
+    from airflow_geneva.engine.run.prepare import Udfs as Udfs
+    from airflow_geneva.engine.run.promotion import (
+        Promoting as Promoting,
+        Promotion as Promotion,
+        PromotionPlan as PromotionPlan,
+        plan_promotion as plan_promotion,
+        promote as promote,
+    )
+    from airflow_geneva.engine.run.query import TableQuery as TableQuery
+    from airflow_geneva.engine.run.table_columns import TableColumns as TableColumns
+    from airflow_geneva.engine.run.view_columns import ViewColumns as ViewColumns
+    from airflow_geneva.engine.storage.location import TableLocation as TableLocation
+    from airflow_geneva.engine.views.definition import (
+        IS_SET as IS_SET,
+        ViewDefinition as ViewDefinition,
+        is_view as is_view,
+        visible_columns as visible_columns,
+    )
+    from airflow_geneva.engine.views.resolve import QuerySpec as QuerySpec
+    from airflow_geneva.engine.views.sources import (
+        allow_databases as allow_databases,
+        find_views as find_views,
+        locate_source as locate_source,
+    )
+    from airflow_geneva.engine.views.state import CommittedViewState as CommittedViewState
+    from airflow_geneva.engine.watch.conditions import WaitCondition as WaitCondition
+    from airflow_geneva.engine.watch.watcher import (
+        NewestVersions as NewestVersions,
+        Observation as Observation,
+        TableWatcher as TableWatcher,
+    )
 
 
 def plan_refresh(

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import Stats, conf
 from airflow_geneva.engine import api
 from airflow_geneva.errors import DamagedRecord, StorageError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("airflow_geneva.job")
 
 _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 _COUNTED = ("rows_run", "rows_computed", "rows_reused", "rows_failed")

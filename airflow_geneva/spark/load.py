@@ -187,8 +187,7 @@ def load_on_spark(
     Raises:
         InvalidInput: Spark has no type for a column, or values of the source cannot be converted.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
+    from pyspark.sql import Window, functions as f
 
     wanted = {one.id: one for one in todo}
     task = _StageTask(location, spec, plan, shard)

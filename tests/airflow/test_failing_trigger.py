@@ -16,8 +16,7 @@ from airflow_geneva import Table
 from airflow_geneva.engine.storage import timeouts as patience
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.watch import watcher as _looking
-from airflow_geneva.triggers import NewFragmentsTrigger
-from airflow_geneva.triggers import new_fragments as module
+from airflow_geneva.triggers import NewFragmentsTrigger, new_fragments as module
 from tests.airflow.conftest import Desk
 from tests.support.triggering import Listener, Store, connect_to, play, trigger
 

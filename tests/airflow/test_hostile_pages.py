@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from airflow.api_fastapi.app import create_auth_manager
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from airflow_geneva.pages.app import app
 from tests.support.browsing import Get, assert_harmless

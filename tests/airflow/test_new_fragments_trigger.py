@@ -28,8 +28,7 @@ from airflow_geneva.assets import lance_asset, new_fragments, watched_lance_asse
 from airflow_geneva.engine.watch import watcher as _looking
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.task_groups import RefreshTaskGroup
-from airflow_geneva.triggers import NewFragmentsTrigger
-from airflow_geneva.triggers import new_fragments as module
+from airflow_geneva.triggers import NewFragmentsTrigger, new_fragments as module
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_view
 from tests.support.driving import register

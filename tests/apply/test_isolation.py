@@ -18,8 +18,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from airflow_geneva import UdfCrashed
 from airflow_geneva.engine.apply.isolation.process import POOL, WorkerProcess

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva.engine.apply.reader import FIRST_ROWS, CheckpointSizer, fixed_width
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from airflow_geneva.engine.code_hash.hasher import code_version
 from airflow_geneva.engine.code_hash.syntax import free_names

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva import Database, RateLimit, RateLimited, Retry, Skip, connect
 from airflow_geneva.errors import GenevaError, InvalidInput

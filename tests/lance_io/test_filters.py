@@ -9,8 +9,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, selected_offsets, where_columns

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, from_lists, to_lists
 

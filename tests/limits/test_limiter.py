@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva.engine.limits import limiter as limiter_module
 from airflow_geneva.engine.limits.budget import TICK_SECONDS, Budget, TableClock

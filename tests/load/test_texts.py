@@ -10,8 +10,7 @@ import json
 import random
 import time
 import zipfile
-from datetime import date, datetime, timezone
-from datetime import time as clock
+from datetime import date, datetime, time as clock, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any

@@ -15,8 +15,7 @@ import pytest
 from airflow_geneva import connect, expect, udf
 from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
-from tests.support.counting import TRACE, Trace, labelled, leave_trace
-from tests.support.counting import label as computed
+from tests.support.counting import TRACE, Trace, label as computed, labelled, leave_trace
 from tests.support.forge import forge
 from tests.support.harness import Fault
 from tests.support.invariants import assert_honest, assert_nothing_to_do_is_free, assert_right, assert_whole_commits

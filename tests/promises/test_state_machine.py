@@ -14,8 +14,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from lance.fragment import write_fragments
 

@@ -13,8 +13,7 @@ from random import Random
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.job.folder import JobFolder

@@ -32,8 +32,7 @@ from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
-from airflow_geneva.spark import local, progress, signs
-from airflow_geneva.spark import tasks as spark_session
+from airflow_geneva.spark import local, progress, signs, tasks as spark_session
 from airflow_geneva.spark.runner import SparkRunner
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import (

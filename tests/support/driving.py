@@ -30,8 +30,7 @@ try:
     from airflow.serialization.serialized_objects import DagSerialization
 except ImportError:  # before Airflow 3.2
     from airflow.models.dagbag import DagBag
-    from airflow.serialization.serialized_objects import SerializedDAG
-    from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
+    from airflow.serialization.serialized_objects import SerializedDAG, SerializedDAG as DagSerialization
 
 try:
     from airflow.models.taskmap import TaskMap as TaskExpansion

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva.engine.apply.skipped_rows import exceeded_limit
 from airflow_geneva.engine.udf.error_policy import (

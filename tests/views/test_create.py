@@ -16,8 +16,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva import Database, Table, View, connect
 from airflow_geneva.engine.storage.location import TableLocation

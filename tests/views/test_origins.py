@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
-from airflow_geneva.engine.run import promotion
-from airflow_geneva.engine.run import view as run_view
+from airflow_geneva.engine.run import promotion, view as run_view
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.query import Query
 from airflow_geneva.view import View

@@ -10,8 +10,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from airflow_geneva import Query, Table, connect, udf
 from airflow_geneva.engine.views.rows import order_row_ids, row_ids_of, shuffle_hashes

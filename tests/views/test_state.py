@@ -12,8 +12,7 @@ from airflow_geneva.engine.commit import view_swap as swap
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.engine.plan.request import RefreshRequest
-from airflow_geneva.engine.run import view as run
-from airflow_geneva.engine.run import view as swapping
+from airflow_geneva.engine.run import view as run, view as swapping
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.views.state import newest_swap, write_intent
 from airflow_geneva.view import View

@@ -12,8 +12,7 @@ from airflow_geneva.engine.checkpoint.facts import covered_documents, is_fold
 from airflow_geneva.engine.checkpoint.keys import parse_key, path_to_key
 from airflow_geneva.engine.checkpoint.packs import keys_of_pack
 from airflow_geneva.engine.checkpoint.submissions import FOLDER as BATCHES
-from airflow_geneva.engine.checkpoint.value_cache import FOLDER as VALUE_CACHE
-from airflow_geneva.engine.checkpoint.value_cache import MOST_AGE
+from airflow_geneva.engine.checkpoint.value_cache import FOLDER as VALUE_CACHE, MOST_AGE
 from airflow_geneva.engine.checkpoint.view_snapshot import snapshot_job, snapshot_key
 from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, field_of, group_files, parse_ttl
 from airflow_geneva.engine.cleanup.in_use import (

@@ -16,8 +16,7 @@ from airflow_geneva.engine.job.error_records import count_errors_so_far
 from airflow_geneva.engine.job.estimate import Interval
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD
-from airflow_geneva.engine.job.shard_status import WAITING, ShardStatus, read_shards
+from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD, WAITING, ShardStatus, read_shards
 from airflow_geneva.engine.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.engine.results import (
     DONE,
