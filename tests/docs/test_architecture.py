@@ -70,3 +70,15 @@ def test_the_ways_to_the_function_and_to_the_commit_are_short() -> None:
     )
     assert max(to_function) <= 17
     assert max(to_commit) <= 10
+
+
+def test_each_document_that_has_a_name_of_its_own_has_a_row() -> None:
+    table = PAGE.partition("## What is kept on disk")[2].partition("\n## ")[0]
+    sources = [
+        file.read_text()
+        for room in ("job", "cleanup", "checkpoint")
+        for file in (PACKAGE / "engine" / room).glob("*.py")
+    ]
+    names = {name for source in sources for name in re.findall(r'"([a-z]+\.json)"', source)}
+    assert {"job.json", "cancel.json"} <= names
+    assert {name for name in names if not re.search(rf"`[^`]*\b{re.escape(name)}`", table)} == set()

@@ -12,6 +12,7 @@ import griffe
 import pytest
 
 import airflow_geneva
+from airflow_geneva.engine import choices
 from airflow_geneva.engine.plan.sizing import Sizing
 from airflow_geneva.get_provider_info import get_provider_info
 
@@ -106,3 +107,10 @@ def test_what_the_guides_import_of_assets_is_described() -> None:
     names = {name.strip() for name in imported.split(",")}
     assert names <= {name.strip() for name in members[0].split(",")}
     assert "one_run_per_batch" in names
+
+
+def test_each_word_of_a_choice_is_explained() -> None:
+    chosen = [one for one in vars(choices).values() if isinstance(one, type) and issubclass(one, choices.Choice)]
+    lacking = {f"{one.__name__}.{word}" for one in chosen for word in one.words() if f"{word}: " not in one.explained()}
+    assert len(chosen) > 5
+    assert lacking == set()
