@@ -124,7 +124,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
 
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
-        dataset = dataset or self.lance
+        dataset = self.lance if dataset is None else dataset
         query = lancedb_view(dataset.schema.metadata)
         of_lancedb = "" if query is None else f", a view of LanceDB: {query}"
         return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}{of_lancedb}"
@@ -228,7 +228,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         Raises:
             InvalidInput: the column does not exist, or has no UDF.
         """
-        return read_definition(self.name, (dataset or self.lance).schema, column)
+        return read_definition(self.name, (self.lance if dataset is None else dataset).schema, column)
 
     def plan_backfill(
         self,
@@ -408,7 +408,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         dataset: LanceDataset | None = None,
     ) -> tuple[Plan, UDF]:
         location = location or self.location
-        dataset = dataset or location.open()
+        dataset = location.open() if dataset is None else dataset
         definition = self.definition(request.column, dataset)
         udf = load_udf(udf) if isinstance(udf, str) else udf
         if udf is not None and not isinstance(udf, UDF):

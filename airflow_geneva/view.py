@@ -98,7 +98,7 @@ class View(Table):
 
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
-        dataset = dataset or self.lance
+        dataset = self.lance if dataset is None else dataset
         source = self.view_definition.source_table
         state = api.CommittedViewState(self.location, dataset)
         shown = f"refreshed to its version {state.source_version}"
@@ -360,7 +360,7 @@ class View(Table):
         Raises:
             InvalidInput: no UDF computes a column of that name.
         """
-        metadata = (dataset or self.lance).schema.metadata
+        metadata = (self.lance if dataset is None else dataset).schema.metadata
         found = api.ViewDefinition.read(metadata, self.name).computed_column(column, self.name).udf
         assert found is not None
         return found

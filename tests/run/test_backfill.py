@@ -19,6 +19,7 @@ from lance.fragment import write_fragments
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
+from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.run.peers import PEERS
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed, StorageError
@@ -1083,3 +1084,23 @@ def test_a_run_that_meets_a_data_file_that_is_gone_says_what_to_do(make_table: M
     options: dict[str, Any] = {"where": "id < 5", "on_code_change": "recompute", "runner": "inline"}
     with pytest.raises(JobFailed, match=rf"{file.name}, which does not exist: cleanup_old_versions"):
         table.backfill("y", udf=of_version("2", 3), **options)
+
+
+def test_an_open_table_without_rows_is_not_opened_again(make_table: MakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __bool__(dataset: lance.LanceDataset) -> bool:
+        raise AssertionError("a dataset without rows is false: ask whether it is None")
+
+    monkeypatch.setattr(lance.LanceDataset, "__bool__", __bool__, raising=False)
+    table = make_table(6)
+    table.add_columns({"y": triple})
+    view = table.query().select(["id", "y"]).add_columns({"z": triple}).create_materialized_view(name="v")
+    for _ in range(2):
+        assert table.backfill("y", runner="inline", indexes="update").state == "DONE"
+        assert view.refresh(runner="inline", indexes="update").state == "DONE"
+    for count in (
+        FreshnessCount.of_column(table.location, "y", opened=table.lance),
+        FreshnessCount.of_view(view.location, opened=view.lance),
+    ):
+        assert count.count().rows == 6
+    assert str(table)
+    assert str(view)

@@ -322,7 +322,7 @@ class ShardCommitter:
         """Count the rows whose key a load's source lacks, wherever they are now; leave those with another key."""
         if not self._lacking:
             return 0
-        newest = self.newest or self.location.open()
+        newest = self.location.open() if self.newest is None else self.newest
         there = read_fragments(newest, self.columns, {candidate.task.id for candidate in self._lacking})
         rows, moved = 0, list[LostRows]()
         for candidate in self._lacking:
@@ -421,7 +421,7 @@ class ShardCommitter:
 
     def _verify(self, group: Sequence[Candidate]) -> Verification:
         opened, self.opened = self.opened, None
-        dataset = opened or self.location.open()
+        dataset = self.location.open() if opened is None else opened
         self.data.look_if_old(dataset, [candidate.staged.file for candidate in group])
         verdict = verify(dataset, self.columns, group, self.data)
         if verdict.left:

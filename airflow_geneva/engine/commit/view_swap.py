@@ -82,7 +82,7 @@ def swap_rows(
     """
     key, content, saved = "", None, False
     for _ in commit_tries(f"view {spec.table_name!r}", "swap its rows"):
-        dataset, opened = opened or location.open(), None
+        dataset, opened = location.open() if opened is None else opened, None
         whole = bool(files) and not read_indexes(dataset)  # with all of its rows, a view would lose its indexes
         if files and not whole:
             dataset = _with_a_fragment(dataset, location, spec.written)

@@ -175,7 +175,7 @@ class FreshnessCount:
         Raises:
             InvalidInput: there is no such version, or the column is not a computed one.
         """
-        dataset = _at(opened or table.open(), version)
+        dataset = _at(table.open() if opened is None else opened, version)
         inputs = read_definition(table.name, dataset.schema, column).input_columns or ()
         return FreshnessCount((dataset,), partial(column_freshness, dataset, table.checkpoints, inputs, column))
 
@@ -195,7 +195,7 @@ class FreshnessCount:
         Raises:
             InvalidInput: there is no such version, or the source cannot be opened.
         """
-        dataset = opened or view.open()
+        dataset = view.open() if opened is None else opened
         definition = ViewDefinition.read(dataset.schema.metadata, view.name)
         source = _at(locate_source(view, definition, sources).open(), version)
         return FreshnessCount(

@@ -189,7 +189,7 @@ def plan_refresh(
     """Compare the source with the view's snapshot; write nothing. `newest` is the source, if it is already open."""
     request.check()
     sizing = check_sizing(request.sizing)
-    dataset = newest = newest or source.open()
+    dataset = newest = source.open() if newest is None else newest
     if request.errors_only:
         dataset = _version_shown(dataset, definition, view_state, view.name)
     elif request.src_version is not None:

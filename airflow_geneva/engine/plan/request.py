@@ -196,7 +196,7 @@ def plan_request(
     """Check a request and plan it; write nothing. `inputs` come from the column's definition; None: from the UDF."""
     request.check()
     sizing = check_sizing(request.sizing)
-    dataset = newest or location.open()
+    dataset = location.open() if newest is None else newest
     with reporting_cleaned_up(location, dataset):
         if request.read_version is not None:
             open_version(dataset, request.read_version)

@@ -56,7 +56,8 @@ def state_with_bases(
         return state
     # The oldest version of a clone is that of the other table: the facts are about it.
     oldest = min(version["version"] for version in dataset.version_refs())
-    then = open_version_or_none(dataset, oldest) or dataset
+    if (then := open_version_or_none(dataset, oldest)) is None:
+        then = dataset
     tables, clones = [], (*clones, normalize_uri(dataset.uri))
     for number, base in bases.items():
         uri = normalize_uri(base.path)

@@ -195,7 +195,7 @@ class ColumnPublisher(Publisher):
                 damaged = [one.task for one in candidates if one.staged.file == broken.source]
                 remove_broken(target, broken, (str(spec.key(fragment)) for fragment in damaged))
                 continue
-            self.newest = committer.newest or self.newest
+            self.newest = self.newest if committer.newest is None else committer.newest
             self._forget(candidates)
             return result
 
@@ -302,7 +302,7 @@ class ColumnPublisher(Publisher):
 
     def _newest(self) -> lance.LanceDataset:
         """Return the version of this process's last commit, or else the newest one, opened once."""
-        self.newest = self.newest or self.location.open()
+        self.newest = self.location.open() if self.newest is None else self.newest
         return self.newest
 
     def _commits(self, results: Iterable[ShardResult | None]) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ def with_indexes(
     if not spec.indexes and not result.commits:
         return result
     try:
-        open_newest = cache(lambda: newest or location.open())
+        open_newest = cache(lambda: location.open() if newest is None else newest)
         ids = spec.indexed_fields(open_newest)
         for field_id in ids if spec.indexes else ():
             update_indexes(location, field_id)

@@ -388,7 +388,7 @@ def plan(
     """Plan a refresh; write nothing. Raises as :func:`airflow_geneva.engine.plan.refresh.plan_refresh` does."""
     udfs = load_udfs(definition)
     code = definitions_now(definition, udfs)
-    dataset = newest or view.open()
+    dataset = view.open() if newest is None else newest
 
     def shown() -> CommittedViewState:
         state = CommittedViewState(view, dataset)
