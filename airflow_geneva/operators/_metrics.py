@@ -9,6 +9,7 @@ from datetime import timedelta
 from airflow.providers.common.compat.sdk import Stats, conf
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.results import DONE
 from airflow_geneva.errors import DamagedRecord, StorageError
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -43,7 +44,8 @@ def send_metrics_of_job(job: api.PlannedJob) -> None:
         Stats.timing(f"geneva.step_duration.{step}", timedelta(seconds=seconds), tags=tags)
     # Failed rows stay due: every run computes them again.
     Stats.gauge("geneva.rows_due", found.rows_left + found.rows_failed, tags=tags)
-    Stats.gauge("geneva.staleness", time.time() - job.spec.written.written / 1e9, tags=tags)
+    if found.state == DONE:  # else older changes may not be visible
+        Stats.gauge("geneva.staleness", time.time() - job.spec.read.written / 1e9, tags=tags)
     for name, figure in {"cost": found.cost, "function_busy": found.busy_share}.items():
         if figure is not None:
             Stats.gauge(f"geneva.{name}", figure, tags=tags)

@@ -7,18 +7,22 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
 from opentelemetry import metrics
 
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.operators import _metrics
-from airflow_geneva.operators._metrics import _COUNTED as COUNTED
+from airflow_geneva.operators._metrics import _COUNTED as COUNTED, send_metrics_of_job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.collector import Collector, collecting, settings
 from tests.support.desk import ROWS
 from tests.support.driving import Driver
+from tests.support.tables import MakeTable
 
 otel_logger = pytest.importorskip("airflow.sdk.observability.metrics.otel_logger", reason="came with Airflow 3.2")
 stats = pytest.importorskip("airflow.sdk.observability.stats", reason="came with Airflow 3.2")
@@ -68,6 +72,30 @@ def test_a_job_sends_what_it_did_how_long_it_took_and_how_fresh_its_values_are(
     assert 0 < sent["function_busy"] <= 1
     assert 0 < sent["step_duration.apply"] <= sent["job_duration"] < 1e3 * (time.time() - began)
     assert 0 < sent["staleness"] < time.time() - began + 60
+
+
+@pytest.mark.parametrize(("state", "sends"), [("DONE", True), ("PARTIAL", False), ("FAILED", False)])
+def test_a_view_is_as_fresh_as_its_source_was_and_only_once_a_job_has_done_all(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, state: str, sends: bool
+) -> None:
+    view = make_table(3).query().create_materialized_view(name="v")
+    job_id = view.refresh(runner="inline").job_id
+    folder, spec = JobFolder.of(view.location.checkpoints, job_id), view.plan_refresh().spec
+    folder.write_result(state, BackfillResult(job_id, state).to_json(), None, 0)
+    source, now = spec.tables[0].written / 1e9, spec.tables[0].written / 1e9 + 5
+    assert source < spec.tables[1].written / 1e9, "the view was written after its source"
+    gauges: dict[str, float] = {}
+    said = SimpleNamespace(incr=nothing, timing=nothing, gauge=lambda name, value, tags: gauges.update({name: value}))
+    monkeypatch.setattr(_metrics, "Stats", said)
+    monkeypatch.setattr(_metrics, "_wanted", lambda: True)
+    monkeypatch.setattr(_metrics, "time", SimpleNamespace(time=lambda: now))
+    send_metrics_of_job(SimpleNamespace(spec=spec, folder=folder))  # type: ignore[arg-type]
+    assert gauges.get("geneva.staleness") == (pytest.approx(5) if sends else None)
+    assert "geneva.rows_due" in gauges
+
+
+def nothing(*_given: object, **_more: object) -> None:
+    pass
 
 
 def test_the_page_and_the_dashboard_name_the_metrics_that_are_sent() -> None:
