@@ -166,8 +166,10 @@ def compute_shard(
     if is_connect(session):
         check_demands(job.spec)
     with job.at_step("apply", index), failing_at_once(InvalidInput):
+        watch = api.Stopwatch()
         send_archives(session, planned_archives(job.spec, job.folder.storage))
-        return job.apply_on(SparkRunner(session), job.load_shard(index))
+        watch.lap("code")
+        return job.apply_on(SparkRunner(session, watch), job.load_shard(index))
 
 
 def application_name(dag_id: str, job: api.PlannedJob, index: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -141,10 +142,11 @@ class ApplyOperator(SparkSubmitOperator):
             with job.documents(shard.index).written_here():
                 waiting.look()
                 job.begin(shard)
+                watch = api.Stopwatch()
                 again = job.documents(shard.index).applied is not None
                 how = self._compute_here(job, shard, configured, again)
             if how is None:
-                how = self._compute_on_spark(job, shard, context, again)
+                how = self._compute_on_spark(job, shard, context, again, watch)
         if waiting.batches:
             # A triggerer has neither the code nor its credentials, so the resumed task polls the service.
             waiting.count_wake()
@@ -184,12 +186,14 @@ class ApplyOperator(SparkSubmitOperator):
             return "in this task"
         return None
 
-    def _compute_on_spark(self, job: api.PlannedJob, shard: api.Shard, context: Context, again: bool) -> str:
+    def _compute_on_spark(
+        self, job: api.PlannedJob, shard: api.Shard, context: Context, again: bool, watch: api.Stopwatch
+    ) -> str:
         """Compute the shard on Spark, unless an earlier attempt did, and return a description of it."""
         spec = job.spec
         spark_conn_id = required_text("spark_conn_id", self.spark_conn_id)
         if self._connection(spark_conn_id).conn_type == SparkConnectHook.conn_type:
-            self._apply_on_server(job, shard, spark_conn_id, context["ti"].try_number)
+            self._apply_on_server(job, shard, spark_conn_id, context["ti"].try_number, watch)
             return "on Spark Connect"
         # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would mistake
         # an old application that succeeded for the current one.
@@ -198,26 +202,32 @@ class ApplyOperator(SparkSubmitOperator):
             self.durable = False
         self._scratch = Scratch.make(spec.job_id, shard.index)
         try:
-            self._submit(job, shard, self._scratch, context)
+            self._submit(job, shard, self._scratch, context, watch)
         finally:
             self._scratch.remove()
         return "on Spark"
 
-    def _apply_on_server(self, job: api.PlannedJob, shard: api.Shard, spark_conn_id: str, try_number: int) -> None:
+    def _apply_on_server(
+        self, job: api.PlannedJob, shard: api.Shard, spark_conn_id: str, try_number: int, watch: api.Stopwatch
+    ) -> None:
         check_demands(job.spec)
         url = SparkConnectHook(spark_conn_id).get_connection_url()
         task = _of_this_wake(job, shard, f"{job.spec.job_id}/{job.saved.fingerprint}/{shard.index}")
         with open_try(url, task, try_number) as self._session:
+            watch.lap("session")
             send_archives(self._session, _planned_archives(job))
-            job.apply_on(SparkRunner(self._session), shard)
+            watch.lap("code")
+            job.apply_on(SparkRunner(self._session, watch), shard)
 
-    def _submit(self, job: api.PlannedJob, shard: api.Shard, scratch: Scratch, context: Context) -> None:
-
+    def _submit(
+        self, job: api.PlannedJob, shard: api.Shard, scratch: Scratch, context: Context, watch: api.Stopwatch
+    ) -> None:
         spec = job.spec
         self.application = str(APPLICATION)
         self.name = self.name or application_name(context["ti"].dag_id, job, shard.index)
         archives = [scratch.write(name, data) for name, data in _planned_archives(job).items()]
         self.py_files = ",".join([*([self.py_files] if self.py_files else []), *archives])
+        watch.lap("code")
         given = self.render_template(self.env_vars, context) or {}
         self._conn_id = required_text("spark_conn_id", self.spark_conn_id)
         connection = self._check_connection()
@@ -229,7 +239,8 @@ class ApplyOperator(SparkSubmitOperator):
             more = identity_arguments(self.lance_conn_id, job, "use deploy mode 'client'")
             options = {}
         more += ["--leave-waiting"] if job.waiting(shard).interval else []
-        self.application_args = shard_arguments(job, shard.index, more)
+        before = ["--submitted", f"{time.time():.3f}", "--code-seconds", f"{watch.seconds['code']:.3f}"]
+        self.application_args = shard_arguments(job, shard.index, [*before, *more])
         # The base class would add them to the worker's whole environment, or write them on the command line. Here they
         # are part of the driver's own environment.
         self.env_vars = None

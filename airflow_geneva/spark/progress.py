@@ -14,7 +14,8 @@ from airflow_geneva import errors
 from airflow_geneva.engine.apply.skipped_rows import SkipCount
 from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.progress import ProgressReporter, read_progress
+from airflow_geneva.engine.job.progress import START, ProgressReporter, read_progress
+from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.caps import CapReached, Caps
 from airflow_geneva.errors import GenevaError, UdfError
@@ -139,6 +140,7 @@ class ProgressCollector:
         self._next = time.monotonic() + report_seconds(self.caps.spec)
         ready, seconds, counts, busy = 0, 0.0, Counts(), Busy()
         skipped: Counter[int] = Counter()
+        starts = list[SparkStart]()
         spent: dict[int, float] = {}
         running: list[int] = []
         progress, slots, usage = self.task_spec.progress, self.task_spec.slots, self.task_spec.used
@@ -154,6 +156,7 @@ class ProgressCollector:
             busy += found.busy
             seconds += found.seconds
             ready += found.ready
+            starts += filter(None, [SparkStart.from_json(document.get(START))])
             used = Usage.from_json(document.get("usage"))
             spent[task], usage = used.paid, usage + used
             if not document.get(ENDED):
@@ -168,6 +171,7 @@ class ProgressCollector:
         self.reporter.rows_ready = max(self.reporter.rows_ready, counts.rows_ready)
         self.reporter.rows_failed = max(self.reporter.rows_failed, counts.rows_failed)
         self.reporter.usage, self.reporter.busy = lambda: usage, lambda: busy
+        self.reporter.complete_start(starts)
         self._look_for_executor(bool(spent))
         try:
             self.count.check(skipped)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_geneva.engine.job.folder import ShardDocuments
+    from airflow_geneva.engine.job.meter import Stopwatch
     from airflow_geneva.engine.plan.model import JobSpec
     from airflow_geneva.engine.plan.shard import Shard
     from airflow_geneva.engine.run.caps import Caps
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SparkRunner:
-    """Computes shards on a session that has the code; without one, on the active session, or on a local one."""
+    """Computes shards on a session that has the code; without one, on the active session, or on a local one.
+
+    Args:
+        watch: has measured the start of the session, by part.
+    """
 
     session: SparkSession | None = None
+    watch: Stopwatch | None = None
 
     def is_up(self) -> bool:
         if self.session is not None or "pyspark.sql" not in sys.modules:
@@ -56,7 +62,7 @@ class SparkRunner:
 
         if self.session is None:
             return apply_in_session(location, spec, shard, udfs, documents, caps, wait)
-        return apply_on_spark(self.session, location, spec, shard, udfs, documents, caps, wait, every)
+        return apply_on_spark(self.session, location, spec, shard, udfs, documents, caps, wait, self.watch, every)
 
     def load(self, concurrency: int) -> Loader:
         from airflow_geneva.spark.load import SparkSearch

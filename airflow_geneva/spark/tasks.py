@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
@@ -19,7 +20,9 @@ from airflow_geneva.engine.apply.skipped_rows import SkipCount, has_limits, skip
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import JobFolder, ShardDocuments
+from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.masking import is_service_variable
 from airflow_geneva.engine.plan.model import JobSpec
@@ -28,6 +31,7 @@ from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.run.caps import CapReached, Caps
 from airflow_geneva.engine.run.inline import Reporting, open_reporter
 from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
+from airflow_geneva.engine.run.task import TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -58,7 +62,7 @@ class TaskSpec:
 
     ``attempt`` names the folder of the tasks' reports, ``used`` is what calls reported before; ``slots`` is how many
     Spark tasks run at once; ``skipped`` counts rows skipped before the stage, by rule; ``services`` are environment
-    variables of model services.
+    variables of model services; ``submitted`` is the time when the stage was submitted.
     """
 
     location: TableLocation
@@ -72,6 +76,7 @@ class TaskSpec:
     skipped: Mapping[int, int]
     services: Mapping[str, str] = field(default_factory=dict, repr=False)
     used: Usage = field(default_factory=Usage)
+    submitted: float = 0.0
 
     @property
     def progress(self) -> Storage:
@@ -96,13 +101,16 @@ def apply_on_spark(
     documents: ShardDocuments,
     caps: Caps,
     wait: Callable[[Mapping[str, int]], None],
+    watch: Stopwatch | None = None,
     every: float = EVERY_SECONDS,
 ) -> list[UnitReport]:
     """Compute and stage a shard on a cluster; CapReached if the job reached a cap before it was done.
 
     Args:
         wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
+        watch: has measured the start of the session, by part.
     """
+    watch = watch or Stopwatch()
     slots, skipped = _slots(session, spec), skipped_before(location, spec)
     services = {name: value for name, value in os.environ.items() if is_service_variable(name)}
     job, plan = documents.folder, documents.plan
@@ -117,6 +125,9 @@ def apply_on_spark(
     rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
     limits: Policy = joint_policy(udfs.here()) if has_limits(spec) else "fail"
+    watch.lap("driver")
+    start = SparkStart(**watch.seconds)
+    reporter.start = lambda: start
     earlier, reports = list[UnitReport](), list[UnitReport]()
     for stage, count in enumerate((len(groups), len(rest))):
         repeat = stage == 0
@@ -124,7 +135,7 @@ def apply_on_spark(
             if repeat:
                 # Each round has a folder of its own, so its tasks' usage is added to the usage of earlier rounds.
                 attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
-                task_spec = replace(task_spec, attempt=attempt, used=reporter.usage())
+                task_spec = replace(task_spec, attempt=attempt, used=reporter.usage(), submitted=time.time())
             runner = _GroupRunner(task_spec, stage, stage * len(groups))
             found, left = _run_stage(session, runner, count, reporter, limits, caps, min(len(groups), slots))
             waiting = sum(found, UnitReport(True)).waiting
@@ -156,13 +167,16 @@ def apply_in_session(
     wait: Callable[[Mapping[str, int]], None],
 ) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
+    watch = Stopwatch()
     session = local.open_session(spec.sizing.concurrency)
+    watch.lap("session")
     if spec.codes:
         send_archives(session, planned_archives(spec, documents.folder.storage))
         udfs = udfs.sent().with_archives(tuple(code.zip for code in spec.codes))
     else:
         udfs = send_code(session, udfs)
-    return apply_on_spark(session, location, spec, shard, udfs, documents, caps, wait)
+    watch.lap("code")
+    return apply_on_spark(session, location, spec, shard, udfs, documents, caps, wait, watch)
 
 
 def _slots(session: SparkSession, spec: JobSpec) -> int:
@@ -305,13 +319,14 @@ class _GroupRunner:
     first: int
 
     def __call__(self, task: int) -> bytes:
+        began, waited = time.monotonic(), max(time.time() - self.task_spec.submitted, 0.0)
         # On a server nothing else could set them; this runs before the UDF's imports.
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, "1")
         os.environ.update(self.task_spec.services)
-        return pickle.dumps(self._run(task))
+        return pickle.dumps(self._run(task, began, waited))
 
-    def _run(self, at: int) -> tuple[list[int], list[UnitReport]]:
+    def _run(self, at: int, began: float, waited: float) -> tuple[list[int], list[UnitReport]]:
         task_spec, every = self.task_spec, report_seconds(self.task_spec.spec)
         groups = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))
         claims = self._once(_claims_of_stage, lambda: Claims(task_spec.claims(self.stage), len(groups)))
@@ -360,6 +375,7 @@ class _GroupRunner:
                 prepare(*about, task_spec.udfs, task_spec.skipped, meter, begun) as task,
                 Reporting(reporter, task, lambda rows: allowance.wait()) as reporting,
             ):
+                reporter.start = partial(_started, task, began, waited)
                 reports = task.run(units, reporting.add_rows, reporting.add_unit, take)
             write({**reporter.document(), ENDED: True})
         except DriverLost as lost:
@@ -387,6 +403,12 @@ class _GroupRunner:
 _groups_of_stage: dict[_Stage, list[list[Unit]]] = {}
 _claims_of_stage: dict[_Stage, Claims] = {}
 _target_of_stage: dict[_Stage, Target] = {}
+
+
+def _started(task: TaskRunner, began: float, waited: float) -> SparkStart:
+    """Return the last parts of Spark's start, as a task that began then sees them; zeros before its first result."""
+    called = task.first_call
+    return SparkStart(worker=waited, function=max(called - began, 0.0)) if isfinite(called) else SparkStart()
 
 
 def _is_tried_again() -> bool:

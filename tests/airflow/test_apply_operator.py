@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import zipfile
 from dataclasses import dataclass
 from datetime import timedelta
@@ -211,7 +212,9 @@ def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder
     submitted = recorder.read()
     [shard] = run.xcom("backfill.plan")
     job = shard["plan_uri"].rpartition("/")[0]
-    assert submitted.arguments == ["--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0"]
+    *place, _, submitted_at, _, code_seconds = submitted.arguments
+    assert place == ["--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0"]
+    assert time.time() - float(submitted_at) >= float(code_seconds) >= 0
     code = next(names for file, names in submitted.packed.items() if file.startswith("code-"))
     assert code == ["geneva_dag_udfs.py"]
     package = next(names for file, names in submitted.packed.items() if file.startswith("airflow_geneva-"))

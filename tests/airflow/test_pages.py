@@ -476,6 +476,10 @@ def test_a_running_job_whose_shard_failed_says_how_it_will_end_and_what_to_do(re
     assert "Spark's start 15 s a shard, in Apply" in page
     assert "Average speed 50 rows/s a shard" in page
     assert cells(reader(of_job("docs", job_id)))[1][5:7] == ["15 s", "50 rows/s on average"]
+    folder.update_shard(PRINT, 0, applied={**done, "spark_start": {"jvm": 3.1, "session": 2.2, "function": 11.4}})
+    page = text_of(reader(of_job("docs", job_id)))
+    assert "Spark's start 17 s a shard, in Apply: JVM 3.1, session 2.2, function 11.4" in page
+    assert cells(reader(of_job("docs", job_id)))[1][5] == "17 s"
 
 
 def test_a_job_that_nobody_works_on_any_more(reader: Get, database: Database) -> None:

@@ -67,6 +67,10 @@ def test_the_search_example_runs_on_spark_and_no_credential_shows_anywhere(
         first = Driver.trigger(dag, {"question": "Verse 4."}).go()
         pages = looking.result()
         assert first.state == "success", first.errors
+        jobs = [desk.database.job(job.id) for job in desk.database.jobs()]
+        [shard] = [shard for job in jobs for shard in job.shards if shard.spark_start]
+        assert all(vars(shard.spark_start).values()), "each part of Spark's start is measured"
+        assert shard.spark_start.seconds <= dict(shard.seconds)["apply"]
         assert any("6 rows computed on Spark" in line for line in logs.by_task["embed.shards.apply[0]"])
         assert first.xcom("search")[0] == {"id": 4, "text": "Verse 4.", "_distance": 0.0}
         rows = desk.database.open_table("embedded_passages").to_arrow().to_pylist()

@@ -20,8 +20,9 @@ from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
 from airflow_geneva.engine.job.progress import Progress, ProgressReporter, Sample
 from airflow_geneva.engine.job.shard_results import write_shard_result
+from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
+from airflow_geneva.engine.results import DONE, FAILED, BackfillResult, ShardResult
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import DamagedRecord
 
@@ -234,6 +235,29 @@ def test_a_shard_that_failed_tells_its_time_and_one_speed(folder: JobFolder) -> 
     job = read(folder)
     assert (job.state, dict(job.seconds)) == ("FAILED", {"plan": 0.5, "apply": 10.0, "finish": 0.1})
     assert (job.shards[0].applied_per_second, job.average_speed) == (8.0, 8.0)
+
+
+def test_the_start_of_spark_is_told_by_part(folder: JobFolder) -> None:
+    plan(folder, SIZES[1:])
+    reporter = ProgressReporter(100, 2, start=lambda: SparkStart(jvm=3.1, session=2.04))
+    reporter.complete_start([])
+    reporter.complete_start([SparkStart(worker=2.5, function=3.0), SparkStart(worker=2.9, function=1.4)])
+    reporter.complete_start([SparkStart(worker=0.1, function=0.1)])
+    folder.update_shard(PRINT, 0, applying=reporter.document())
+    done = {"rows_run": 100, "rows_computed": 100, "rows_failed": 0, "seconds": 20.0}
+    told = "Spark's start 9.4 s a shard, in Apply: JVM 3.1, session 2.0, Python worker 2.9, function 1.4"
+    assert f"  {told}" in read(folder).lines()
+    # It is a part of the result, because the progress of a committed shard is not read.
+    document = folder.read_shard(PRINT, 0)["applying"]
+    folder.update_shard(PRINT, 0, applied={**done, "spark_start": document["spark_start"]}, applying=None)
+    assert f"  {told}" in read(folder).lines()
+    found = replace(BackfillResult(folder.job_id, DONE).with_seconds(plan=0.5, spark=7.0, finish=0.1))
+    folder.write_result(DONE, found.to_json(), None, 0, {}, PRINT)
+    in_session = "Spark's start 16 s: JVM 3.1, session 9.0, Python worker 2.9, function 1.4"
+    assert f"  {in_session}" in read(folder).lines()
+    for damaged in ({"jvm": -1.0}, {"jvm": "1e999"}, {"jvm": []}, [3.1]):
+        folder.update_shard(PRINT, 0, applied={**done, "spark_start": damaged})
+        assert read(folder).spark_start == ""
 
 
 def test_a_job_that_waits_for_a_person_says_so_and_is_not_dead_after_a_weekend(folder: JobFolder) -> None:

@@ -83,11 +83,11 @@ def measured() -> JobMeter:
 
 
 class Stopwatch:
-    """Measures seconds by step."""
+    """Measures seconds by step; the first step began some seconds before."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: float = 0.0) -> None:
         self.seconds: dict[str, float] = {}
-        self._since = time.monotonic()
+        self._since = time.monotonic() - before
 
     @contextmanager
     def timing(self, step: str) -> Iterator[None]:

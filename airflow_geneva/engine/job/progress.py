@@ -12,12 +12,15 @@ from airflow_geneva.engine.counts import Counts, Usage
 from airflow_geneva.engine.display import counted, duration
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import APPLYING
+from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.errors import StorageError
 
 logger = logging.getLogger("airflow_geneva.progress")
 
 NO_EXECUTOR = "no_executor"
 """Field of a progress document: Spark has no executor that could compute."""
+START = "spark_start"
+"""Field of a progress document, and of the result of apply: the seconds of Spark's start by part."""
 
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
@@ -118,6 +121,7 @@ class ProgressReporter:
     failed: Callable[[], int] = int
     usage: Callable[[], Usage] = Usage
     busy: Callable[[], Busy] = Busy
+    start: Callable[[], SparkStart] = SparkStart
     used_before: Usage = field(default_factory=Usage)
     spark_ui: str | None = None
     has_executor: bool = True
@@ -158,6 +162,13 @@ class ProgressReporter:
         """Count a fragment that was staged, with its due rows that did not fail."""
         self.ready += 1
         self.rows_ready += rows
+
+    def complete_start(self, of_tasks: Sequence[SparkStart]) -> None:
+        """Add the parts of Spark's start that a task measured: of the first ones, the task that was fastest."""
+        start = self.start()
+        if of_tasks and not start.function:
+            start += min(of_tasks, key=lambda one: one.seconds)
+            self.start = lambda: start
 
     def set_committed(self, fragments: int, rows: int, versions: tuple[int, ...]) -> None:
         """Record the visible fragments, rows and versions; write the document at once, because commits are few."""
@@ -203,6 +214,7 @@ class ProgressReporter:
         kept = {"at": time.time(), "skipped": self.skipped(), "usage": asdict(self.used_before + self.usage())}
         kept |= {} if self.has_executor else {NO_EXECUTOR: True}
         kept |= {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
+        kept |= {START: asdict(start)} if (start := self.start()) else {}
         return {**asdict(self.now()), **kept}
 
     def _sample(self, seconds: float) -> bool:

@@ -27,7 +27,8 @@ from airflow_geneva.engine.job.folder import (
     shard_name,
 )
 from airflow_geneva.engine.job.heartbeat import Heartbeat
-from airflow_geneva.engine.job.progress import NO_EXECUTOR, read_progress, rows_per_second
+from airflow_geneva.engine.job.progress import NO_EXECUTOR, START, read_progress, rows_per_second
+from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.results import ShardResult
 from airflow_geneva.engine.storage.files import in_parallel
 
@@ -57,6 +58,7 @@ class ShardStatus(Counts):
         since: start of its last attempt, in seconds since the epoch; None if it is not known.
         seen: time of its newest progress, in seconds since the epoch; None if it is not known.
         start_seconds: seconds from the start of the task to that of the computation; while it runs, to its first rows.
+        spark_start: seconds to the first call of the function on Spark, by part; zeros if they are not known.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
         usage: usage that its calls reported, in all attempts, except in the last seconds before a kill.
         samples: at most 60 pairs of time, in seconds since the epoch, and rows that its last attempt had computed then.
@@ -78,6 +80,7 @@ class ShardStatus(Counts):
     since: float | None = None
     seen: float | None = None
     start_seconds: float | None = None
+    spark_start: SparkStart = field(default_factory=SparkStart)
     samples: tuple[tuple[float, int], ...] = ()
     usage: Usage = field(default_factory=Usage)
     rows_submitted: int = 0
@@ -235,6 +238,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         seconds=(("apply", round(progress.seconds, 3)),),
         seen=float(document["at"]) if "at" in document else None,
         usage=Usage.from_json(document.get("usage")),
+        spark_start=SparkStart.from_json(document.get(START)),
         # A web page turns it into a link.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
         busy=progress.busy,
@@ -256,6 +260,7 @@ def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_computed=max(status.rows_computed, int(document["rows_computed"])),
         seconds=(("apply", float(document["seconds"])),),
         start_seconds=document.get("start_seconds"),
+        spark_start=SparkStart.from_json(document.get(START)),
     )
 
 

@@ -17,6 +17,7 @@ from airflow_geneva.engine.job.estimate import Interval
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.engine.job.shard_status import FAILED as FAILED_SHARD, WAITING, ShardStatus, read_shards
+from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.engine.results import (
     DONE,
@@ -164,10 +165,17 @@ class Job(Listed, Counts):
         return sum(rows for rows, _ in known) / seconds if seconds else 0.0
 
     @property
-    def spark_start(self) -> float:
-        """Mean seconds from the start of a shard's task, or of the job, to its first call: the start of Spark."""
-        starts = [shard.start_seconds for shard in self.shards if shard.start_seconds]
-        return sum(starts) / len(starts) if starts else self.seconds.get("spark", 0.0)
+    def spark_start(self) -> str:
+        """How long Spark took to start, by part, in a shard or in the job's session; "" if that is not known."""
+        known = [shard.spark_start for shard in self.shards if shard.spark_start]
+        if (session := self.seconds.get("spark")) is not None:
+            start = known[0] + SparkStart(session=session) if known else SparkStart()
+            return f"{duration(start.seconds)}: {start}" if start else ""
+        start = SparkStart.mean(known)
+        waits = [shard.start_seconds for shard in self.shards if shard.start_seconds]
+        seconds = start.seconds or sum(waits) / max(len(waits), 1)
+        every = " a shard" if self.shard_count > 1 else ""
+        return f"{duration(seconds)}{every}, in Apply{f': {start}' if start else ''}" if round(seconds, 1) else ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -256,6 +264,7 @@ class Job(Listed, Counts):
         lines.extend([f"  {self.outlook}"] if self.outlook else [])
         if self.seconds:
             lines.append("  " + ", ".join(f"{step} {duration(seconds)}" for step, seconds in self.seconds.items()))
+        lines.extend([f"  Spark's start {self.spark_start}"] if self.spark_start else [])
         if self.runner is not None:
             where = "one process" if self.runner == RunnerName.INLINE else "Spark"
             lines.append(f"  planned for {where}: {self.runner_reason}")

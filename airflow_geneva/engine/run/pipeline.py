@@ -24,6 +24,7 @@ from airflow_geneva.engine.job.error_records import count_errors
 from airflow_geneva.engine.job.estimate import FEW_ROWS, Estimate, starting_spark
 from airflow_geneva.engine.job.folder import (
     APPLIED,
+    APPLYING,
     FAILURE,
     STARTED,
     STATUS,
@@ -35,7 +36,7 @@ from airflow_geneva.engine.job.folder import (
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
 from airflow_geneva.engine.job.meter import Stopwatch, measured
 from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.engine.job.progress import EVERY_SECONDS, usage_of
+from airflow_geneva.engine.job.progress import EVERY_SECONDS, START, usage_of
 from airflow_geneva.engine.job.shard_results import carried_counts, read_shard_result, write_shard_result
 from airflow_geneva.engine.job.speed import UdfSpeed
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
@@ -483,6 +484,8 @@ class PlannedJob:
             "seconds": round(seconds + waited, 3),
             "start_seconds": round(waited, 3),
         }
+        if caps is not None and (start := (status.get(APPLYING) or {}).get(START)):
+            document[START] = start
         if stopped:
             document["stopped"] = stopped
         if done.notes:

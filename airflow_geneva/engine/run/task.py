@@ -139,6 +139,11 @@ class TaskRunner:
         return UnitReport(False, speed=UdfSpeed(saved=saved, seconds=beside, busy=self.busy, fitting=self.fitting()))
 
     @property
+    def first_call(self) -> float:
+        """When the function was called first, by the monotonic clock; infinity before its first result."""
+        return self.applier.began
+
+    @property
     def busy(self) -> Busy:
         """How busy the function was up to now."""
         applier, waits = self.applier, self.waits

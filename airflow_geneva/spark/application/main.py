@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,9 +16,12 @@ from airflow_geneva.engine.storage.documents import parse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_geneva.engine.job.meter import Stopwatch
+
 
 def main(arguments: list[str]) -> int:
     """Compute and stage a shard; the commit task commits it."""
+    began = time.time()
     parser = argparse.ArgumentParser(prog="airflow_geneva apply")
     parser.add_argument("--job", required=True, help="URI of the job's folder")
     parser.add_argument("--fingerprint", required=True, help="SHA-256 of the plan")
@@ -27,6 +31,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--leave-waiting", action="store_true", help="end while the service of a batch API works")
     parser.add_argument("--name", default=None, help="name of the application, if the one who submits it gives none")
     parser.add_argument("--progress-seconds", type=float, default=None, help="seconds between progress lines")
+    parser.add_argument("--submitted", type=float, default=None, help="when spark-submit was started, since the epoch")
+    parser.add_argument("--code-seconds", type=float, default=0.0, help="seconds that the code took before")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -40,14 +46,21 @@ def main(arguments: list[str]) -> int:
     session = builder.getOrCreate()
     for archive in options.archive:
         session.sparkContext.addPyFile(archive)
+    opened = time.time()
     from airflow_geneva.engine.apply.batch_api import StillWaiting
+    from airflow_geneva.engine.job.meter import Stopwatch
     from airflow_geneva.errors import GenevaError
+
+    watch = Stopwatch(time.time() - opened)
+    watch.seconds |= {"code": options.code_seconds, "session": opened - began}
+    if options.submitted is not None:
+        watch.seconds["jvm"] = max(began - options.submitted, 0.0)
 
     storage_options = dict(option.split("=", 1) for option in options.storage_option)
     storage_options |= parse(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     place = (options.job, options.fingerprint, options.shard)
     try:
-        apply_submitted(session, *place, storage_options, options.progress_seconds, not options.leave_waiting)
+        apply_submitted(session, watch, *place, storage_options, options.progress_seconds, not options.leave_waiting)
     except StillWaiting as still:
         print(f"airflow_geneva: {still}", file=sys.stderr, flush=True)
     except GenevaError as error:
@@ -60,6 +73,7 @@ def main(arguments: list[str]) -> int:
 
 def apply_submitted(
     session: SparkSession,
+    watch: Stopwatch,
     job_uri: str,
     fingerprint: str,
     shard: int,
@@ -81,7 +95,7 @@ def apply_submitted(
     every = {} if progress_seconds is None else {"every": progress_seconds}
     # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
     with job.at_step("apply", shard):
-        job.apply_on(SparkRunner(session), job.load_shard(shard), **every)
+        job.apply_on(SparkRunner(session, watch), job.load_shard(shard), **every)
 
 
 if __name__ == "__main__":
