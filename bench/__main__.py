@@ -26,6 +26,7 @@ LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
 TOGETHER = (
     "small",
+    "start",
     "slow",
     "plan",
     "changes",
@@ -115,6 +116,10 @@ class BenchmarkRun:
     def _small(self) -> dict[str, Any]:
         size = {"fragments": 20 if self.quick else 2_000, "repeats": 1 if self.quick else 2}
         return dict(self._measure("small", folder=str(self.scratch / "small"), **size))
+
+    def _start(self) -> dict[str, Any]:
+        times = 2 if "spark" in self.runners else 0
+        return dict(self._measure("start", folder=str(self.scratch / "start"), submissions=times, imports=3))
 
     def _load(self) -> list[dict[str, Any]]:
         keys = 2_000 if self.quick else 500_000

@@ -128,6 +128,7 @@ AIMS = (
     Aim("column of 1M rows, first backfill", "times", 1.6, _column("a")),
     Aim("column, a fragment of 10 rows", "ms", 4, _fragment("column")),
     Aim("view, a fragment of 10 rows", "ms", 5, _fragment("view")),
+    Aim("import of the package on a worker", "s", 0.4, lambda results: float(min(results["start"]["imports"]))),
     Aim("column of 20,000 fragments of 10 rows", "s", 80, _cold("20k", "inline", "inside")),
     Aim("memory for these 20,000 fragments", "MB", 400, lambda found: _cold("20k", "inline", "peak_self")(found) / 1e6),
     Aim("column, 50 ms away, first backfill", "times", 1.5, _far("column, first", ratio=True)),

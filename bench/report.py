@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from airflow_geneva.engine.job.spark_start import SparkStart
 from bench import aims, charts, planning
 from bench.cases import CASES
 from bench.estimate import ON_SPARK
@@ -470,6 +471,17 @@ def _loaded(runs: Sequence[Mapping[str, Any]]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _started(run: Mapping[str, Any]) -> str:
+    starts = [SparkStart.from_json(start) for start in run["starts"]]
+    rows = [(str(turn), f"{start.seconds:.1f}", str(start)) for turn, start in enumerate(starts, 1)]
+    about = (
+        f"From the start of a task to the first call of its function, in a new spark-submit with two slots each time. "
+        f"In a new process, importing what a worker needs of this package from its zip takes "
+        f"{_best_median(run['imports'])} s beyond the import of pyarrow and pylance."
+    )
+    return f"{about}\n\n{_table(('submission', 's', 'by part, s'), rows)}" if rows else about
+
+
 _PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}
 
 
@@ -513,6 +525,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("compare", "Filling a column", _compared),
     ("once", "From a cold start, and memory", _cold),
     ("small", "Small fragments", _small),
+    ("start", "The start of Spark", _started),
     ("slow", "What checkpoints cost", _slow),
     ("plan", "Planning", _planned),
     ("changes", "After changes", _changed),
