@@ -361,6 +361,8 @@ class _GroupRunner:
         try:
             units, opened, _ = task_spec.progress.side_by_side(take, opening, signs.read)
             if not units:
+                if earlier:  # else the driver keeps the rest of its allowance for it
+                    write({**earlier, ENDED: True})
                 return [], []
             _limit_visible_gpus()
             meter = Meter(lambda: allowance.most_cost - used.paid, lambda: allowance.wait())

@@ -437,6 +437,24 @@ def test_tasks_that_are_left_alone_keep_their_rows_and_end(
     assert_doubled(table)
 
 
+def test_a_task_that_was_killed_and_finds_nothing_left_has_ended(tmp_path: Path) -> None:
+    table, _ = make_table(tmp_path, 20, 10)
+    table.add_columns({"y": spark_udfs.slow})
+    saved = record_plan(table.plan_backfill("y"), table.location)
+    job = JobFolder.of(table.location.checkpoints, saved.spec.job_id)
+    udfs = Udfs.planned(saved.spec)
+    task_spec = spark_session.TaskSpec(table.location, saved.spec, udfs, job, saved.fingerprint, 0, "try", 1, {})
+    spark_session.DriverSigns(task_spec.progress).write()
+    for group in range(len(task_spec.read_groups(0))):
+        for task in (0, 1):
+            task_spec.claims(0).write_json(f"{group:06}-{task:06}", {})
+    task_spec.progress.write_json("task-000000.json", {"usage": {"calls": 3}, "skipped": {}})
+    assert pickle.loads(spark_session._GroupRunner(task_spec, 0, 0)(0)) == ([], [])
+    report = task_spec.progress.read_json("task-000000.json")
+    assert report["ended"] is True, "else the driver keeps the rest of its allowance for it"
+    assert report["usage"]["calls"] == 3
+
+
 def test_what_is_sent_to_the_tasks_does_not_grow_with_the_rows_that_are_due(tmp_path: Path) -> None:
     sizes = []
     for rows in (1_000, 50_000):
