@@ -38,9 +38,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.error_policy import Policy
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import DeviceFailed, GenevaError, InvalidInput, StorageError, UdfCrashed
-from airflow_geneva.spark import local
 from airflow_geneva.spark.claims import Claims, Share
-from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import explaining_ended_session, is_connect
 from airflow_geneva.spark.progress import DEVICE, ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
@@ -167,6 +165,10 @@ def apply_in_session(
     wait: Callable[[Mapping[str, int]], None],
 ) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
+    # The workers import this module, and need neither.
+    from airflow_geneva.spark import local
+    from airflow_geneva.spark.code import planned_archives, send_archives, send_code
+
     watch = Stopwatch()
     session = local.open_session(spec.sizing.concurrency)
     watch.lap("session")
