@@ -144,7 +144,10 @@ def apply_on_spark(
             # The tasks check all units again, and skip staged ones.
             earlier += [UnitReport(True, speed=report.speed) for report in found]
             reporter.keep()
-            (wait if waiting else caps.around(lambda none: None))(waiting)
+            if waiting:
+                wait(waiting)
+            else:
+                caps.begin_round()
     reports += earlier
     reporter.rows_done = sum(report.speed.rows for report in reports)
     reporter.rows_failed = sum(report.failed for report in reports)
@@ -332,7 +335,7 @@ class _GroupRunner:
         task_spec, every = self.task_spec, report_seconds(self.task_spec.spec)
         groups = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))
         claims = self._once(_claims_of_stage, lambda: Claims(task_spec.claims(self.stage), len(groups)))
-        # Only an earlier try of this task can have left files since the stage began, and every request blocks the task.
+        # Only an earlier try of this task can have left its progress, and every request blocks the task.
         again = _is_tried_again()
         if not claims.free and not again:
             return [], []

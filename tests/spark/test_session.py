@@ -310,7 +310,7 @@ def test_tasks_look_for_what_an_earlier_try_left_only_if_there_was_one(spark: ob
     packs = [request for request in requests if "prefix" in str(request) and str(request).endswith("packed/")]
     assert len(packs) < 8, "there are eight groups of rows, and the process that runs them listed the packs once"
     ended = {str(request) for request in requests if re.search(r"PUT .*/progress/.*/task-", str(request))}
-    assert len(ended) <= 2, "a task of each of the session's slots takes one group after another"
+    assert len(ended) < 8, "a task takes one group after another"
 
 
 def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spark: object, tmp_path: Path) -> None:

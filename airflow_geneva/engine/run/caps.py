@@ -143,7 +143,7 @@ class Caps:
         self.check()
 
     def around(self, wait: Callable[[Mapping[str, int]], None]) -> Callable[[Mapping[str, int]], None]:
-        """Wrap a wait for a service, so that its time does not count; Spark's tasks count from 0 after it."""
+        """Wrap a wait for a service, so that its time does not count; a new round begins after it."""
 
         def waiting(batches: Mapping[str, int]) -> None:
             began = time.monotonic()
@@ -151,11 +151,15 @@ class Caps:
                 wait(batches)
             finally:
                 self._began += time.monotonic() - began
-                if self.task_seconds is not None:
-                    self.before += Spent(0.0, self.task_seconds, self.computed)
-                    self.computed, self.task_seconds = 0, 0.0
+                self.begin_round()
 
         return waiting
+
+    def begin_round(self) -> None:
+        """Keep what Spark's tasks have spent; those of the next round count from 0."""
+        if self.task_seconds is not None:
+            self.before += Spent(0.0, self.task_seconds, self.computed)
+            self.computed, self.task_seconds = 0, 0.0
 
     @property
     def cost(self) -> float:
