@@ -166,7 +166,7 @@ def commit_access(options: StorageOptions) -> dict[str, Any]:
 
 def options_for(catalog: Any, table: list[str]) -> StorageOptions:
     """Return the storage options for a table that was opened with a client of this process."""
-    options = next(options for (options, _), known in _clients.items() if known is catalog)
+    options = next(options for (options, _), known in tuple(_clients.items()) if known is catalog)
     return of_table(options, ".".join(table))
 
 
