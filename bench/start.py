@@ -74,7 +74,8 @@ def _submit(table: airflow_geneva.Table, column: str, place: Path) -> SparkStart
 def _import(archive: Path) -> float:
     command = [sys.executable, "-c", _IMPORT]
     environment = {**os.environ, "PYTHONPATH": str(archive)}
-    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+    # The working directory precedes PYTHONPATH, and is perhaps a checkout.
+    done = subprocess.run(command, check=True, env=environment, cwd=archive.parent, capture_output=True, text=True)
     seconds, file = done.stdout.split()
     if not file.startswith(str(archive)):
         raise SystemExit(f"Case start: {file} was imported, and not the package in {archive}.")

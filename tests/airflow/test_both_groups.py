@@ -157,7 +157,7 @@ def test_numbers_may_come_out_of_templates(desk: Desk, group: str) -> None:
         ("refresh", {"src_version": "new"}, "src_version='new' is not a whole number"),
         ("refresh", {"on_unknown_values": "{{ 'fill' }}"}, "is for columns"),
         ("refresh", {"errors_only": "{{ 1 == 1 }}"}, "it was never refreshed"),
-        ("refresh", {"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 is not valid"),
+        ("refresh", {"max_rows_per_fragment": "{{ 0 }}"}, "max_rows_per_fragment=0 is not valid"),
         ("refresh", {"shard_size": "{{ 0 }}"}, "shard_size=0 is not valid"),
     ],
 )
