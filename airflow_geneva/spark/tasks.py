@@ -218,7 +218,7 @@ def _run_stage(
 
     task_spec, signs = runner.task_spec, DriverSigns(runner.task_spec.progress)
     signs.write()
-    # Each row holds a task's number, and is one Spark task. A shared server gets only as many as may run at once.
+    # Each row holds a task's number, and is one Spark task. A shared server gets one for each slot at most.
     partitions = min(groups, task_spec.slots) if is_connect(session) else groups
     # Neither needs pandas, as `mapInArrow` does on the driver, nor pyarrow in the JVM's protocol.
     run = udf(runner, BinaryType(), useArrow=False).asNondeterministic()
