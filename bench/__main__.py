@@ -127,7 +127,7 @@ class BenchmarkRun:
 
     def _wide(self) -> list[dict[str, Any]]:
         found = []
-        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((2_500, 1_000_000), (100, 10_000_000)):
+        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((1_000, 1_000_000), (50, 10_000_000)):
             for kind in wide.KINDS:
                 folder = str(self.scratch / "wide")
                 self._measure("make_wide", folder=folder, rows=rows, width=width, kind=kind)
@@ -155,7 +155,7 @@ class BenchmarkRun:
         return dict(found)
 
     def _hourly(self) -> dict[str, Any]:
-        size = {"hours": 1 if self.quick else 4, "rows": 600, "verses": 1_000 if self.quick else 100_000}
+        size = {"hours": 1 if self.quick else 2, "rows": 600, "verses": 1_000 if self.quick else 100_000}
         found = self._measure("hourly", folder=str(self.scratch / "hourly"), **size)
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")
@@ -170,7 +170,7 @@ class BenchmarkRun:
         return dict(self._measure("far", folder=str(self.scratch / "far"), **(small if self.quick else full)))
 
     def _busy(self) -> dict[str, Any]:
-        full = {"fragments": 20, "images": 250, "ms": 50}
+        full = {"fragments": 11, "images": 250, "ms": 50}
         small = {"fragments": 2, "images": 50, "ms": 1}
         size = small if self.quick else full
         return dict(self._measure("busy", folder=str(self.scratch / "busy"), runners=self.runners, **size))
@@ -183,7 +183,7 @@ class BenchmarkRun:
         return list(self._measure("gpu", folder=str(self.scratch / "gpu"), **size))
 
     def _estimate(self) -> list[dict[str, Any]]:
-        jobs = 4 if self.quick else 20
+        jobs = 4 if self.quick else 10
         return list(self._measure("estimate", folder=str(self.scratch / "estimate"), jobs=jobs, quick=self.quick))
 
     def _limits(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class BenchmarkRun:
         return dict(self._measure("limits", folder=str(self.scratch / "limits"), **size))
 
     def _indexes(self) -> dict[str, Any]:
-        full = {"rows": 200_000, "hours": 50, "added": 1_000, "ends": 10}
+        full = {"rows": 200_000, "hours": 25, "added": 1_000, "ends": 5}
         size = {"rows": 3_000, "hours": 10, "added": 50, "ends": 3} if self.quick else full
         return dict(self._measure("indexes", folder=str(self.scratch / "indexes"), **size))
 
@@ -211,7 +211,7 @@ class BenchmarkRun:
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"
-        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 20, quick=self.quick))
+        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 12, quick=self.quick))
 
     def _view(self, name: str) -> list[dict[str, Any]]:
         rows = VIEWS[name] // (500 if self.quick else 1)
@@ -244,8 +244,7 @@ class BenchmarkRun:
                 size = {"fragments": fragments, "computed": computed, "columns": columns}
                 folder = self.scratch / "plan"
                 self._measure("make_many", folder=str(folder), **size)
-                repeats = 1 if self.quick or fragments > 100_000 else 3
-                plan = self._measure("plan", folder=str(folder), computed=computed, repeats=repeats)
+                plan = self._measure("plan", folder=str(folder), computed=computed, repeats=1)
                 found.append({**size, **plan})
                 shutil.rmtree(folder)
         return found

@@ -1,4 +1,4 @@
-"""How often the cost of a job is in the interval that its plan stated: fifty jobs, some of them on Spark."""
+"""How often the cost of a job is in the interval that its plan stated; some of the jobs run on Spark."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from airflow_geneva import udf
 from airflow_geneva.engine.job.estimate import Interval
 from airflow_geneva.engine.run.estimate import estimate_by_history
 from airflow_geneva.engine.udf import UDF
+from airflow_geneva.spark.runner import SparkRunner
 from bench.udfs import waits
 
 SEED = 20_261_123
@@ -150,7 +151,7 @@ def _on_warm_spark(database: airflow_geneva.Database, name: str, shape: Shape) -
     for begin in range(0, rows, size):
         table.add(some(before + begin, min(size, rows - begin)))
     plan = table.plan_backfill("y", concurrency=SLOTS)
-    estimate = estimate_by_history(plan, "spark")
+    estimate = estimate_by_history(plan, "spark", SparkRunner())
     result = table.backfill("y", runner="spark", concurrency=SLOTS)
     return {
         "by": ON_SPARK,

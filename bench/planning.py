@@ -71,11 +71,10 @@ def make_many(folder: str, fragments: int, computed: bool, columns: int = 3) -> 
 
 
 def measure(folder: str, computed: bool, repeats: int) -> dict[str, Any]:
-    """Measure planning on such a table, and pylance opening it and listing its fragments in both available ways."""
+    """Measure planning on such a table, and pylance opening it and listing its fragments."""
     table = open_table(Path(folder))
     sides: dict[str, Callable[[], Any]] = {
         "floor": lambda: lance.dataset(table.uri).__reduce__(),
-        "objects": lambda: _read_file_lists(table.uri),
         "plan": lambda: table.plan_backfill("y", udf=udfs.double),
     }
     if computed:
@@ -110,14 +109,6 @@ def sizes(plan: Plan, table: airflow_geneva.Table) -> dict[str, Any]:
         "plan_bytes": sum(len(job.read_bytes(entry["file"])) for entry in saved.shards),
         "xcom_bytes": len(json.dumps(shard_summaries(plan, saved, job))),
     }
-
-
-def _read_file_lists(uri: str) -> int:
-    gc.disable()
-    try:
-        return sum(len(fragment.metadata.files) for fragment in lance.dataset(uri).get_fragments())
-    finally:
-        gc.enable()
 
 
 def _named(file: DataFile, number: int) -> DataFile:
