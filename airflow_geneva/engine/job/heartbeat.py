@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -42,8 +40,6 @@ class Heartbeat:
     at: float
     step: str
     over: bool = False
-    host: str = ""
-    pid: int = 0
 
     def silent_for(self, now: float) -> float:
         """Return the seconds since this heartbeat if a working process should have written the next one, else 0."""
@@ -56,10 +52,7 @@ class Heartbeat:
         if not document:
             return None
         try:
-            at, step = check_time(document["at"]), str(document["step"])
-            return Heartbeat(
-                at, step, bool(document.get("over")), str(document.get("host", "")), int(document.get("pid", 0))
-            )  # fmt: skip
+            return Heartbeat(check_time(document["at"]), str(document["step"]), bool(document.get("over")))
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -94,7 +87,7 @@ def writing_heartbeats(
 
     def beat(over: bool = False) -> None:
         nonlocal warned
-        alive = {"at": time.time(), "step": step, "over": over, "host": socket.gethostname(), "pid": os.getpid()}
+        alive = {"at": time.time(), "step": step, "over": over}
         try:
             folder.update_shard(plan, shard, by, alive=alive)
         except BaseException as error:
