@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from airflow_geneva.engine.counts import Usage
@@ -30,35 +30,29 @@ class RateLimit:
     """
 
     key: str
+    _: KW_ONLY
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrent: int | None = None
 
-    def __init__(
-        self,
-        key: str,
-        *,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        concurrent: int | None = None,
-    ) -> None:
-        if not isinstance(key, str) or not is_name(key):
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str) or not is_name(self.key):
             raise InvalidInput(
-                f"RateLimit(key={key!r}) cannot name a file. Use letters, digits, '_', '-' and '.', at most 200, such "
-                'as "openai-research".'
+                f"RateLimit(key={self.key!r}) cannot name a file. Use letters, digits, '_', '-' and '.', at most 200, "
+                'such as "openai-research".'
             )
-        rates = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-        for name, rate in rates.items():
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            rate = getattr(self, name)
             if rate is not None and not (_is_number(rate) and rate > 0):
                 raise InvalidInput(f"RateLimit({name}={rate!r}): give a number above 0, or None for no limit.")
-        if concurrent is not None and not (type(concurrent) is int and concurrent >= 1):
-            raise InvalidInput(f"RateLimit(concurrent={concurrent!r}): give a whole number of at least 1, or None.")
-        if requests_per_minute is tokens_per_minute is concurrent is None:
+        at_once = self.concurrent
+        if at_once is not None and not (type(at_once) is int and at_once >= 1):
+            raise InvalidInput(f"RateLimit(concurrent={at_once!r}): give a whole number of at least 1, or None.")
+        if self.requests_per_minute is self.tokens_per_minute is at_once is None:
             raise InvalidInput(
-                f"RateLimit(key={key!r}) limits nothing. Give requests_per_minute, tokens_per_minute or concurrent."
+                f"RateLimit(key={self.key!r}) limits nothing. Give requests_per_minute, tokens_per_minute or "
+                "concurrent."
             )
-        for name, value in {"key": key, **rates, "concurrent": concurrent}.items():
-            object.__setattr__(self, name, value)
 
 
 def check_limit(value: object) -> RateLimit | None:
