@@ -91,12 +91,16 @@ class Sums:
 
     @classmethod
     def from_json(cls, document: object) -> Self:
-        """Parse a document of numbers; return zeros if it is missing or damaged."""
+        """Parse a document; return zeros if it is missing or damaged.
+
+        A field that is neither an int nor a float has its parser as `read` in its metadata.
+        """
         kinds = {"int": int, "float": float}
         try:
             found = document if isinstance(document, Mapping) else {}
             there = (one for one in fields(cls) if one.name in found)
-            return cls(**{one.name: kinds[str(one.type)](found[one.name]) for one in there})
+            readers = ((one.name, one.metadata.get("read") or kinds[str(one.type)]) for one in there)
+            return cls(**{name: read(found[name]) for name, read in readers})
         except (TypeError, ValueError):
             return cls()
 

@@ -60,6 +60,10 @@ def _smaller(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str
     return {name: min(part[name] for part in (ours, theirs) if name in part) for name in (*ours, *theirs)}
 
 
+def _sizes(document: Any) -> dict[str, float]:
+    return {str(name): float(most) for name, most in dict(document).items()}
+
+
 @dataclass(frozen=True)
 class UdfSpeed(Sums):
     """The rows, time and sizes that were measured for the UDFs of a job.
@@ -83,9 +87,9 @@ class UdfSpeed(Sums):
     bytes: int = 0
     fragments: int = 0
     called: float = 0.0
-    saved: SavedCalls = field(default_factory=SavedCalls)
-    busy: Busy = field(default_factory=Busy)
-    fitting: Mapping[str, float] = field(default_factory=dict, metadata={"add": _smaller})
+    saved: SavedCalls = field(default_factory=SavedCalls, metadata={"read": SavedCalls.from_json})
+    busy: Busy = field(default_factory=Busy, metadata={"read": Busy.from_json})
+    fitting: Mapping[str, float] = field(default_factory=dict, metadata={"add": _smaller, "read": _sizes})
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
@@ -113,22 +117,6 @@ class UdfSpeed(Sums):
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: object) -> UdfSpeed:
-        """Parse a document; return a speed without rows if it is missing or damaged."""
-        if not isinstance(document, Mapping):
-            return UdfSpeed()
-        try:
-            rows, first_rows, size = (int(document[name]) for name in ("rows", "first_rows", "bytes"))
-            seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
-            fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
-            saved = SavedCalls.from_json(document.get("saved"))
-            busy = Busy.from_json(document.get("busy"))
-            fitting = {str(name): float(most) for name, most in dict(document.get("fitting") or {}).items()}
-            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved, busy, fitting)
-        except (LookupError, TypeError, ValueError):
-            return UdfSpeed()
 
 
 @dataclass(frozen=True)
