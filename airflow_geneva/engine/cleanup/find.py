@@ -14,7 +14,7 @@ from airflow_geneva.engine.checkpoint.packs import keys_of_pack
 from airflow_geneva.engine.checkpoint.submissions import FOLDER as BATCHES
 from airflow_geneva.engine.checkpoint.value_cache import FOLDER as VALUE_CACHE, MOST_AGE
 from airflow_geneva.engine.checkpoint.view_snapshot import snapshot_job, snapshot_key
-from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, field_of, group_files, parse_ttl
+from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, group_files, parse_ttl
 from airflow_geneva.engine.cleanup.in_use import (
     CheckpointPlace,
     is_named_like_ours,
@@ -230,14 +230,14 @@ class _Search:
         going = []
         settled = min(self.cutoff, self.now - _SETTLE_SECONDS)
         for folder, files in _by_folder(self._below("_checkpoints", "state")).items():
-            if (field_id := field_of(folder)) is None:
+            if not (number := folder.removeprefix("field-")).isdecimal():
                 continue
             keys = {path_to_key(name): file for name, file in files.items()}
             folds = sorted(
                 (key for key, file in keys.items() if is_fold(key) and file.modified < settled),
                 key=lambda key: -keys[key].modified,
             )
-            covered = covered_documents(self.checkpoints, field_id, folds) if folds else set()
+            covered = covered_documents(self.checkpoints, int(number), folds) if folds else set()
             going += [keys[key] for key in covered if key in keys and keys[key].modified < self.cutoff]
         return going
 

@@ -140,9 +140,3 @@ class Garbage:
 def group_files(files: Mapping[FileKind, Iterable[FileEntry]]) -> tuple[FileGroup, ...]:
     """Return one group of files per kind, in the order of the kinds, each sorted by name."""
     return tuple(FileGroup(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in FileKind)
-
-
-def field_of(folder: str) -> int | None:
-    """Return the field id in the name of a column's folder ``field-{id}``; None for another folder."""
-    number = folder.removeprefix("field-")
-    return int(number) if number != folder and number.isdigit() else None

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
-from airflow_geneva.engine.checkpoint.facts import prune_state
+from airflow_geneva.engine.checkpoint.facts import fields_with_state, prune_state
 from airflow_geneva.engine.checkpoint.view_snapshot import (
     packed_snapshots,
     prune_packed_snapshots,
     snapshot_job,
     snapshot_key,
 )
-from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, field_of, group_files
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, group_files
 from airflow_geneva.engine.cleanup.in_use import (
     ActiveJobs,
     ExistingVersions,
@@ -168,9 +168,7 @@ class _Collector:
     def _prune(self) -> None:
         """Fold the column states without facts about fragments that no version contains any more."""
         self._thin_snapshots()
-        state = self.location.checkpoints.folder("state")
-        fields = [found for name in state.list_folder()[0] if (found := field_of(name)) is not None]
-        if not fields:
+        if not (fields := fields_with_state(self.location.checkpoints)):
             return
         versions = ExistingVersions.of(self.location.open())
         for field_id in fields:
