@@ -54,30 +54,10 @@ class UDF:
         data_type: Arrow type of its output.
         signature: its parameters, annotations and form.
         module: the module that applied the decorator.
-        version: the version given instead of the code hash, or None.
-        deps: more things that the code hash covers.
-        input_columns: the declared input columns, or None: the parameters name them.
-        num_cpus, num_gpus: CPUs and GPUs per call, or None.
-        memory: bytes per call, or None.
-        batch_size: rows per call, or None.
-        batch_by: the weight of a row: a function of the inputs, or the name of an input; or None.
-        batch_limit: maximum weight of a call, which is that of its heaviest row times its rows, or None.
-        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint, or None.
-        on_error: "fail", "skip", or a tuple of rules.
-        timeout: seconds a call may take, or None.
-        setup_timeout: seconds that starting its process and loading it may take, or None.
-        out_of_memory: exceptions that mean that a call has too many rows for its device's memory.
-        cost: cost of a row, for example at a service, or None.
-        max_in_flight: concurrent calls of an async function in each process, or None.
-        poll_interval: seconds between two polls of a batch API, or None.
-        visible_after: seconds until the service of a batch API lists a submitted batch, or None.
-        limit: the rate limit of a service that its calls must respect, or None.
-        deterministic: whether equal inputs of a row always give equal values.
-        dedup: whether it is called only once for equal inputs.
-        expect: expectations on its values.
         preprocess: its stage, which makes its input from the input columns, or None.
-        preprocess_workers: number of processes of the stage; None: it runs in threads.
         method_of: the class on whose instance the function is called as a method, or None.
+
+    The other attributes are the arguments of `udf`, or None.
     """
 
     func: Any
