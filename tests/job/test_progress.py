@@ -34,7 +34,8 @@ def run(clock: Clock, reporter: ProgressReporter, seconds: float) -> list[float]
     reporter.emit = lambda line: lines.append(clock.now - began)
     while clock.now < began + seconds:
         clock.now += 1
-        reporter.add_rows(1)
+        reporter.rows_done += 1
+        reporter.tick()
     return lines
 
 
@@ -58,7 +59,8 @@ def test_a_function_that_loads_for_four_minutes_says_so_in_a_few_lines(clock: Cl
         reporter.tick()
     assert len(lines) <= 8
     assert lines[0] == "loading the function (5.0 s so far), 0 of 5,000 rows computed"
-    reporter.add_rows(10)
+    reporter.rows_done += 10
+    reporter.tick()
     assert "10 of 5,000 rows computed" in str(reporter.now())
 
 

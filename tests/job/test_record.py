@@ -110,7 +110,7 @@ def test_a_running_job_says_how_busy_its_functions_are(folder: JobFolder) -> Non
 def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     plan(folder, SIZES)
     applying = ProgressReporter(80, 1, lambda found: folder.update_shard(PRINT, 0, applying=found), rows_held=20)
-    applying.add_rows(30)
+    applying.rows_done += 30
     applying.keep()
     beat(folder, RECORD["started"] + 10, "apply")
     job = read(folder, now=RECORD["started"] + 12)
@@ -118,7 +118,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (150, 100, 0)
     assert (job.rows_computed, job.rows_left, job.commits) == (30, 300, ())
 
-    applying.add_rows(50)
+    applying.rows_done += 50
     applying.add_ready(100)
     applying.keep()
     job = read(folder, now=RECORD["started"] + 12)
@@ -143,7 +143,7 @@ def test_rows_that_failed_are_a_state_of_their_own_in_every_stage(folder: JobFol
     plan(folder, SIZES[1:])
     applying = ProgressReporter(100, 2, lambda found: folder.update_shard(PRINT, 0, applying=found))
     applying.failed = lambda: 6
-    applying.add_rows(60)
+    applying.rows_done += 60
     applying.keep()
 
     def counts() -> tuple[int, ...]:

@@ -57,10 +57,6 @@ class MappedBatch:
     failures: tuple[RowFailure, ...]
     rows_called: int
 
-    def first(self, rows: int) -> MappedBatch:
-        failures = tuple(failure for failure in self.failures if failure.index < rows)
-        return MappedBatch(self.values.slice(0, rows), failures, self.rows_called)
-
 
 _NO_FIT = CallFailure("UdfError", "", "", (), complete=True)
 

@@ -154,10 +154,6 @@ class ProgressReporter:
             rows_failed=failed,
         )
 
-    def add_rows(self, rows: int) -> None:
-        self.rows_done += rows
-        self.tick()
-
     def add_ready(self, rows: int) -> None:
         """Count a fragment that was staged, with its due rows that did not fail."""
         self.ready += 1
