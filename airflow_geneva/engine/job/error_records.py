@@ -238,8 +238,6 @@ def _batches(
         try:
             batch = from_bytes(data, columns, _MOST_BYTES)
             if columns is None:
-                if "key" not in batch.schema.names:  # written before tables had keys
-                    batch = batch.append_column(_SCHEMA.field("key"), pa.array([""] * batch.num_rows))
                 batch = batch.select(_SCHEMA.names)
             parts = zip(batch.schema, batch.columns, strict=True)
             wrong = [one.name for one, values in parts if one.type != _SCHEMA.field(one.name).type or values.null_count]
