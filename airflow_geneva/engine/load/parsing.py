@@ -381,7 +381,7 @@ def _columns_by_arrow(block: bytes, schema: pa.Schema, path: str) -> list[pa.Arr
         return None
     carried = pa.schema([(field.name, map_leaves(field.type, _as_json)) for field in schema])
     # Arrow drops the fields of a struct that it does not know, unless it infers them.
-    unknown = "infer" if any(_has_struct(kind) for kind in carried.types) else "ignore"
+    unknown = "infer" if any(map(pt.is_struct, itertools.chain(*map(nested_types, carried.types)))) else "ignore"
     try:
         found = _read_block(block, pjson.ParseOptions(explicit_schema=carried, unexpected_field_behavior=unknown))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -405,10 +405,6 @@ def _read_block(block: bytes, parse: pjson.ParseOptions) -> pa.Table:
 def _as_json(kind: pa.DataType) -> pa.DataType:
     """Return the type of a leaf that Arrow reads exactly or refuses; as times, it reads numbers and drops zones."""
     return pa.string() if pt.is_temporal(kind) else kind
-
-
-def _has_struct(kind: pa.DataType) -> bool:
-    return bool(pt.is_struct(kind) or (is_list(kind) and _has_struct(kind.value_type)))
 
 
 def _may_be_rounded(values: pa.Array) -> bool:

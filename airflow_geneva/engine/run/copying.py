@@ -31,13 +31,13 @@ from airflow_geneva.engine.run.rewriting import RewrittenTable
 from airflow_geneva.engine.storage.documents import well_typed
 from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import Storage, in_threads
-from airflow_geneva.engine.storage.location import TableLocation, locate
+from airflow_geneva.engine.storage.location import TableLocation, locate_or_none
 from airflow_geneva.engine.storage.places import Options, base_folders
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_to_take, definition_in, read_definition
 from airflow_geneva.engine.views.definition import BASE_DATABASE_KEY, QUERY_KEY, ViewDefinition, is_view
 from airflow_geneva.engine.views.state import CommittedViewState, read_advance_note, write_advance_note
-from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 
 if TYPE_CHECKING:
     import lance
@@ -217,11 +217,8 @@ def _moved_source(dataset: lance.LanceDataset, view: TableLocation, target: Tabl
 
 def _found(database_uri: str, name: str, options: Options) -> TableLocation | None:
     """Return the location of a table that exists; None if there is none."""
-    try:
-        found = locate(database_uri, name, options)
-    except NoSuchTable:
-        return None
-    return found if found.exists() else None
+    found = locate_or_none(database_uri, name, options)
+    return found if found is not None and found.exists() else None
 
 
 def _copy_job(source: Storage, target: TableLocation, errors: bool, job_id: str) -> None:

@@ -133,10 +133,8 @@ def _read(
         for run in _pieces(part):
             window = (int(run.starts[0]), int(run.ends[-1]))
             for found in target.read(fragment, live, [window], reads, size):
-                mask = found.mask(run)
-                chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
                 batch, ids = found.columns, found.row_ids
-                if chosen is not None:
+                if (chosen := found.chosen(run)) is not None:
                     batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
                     ids = ids[chosen]
                 if batch.num_rows:

@@ -27,7 +27,6 @@ from airflow_geneva.engine.job.folder import (
     APPLYING,
     FAILURE,
     STARTED,
-    STATUS,
     SUBMIT,
     JobFolder,
     ShardDocuments,
@@ -502,7 +501,9 @@ class PlannedJob:
 
     @cached_property
     def _statuses(self) -> list[dict[str, Any]]:
-        return self._read_shards(STATUS)
+        """What the computing processes wrote about all shards, read in parallel."""
+        read = partial(self.folder.read_shard, self.saved.fingerprint)
+        return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
 
     @contextmanager
     def writing_behind(self) -> Iterator[None]:
@@ -533,11 +534,6 @@ class PlannedJob:
         reads = lambda: self._statuses, lambda: self._errors, self.publisher.open_for_finish
         found: list[ShardResult | None] = self.folder.storage.side_by_side(self.committed, *reads)[0]
         return found
-
-    def _read_shards(self, by: str) -> list[dict[str, Any]]:
-        """Read the documents that one kind of process wrote about all shards, in parallel."""
-        read = partial(self.folder.read_shard, self.saved.fingerprint, by=by)
-        return self.folder.storage.side_by_side(*(partial(read, index) for index in range(len(self.saved.shards))))
 
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
         """Return a callback that watches an inline computation of these shards, and may raise TooSlow."""
