@@ -12,10 +12,9 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from airflow_geneva.pages.app import app
-from tests.support.browsing import Get, assert_harmless
+from tests.support.browsing import Get, assert_harmless, with_another_key
 from tests.support.hostile import MARK, Damage, Site, damages
 from tests.support.rights import Rights
-from tests.support.within_reader import forget_counts
 
 pytestmark = pytest.mark.airflow
 
@@ -28,13 +27,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture
 def visit(browse: Get, site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[Damage], None]:
     """Asks for every page of the database, as somebody who may read its connection."""
-    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps({"conn_type": "lance", "host": str(site.uri)}))
+    options = {"aws_secret_access_key": "k"}
+    connection = {"conn_type": "lance", "host": str(site.uri), "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps(connection))
     Rights.give("reader", connections=["shelf"])
     headers = {"Authorization": f"Bearer {Rights.token('reader', create_auth_manager())}"}
     client = TestClient(app, root_path="/geneva")
 
     def ask(damage: Damage) -> None:
-        forget_counts()
+        with_another_key(monkeypatch)
         for path in paths(site):
             answer = client.get(path, headers=headers)
             assert answer.status_code in (200, 404, 503), path

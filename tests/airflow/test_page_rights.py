@@ -21,12 +21,11 @@ from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
-from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, running_job, text_of
+from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, running_job, text_of, with_another_key
 from tests.support.driving import Driver, register
 from tests.support.hostile import edit_definition
 from tests.support.processes import as_another_process
 from tests.support.rights import Rights
-from tests.support.within_reader import forget_counts
 
 pytestmark = pytest.mark.airflow
 
@@ -107,7 +106,7 @@ def test_a_view_tells_nothing_of_a_database_that_the_user_may_not_see(
     pages = ("/databases/shelf/tables/v/standing", "/databases/shelf", "/databases/shelf/graph")
     for where in ("x = 123456", "x = 1"):
         edit_definition(view, source_database=payroll.uri, where=where)
-        forget_counts()
+        with_another_key(monkeypatch)
         Rights.give("reader", connections=["shelf"])
         assert all("1 pending" not in text_of(browse(page)) for page in pages)
         assert "names a source in another database" in browse(pages[0])

@@ -48,7 +48,6 @@ from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.pages.visible import VisibleDatabase
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
-from tests.support import within_reader
 from tests.support.browsing import (
     PRINT,
     SECRET,
@@ -61,6 +60,7 @@ from tests.support.browsing import (
     of_task,
     running_job,
     text_of,
+    with_another_key,
 )
 from tests.support.counting import double, triple
 from tests.support.driving import Driver
@@ -642,7 +642,9 @@ def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(re
     assert "RUNNING 1,000 rows with the service, which says when it answers" in " ".join(text_of(page).split())
 
 
-def test_a_view_of_a_stale_view_is_not_green(reader: Get, database: Database) -> None:
+def test_a_view_of_a_stale_view_is_not_green(
+    reader: Get, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = make_table(database)
     first = table.query().select(["x"]).create_materialized_view(database, "first")
     second = first.query().select(["x"]).create_materialized_view(database, "second")
@@ -652,7 +654,7 @@ def test_a_view_of_a_stale_view_is_not_green(reader: Get, database: Database) ->
     path = "/databases/shelf"
     assert states_of(whole(reader, f"{path}/live"))["third"] == "up to date"
     table.add(pa.table({"x": pa.array([1], pa.int64())}))
-    within_reader.forget_counts()
+    with_another_key(monkeypatch)
     told = "up to date with first, which is stale"
     for narrowed in ("/live", "/live?table=third"):
         page = whole(reader, f"{path}{narrowed}")
@@ -664,7 +666,7 @@ def test_a_view_of_a_stale_view_is_not_green(reader: Get, database: Database) ->
         assert stands(page)["third"][0] == "source is stale"
         assert told in text_of(page)
     first.refresh(runner="inline")
-    within_reader.forget_counts()
+    with_another_key(monkeypatch)
     assert "up to date with second, which is stale" in text_of(whole(reader, f"{path}/live"))
 
 
@@ -711,7 +713,9 @@ def test_a_table_lists_each_column_once_and_compares_from_its_row(reader: Get, d
     assert 'href="/geneva/databases/shelf?table=docs"' in page
 
 
-def test_the_plan_counts_what_is_due_and_bounds_what_follows(reader: Get, database: Database) -> None:
+def test_the_plan_counts_what_is_due_and_bounds_what_follows(
+    reader: Get, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = make_table(database)
     table.add_columns({"z": (double, ["y"])})
     for column, function in (("y", triple), ("z", double)):
@@ -725,7 +729,7 @@ def test_the_plan_counts_what_is_due_and_bounds_what_follows(reader: Get, databa
 
     assert rows() == {"docs.y": ["0", "0"], "docs.z": ["0", "0"], "v": ["0", "0"]}
     table.add({"x": [100, 101]})
-    within_reader.forget_counts()
+    with_another_key(monkeypatch)
     assert rows() == {"docs.y": ["2", "2"], "docs.z": ["2", "at most 4"], "v": ["2", "at most 6"]}
     page = reader(path)
     assert "airflow-geneva plan --conn-id shelf --all" in page
@@ -733,7 +737,7 @@ def test_the_plan_counts_what_is_due_and_bounds_what_follows(reader: Get, databa
     newest = database.jobs(1, "docs")[0]
     folder = JobFolder.of(table.location.checkpoints, newest.id)
     folder.update_record(ended={**folder.read(RECORD)["ended"], "state": "FAILED", "error": "no model"})
-    within_reader.forget_counts()
+    with_another_key(monkeypatch)
     said = {row[0]: row[-1] for row in cells(whole(reader, f"{path}/live"))[1:]}
     assert said["docs.z"] == "its newest job failed: no model"
     assert said["v"] == "docs.z, from which it is computed, is blocked"
@@ -986,7 +990,6 @@ def test_two_columns_are_compared_without_what_rows_hold(database: Database, rea
 def test_what_one_connection_reads_is_not_shown_for_another_one_of_the_same_folder(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    within_reader.forget()
     read: list[object] = []
 
     class Nothing:

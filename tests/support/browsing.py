@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from html import unescape
@@ -77,6 +78,13 @@ def shelf_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps(connection))
     monkeypatch.setenv("AIRFLOW_CONN_PG", json.dumps({"conn_type": "postgres", "host": made.uri}))
     return made
+
+
+def with_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the connection `shelf` another key: what was counted with its former ones is not shown any more."""
+    connection = json.loads(os.environ["AIRFLOW_CONN_SHELF"])
+    connection["extra"]["storage_options"]["aws_secret_access_key"] += "x"
+    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps(connection))
 
 
 def make_table(database: Database, name: str = "docs", rows: int = 100) -> Table:

@@ -9,9 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from airflow_geneva.pages import databases, tables
-from airflow_geneva.pages.readers import read
-from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.pages.visible import Viewer
 
 PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
@@ -32,17 +29,6 @@ class Everybody(Viewer):
 
     def may_see_source(self, uri: str, table: str) -> bool:
         return True
-
-
-def forget_counts() -> None:
-    """Let each reader of this process forget what it has counted."""
-    for key in range(8):  # of both readers
-        read(Everybody(), key, forget)
-
-
-def forget() -> None:
-    tables._COUNTS = CountCache(kept_seconds=5.0)
-    databases._CARDS = CountCache(kept_seconds=5.0)
 
 
 def own_process() -> int:
