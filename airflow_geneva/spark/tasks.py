@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
 from airflow_geneva.engine.apply.isolation.process import POOL
@@ -28,6 +28,7 @@ from airflow_geneva.engine.masking import is_service_variable
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
+from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.run.caps import CapReached, Caps
 from airflow_geneva.engine.run.inline import Reporting, open_reporter
 from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.spark")
 
 _POLL_SECONDS = 0.05
-Made = TypeVar("Made")
 _Stage: TypeAlias = tuple[str, str, int]
 
 
@@ -333,8 +333,9 @@ class _GroupRunner:
 
     def _run(self, at: int, began: float, waited: float) -> tuple[list[int], list[UnitReport]]:
         task_spec, every = self.task_spec, report_seconds(self.task_spec.spec)
-        groups = self._once(_groups_of_stage, lambda: task_spec.read_groups(self.stage))
-        claims = self._once(_claims_of_stage, lambda: Claims(task_spec.claims(self.stage), len(groups)))
+        stage = task_spec.plan, task_spec.attempt, self.stage
+        groups = _groups_of_stage.once(stage, lambda: task_spec.read_groups(self.stage))
+        claims = _claims_of_stage.once(stage, lambda: Claims(task_spec.claims(self.stage), len(groups)))
         # Only an earlier try of this task can have left its progress, and every request blocks the task.
         again = _is_tried_again()
         if not claims.free and not again:
@@ -362,7 +363,7 @@ class _GroupRunner:
         earlier = (task_spec.progress.read_document(name) if again else None) or {}
         used = Usage.from_json(earlier.get("usage"))  # by a try of this task that was killed
         reporter = ProgressReporter(0, 0, write, look_around, every=every, longest=every, used_before=used)
-        opening = partial(self._once, _target_of_stage, lambda: open_target(*about).check_names())
+        opening = partial(_target_of_stage.once, stage, lambda: open_target(*about).check_names())
         try:
             units, opened, _ = task_spec.progress.side_by_side(take, opening, signs.read)
             if not units:
@@ -398,18 +399,10 @@ class _GroupRunner:
             return [], []
         return share.taken, reports
 
-    def _once(self, kept: dict[_Stage, Made], make: Callable[[], Made]) -> Made:
-        """Return what this worker process shares among its tasks of a stage."""
-        key = (self.task_spec.plan, self.task_spec.attempt, self.stage)
-        if key not in kept:
-            kept.clear()
-            kept[key] = make()
-        return kept[key]
-
-
-_groups_of_stage: dict[_Stage, list[list[Unit]]] = {}
-_claims_of_stage: dict[_Stage, Claims] = {}
-_target_of_stage: dict[_Stage, Target] = {}
+_groups_of_stage: ProcessMemo[_Stage, list[list[Unit]]] = ProcessMemo(1)
+_claims_of_stage: ProcessMemo[_Stage, Claims] = ProcessMemo(1)
+_target_of_stage: ProcessMemo[_Stage, Target] = ProcessMemo(1)
+"""What a worker process shares among its tasks of a stage, which are told apart by plan, attempt and stage."""
 
 
 def _started(task: TaskRunner, began: float, waited: float) -> SparkStart:
