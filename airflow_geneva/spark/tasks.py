@@ -419,8 +419,7 @@ def _is_tried_again() -> bool:
     return task is None or task.attemptNumber() > 0
 
 
-_GPUS = "CUDA_VISIBLE_DEVICES"
-_gpus_of_the_machine = os.environ.get(_GPUS)
+_GPUS, _GIVEN_GPUS = "CUDA_VISIBLE_DEVICES", "AIRFLOW_GENEVA_GPUS"
 
 
 def _limit_visible_gpus() -> None:
@@ -429,8 +428,9 @@ def _limit_visible_gpus() -> None:
 
     task = TaskContext.get()
     given = task.resources().get("gpu") if task else None
-    if given and _gpus_of_the_machine is None:
+    # An earlier task of this process may have limited them.
+    if given and (_GPUS not in os.environ or _GIVEN_GPUS in os.environ):
         if os.environ.get(_GPUS) != (addresses := ",".join(given.addresses)):
             # The GPU of the task before is another process's now: what runs calls there must not keep a model on it.
             POOL.dismiss()
-        os.environ[_GPUS] = addresses
+        os.environ[_GPUS] = os.environ[_GIVEN_GPUS] = addresses

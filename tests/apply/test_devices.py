@@ -156,7 +156,6 @@ def test_no_model_stays_on_a_gpu_that_the_next_task_does_not_have(
 ) -> None:
     given = SimpleNamespace(addresses=["0"])
     monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(resources=lambda: {"gpu": given}))
-    monkeypatch.setattr(tasks, "_gpus_of_the_machine", None)
     for addresses, children in [(["0"], 0), (["0"], 1), (["1"], 0)]:
         given.addresses = addresses
         tasks._limit_visible_gpus()
