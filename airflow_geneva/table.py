@@ -495,7 +495,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         Raises:
             InvalidInput: a column does not exist, or a name is taken.
         """
-        return api.plan_promotion(self.location, api.Promotion(column, to, keep_as, require_complete, require_index))
+        return api.Promotion(column, to, keep_as, require_complete, require_index).plan(self.location)
 
     def promote_column(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True
@@ -524,7 +524,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
             table.promote_column("embedding_v1", to="embedding", keep_as="embedding_v2")  # the way back
             ```
         """
-        return api.promote(self.location, api.Promotion(column, to, keep_as, require_complete, require_index))
+        return api.Promotion(column, to, keep_as, require_complete, require_index).run(self.location)
 
     def column_function(self, name: str, version: int | None = None) -> ColumnFunction:
         """Return the function that a column's values come from, to call it on the text of a query, for example.

@@ -106,8 +106,6 @@ if TYPE_CHECKING:
         Promoting as Promoting,
         Promotion as Promotion,
         PromotionPlan as PromotionPlan,
-        plan_promotion as plan_promotion,
-        promote as promote,
     )
     from airflow_geneva.engine.run.query import TableQuery as TableQuery
     from airflow_geneva.engine.run.table_columns import TableColumns as TableColumns
@@ -220,7 +218,6 @@ _HOMES = (
     ("views.definition", "is_view", "visible_columns"),
     ("views.sources", "allow_databases", "find_views", "locate_source"),
     # Changes.
-    ("run.promotion", "plan_promotion", "promote"),
     ("run.copying", "copy_table"),
     ("cleanup", "find_garbage", "collect"),
     ("cleanup.garbage", "parse_ttl"),

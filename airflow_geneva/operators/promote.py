@@ -97,7 +97,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
         table, asked = self._table(), self._asked()
         if not self.approve or asked.is_done(table.lance):
             return self._promote(context)
-        plan = api.plan_promotion(table.location, asked)
+        plan = asked.plan(table.location)
         plan.check()
         sample = optional_int("sample", self.sample) or 1_000
         found = table.compare(asked.to, asked.column, sample, self.neighbors, parse_json("queries", self.queries))
@@ -130,7 +130,7 @@ class PromoteColumnOperator(LanceOperator, ApprovalOperator):
     def _promote(self, context: Context) -> dict[str, Any]:
         table, asked = self._table(), self._asked()
         with Configuration.read().retrying_commits():
-            done = api.promote(table.location, asked)
+            done = asked.run(table.location)
         self.log.info("%s", done)
         # `column` is None, because this event announces no commits of a job.
         event: dict[str, Any] = {

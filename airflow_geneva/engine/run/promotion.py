@@ -104,6 +104,29 @@ class Promotion:
             return False
         return (promoted.column, promoted.kept_as) == (self.column, self.keep_as)
 
+    def plan(self, location: TableLocation) -> PromotionPlan:
+        """Check whether the column can be promoted, and count the rows that this makes due; write nothing."""
+        dataset = location.open()
+        self.check(location.name, dataset.schema)
+        return _Verifier(location, self).plan(dataset)
+
+    def run(self, location: TableLocation) -> Promoting:
+        """Promote the column if it is ready at the newest version; see `Table.promote_column`."""
+        location = location.patient()
+        verifier, plan = _Verifier(location, self), None
+        for _ in commit_tries(f"table {location.name!r}", f"promote column {self.column!r}"):
+            dataset = location.open()
+            if self.is_done(dataset):
+                if plan is not None:  # an outage hid the outcome of this process's own commit
+                    _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
+                return Promoting(location.name, self, int(dataset.version), plan)
+            self.check(location.name, dataset.schema)
+            plan = verifier.plan(dataset)
+            plan.check()
+            if committed := _commit(location, dataset, self):
+                return Promoting(location.name, self, committed, plan)
+        raise AssertionError("commit_tries raises after the last try")
+
     def __str__(self) -> str:
         return f"{self.column!r} to {self.to!r}, with the column before it kept as {self.keep_as!r}"
 
@@ -293,31 +316,6 @@ class Promoting(Described):
                 lines.append(f"  {counted(self.plan.rows_due, 'row')} due for the next backfill of {self.asked.to!r}")
             lines += [f"  {one}" for one in (*self.plan.checked, *self.plan.due)]
         return "\n".join([*lines, f"  The way back: {self.way_back}"])
-
-
-def plan_promotion(location: TableLocation, asked: Promotion) -> PromotionPlan:
-    """Check whether a column can be promoted, and count the rows that this makes due; write nothing."""
-    dataset = location.open()
-    asked.check(location.name, dataset.schema)
-    return _Verifier(location, asked).plan(dataset)
-
-
-def promote(location: TableLocation, asked: Promotion) -> Promoting:
-    """Promote a column if it is ready at the newest version; see `Table.promote_column`."""
-    location = location.patient()
-    verifier, plan = _Verifier(location, asked), None
-    for _ in commit_tries(f"table {location.name!r}", f"promote column {asked.column!r}"):
-        dataset = location.open()
-        if asked.is_done(dataset):
-            if plan is not None:  # an outage hid the outcome of this process's own commit
-                _repeat_metadata(location, dataset, range(plan.version + 1, int(dataset.version) + 1))
-            return Promoting(location.name, asked, int(dataset.version), plan)
-        asked.check(location.name, dataset.schema)
-        plan = verifier.plan(dataset)
-        plan.check()
-        if committed := _commit(location, dataset, asked):
-            return Promoting(location.name, asked, committed, plan)
-    raise AssertionError("commit_tries raises after the last try")
 
 
 def _definition_of_view(dataset: lance.LanceDataset) -> ViewDefinition | None:
