@@ -19,6 +19,7 @@ from airflow_geneva.cli.database import (
     print_json,
 )
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.display import counted, format_time, readable_bytes
 
 checkpoints_app = typer.Typer(
@@ -72,16 +73,13 @@ def collect_garbage(
     between planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be
     cleared.
     """
-    span = api.parse_ttl(ttl)
+    span = parse_age("ttl", ttl)
     # With --conn-id the database is not an argument, so one argument is the table.
     several = len(arguments or ()) > (0 if conn_id else 1)
     db, names = open_database_argument(arguments, conn_id, allowed_place, *(["TABLE"] if several else []))
     if names:
         db.open_table(names[0])
-    found = []
-    for name in names or db.table_names():
-        garbage = api.find_garbage(db.location(name), span)
-        found.append(garbage if dry_run else api.collect(db.location(name), garbage))
+    found = [api.clean_up(db.location(name), span, dry_run) for name in names or db.table_names()]
     if as_json:
         print_json(
             {"dry_run": dry_run, **api.Garbage.add_up(found), "tables": [garbage.to_json() for garbage in found]}

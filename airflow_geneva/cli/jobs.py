@@ -28,6 +28,7 @@ from airflow_geneva.cli.database import (
 )
 from airflow_geneva.database import Database
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.display import counted, duration
 from airflow_geneva.engine.results import DONE, FAILED, PARTIAL
 from airflow_geneva.errors import GenevaError, InvalidInput
@@ -57,7 +58,7 @@ def jobs(
 ) -> None:
     """List the newest jobs of a database, running jobs included."""
     db, _ = open_database_argument(database, conn_id, allowed_place)
-    began = None if since is None else datetime.now(timezone.utc) - api.parse_ttl(since, "since")
+    began = None if since is None else datetime.now(timezone.utc) - parse_age("since", since)
     found = db.jobs(newest, table, None if state is None else state.upper(), dag, began)
     if as_json:
         print_json([job.to_json() for job in found])

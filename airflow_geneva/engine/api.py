@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from airflow_geneva.engine.apply.batch_api import StillWaiting as StillWaiting
     from airflow_geneva.engine.checkpoint.listing import list_checkpoints as list_checkpoints
-    from airflow_geneva.engine.cleanup import collect as collect, find_garbage as find_garbage
-    from airflow_geneva.engine.cleanup.garbage import FileKind as FileKind, Garbage as Garbage, parse_ttl as parse_ttl
+    from airflow_geneva.engine.cleanup import clean_up as clean_up
+    from airflow_geneva.engine.cleanup.garbage import FileKind as FileKind, Garbage as Garbage
     from airflow_geneva.engine.job.current_errors import (
         ErrorCause as ErrorCause,
         count_causes as count_causes,
@@ -219,8 +219,7 @@ _HOMES = (
     ("views.sources", "allow_databases", "find_views", "locate_source"),
     # Changes.
     ("run.copying", "copy_table"),
-    ("cleanup", "find_garbage", "collect"),
-    ("cleanup.garbage", "parse_ttl"),
+    ("cleanup", "clean_up"),
     ("lance_io.conflicts", "commit_tries", "conflict_retries", "is_conflict"),
     # Values: what is asked for,
     ("plan.request", "BackfillRequest", "BackfillOptions", "RefreshRequest", "SizingOptions"),

@@ -1,8 +1,9 @@
-"""What users choose by a word: each parameter with its words, and what they mean."""
+"""What users choose by a word, each parameter with its words and what they mean, and how they write an age."""
 
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MEANING = re.compile(r"^ *- `(\w+)`: (.+?)\.$", re.MULTILINE | re.DOTALL)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGE = re.compile(r"(\d{1,9})([smhdw])")
+_MOST_AGE = timedelta(days=365_000)
+"""Nothing is older; a date that long ago still exists."""
 
 
 class Choice(str, Enum):
@@ -125,3 +130,18 @@ class RunnerName(Choice):
     AUTO = "auto"
     INLINE = "inline"
     SPARK = "spark"
+
+
+def parse_age(parameter: str, given: timedelta | str) -> timedelta:
+    """Parse an age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is not above zero."""
+    span = given
+    if isinstance(span, str):
+        match = _AGE.fullmatch(span.strip().lower())
+        unit = timedelta(**{_UNITS[match[2]]: 1}) if match else timedelta(0)
+        span = unit * min(int(match[1]), _MOST_AGE // unit) if match else unit
+    if not isinstance(span, timedelta) or span <= timedelta(0):
+        raise InvalidInput(
+            f"{parameter}={given!r} is not an age. Give a number with a unit, such as 7d, 12h or 30m, or a timedelta "
+            "above 0."
+        )
+    return span

@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
@@ -55,14 +56,15 @@ class CleanupCheckpointsOperator(LanceOperator):
         self.table = table
         self.ttl = ttl
         if not is_template(ttl):
-            api.parse_ttl(ttl)  # raises InvalidInput while the DAG is parsed
+            parse_age("ttl", ttl)  # raises InvalidInput while the DAG is parsed
         # Not named `dry_run`, which is a method of every operator.
         self.only_tell = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
         dry = parse_bool("dry_run", self.only_tell)
         with failing_at_once(InvalidInput):
-            ttl = api.parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
+            given = self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl)
+            ttl = parse_age("ttl", given)
         database = self.open_database()
         name = optional_text(self.table)
         found: list[api.Garbage] = []
@@ -70,8 +72,7 @@ class CleanupCheckpointsOperator(LanceOperator):
         for table in database.table_names() if name is None else [name]:
             location = database.open_table(table).location if name else database.location(table)
             try:
-                garbage = api.find_garbage(location, ttl)
-                found.append(garbage if dry else api.collect(location, garbage))
+                found.append(api.clean_up(location, ttl, dry))
             except GenevaError as error:
                 # Clean the other tables even if one cannot be read.
                 failed.append(error)

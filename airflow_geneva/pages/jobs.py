@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
@@ -163,7 +164,7 @@ def find_job(location: TableLocation, job_id: str, page: int = 1) -> JobDetails 
 
 def _oldest_id(since: str) -> str:
     """Return the id before which all jobs are older than an age; ids sort by time."""
-    return f"{datetime.now(timezone.utc) - api.parse_ttl(since, 'since'):%Y%m%dT%H%M%S%f}" if since else ""
+    return f"{datetime.now(timezone.utc) - parse_age('since', since):%Y%m%dT%H%M%S%f}" if since else ""
 
 
 def request_cancel(location: TableLocation, job_id: str, by: str) -> str | None:

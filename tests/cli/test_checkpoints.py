@@ -18,7 +18,8 @@ from airflow_geneva.cli.checkpoints import checkpoints_app
 from airflow_geneva.engine.checkpoint.facts import Fact, append_ledger, filter_evaluated, load_state, prune_state, seen
 from airflow_geneva.engine.checkpoint.listing import list_checkpoints
 from airflow_geneva.engine.checkpoint.provenance import Provenance
-from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, group_files, parse_ttl
+from airflow_geneva.engine.choices import parse_age
+from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, group_files
 from airflow_geneva.engine.display import readable_bytes
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.storage.files import FileEntry, Storage
@@ -42,7 +43,7 @@ from tests.support.counting import triple
     ],
 )
 def test_ages_are_numbers_with_a_unit(text: str, span: timedelta) -> None:
-    assert parse_ttl(text) == span
+    assert parse_age("ttl", text) == span
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_ages_are_numbers_with_a_unit(text: str, span: timedelta) -> None:
 )
 def test_what_is_no_age_is_refused(nonsense: Any) -> None:
     with pytest.raises(InvalidInput, match=r"is not an age\. Give a number with a unit"):
-        parse_ttl(nonsense)
+        parse_age("ttl", nonsense)
 
 
 def test_files_are_listed_with_sizes_and_times_and_links_are_left_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from airflow_geneva.engine.checkpoint.packs import keys_of_pack
 from airflow_geneva.engine.checkpoint.submissions import FOLDER as BATCHES
 from airflow_geneva.engine.checkpoint.value_cache import FOLDER as VALUE_CACHE, MOST_AGE
 from airflow_geneva.engine.checkpoint.view_snapshot import snapshot_job, snapshot_key
-from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, group_files, parse_ttl
+from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, group_files
 from airflow_geneva.engine.cleanup.in_use import (
     CheckpointPlace,
     is_named_like_ours,
@@ -27,6 +27,7 @@ from airflow_geneva.engine.cleanup.in_use import (
     sidecar_folder,
     without_referenced,
 )
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.job.heartbeat import WAITING_TIMEOUT
 from airflow_geneva.engine.job.outbox import find_commits, read_outbox
 from airflow_geneva.engine.storage.files import FileEntry, Storage
@@ -57,7 +58,7 @@ def find_garbage(location: TableLocation, ttl: timedelta | str = DEFAULT_TTL, no
 
 class _Search:
     def __init__(self, location: TableLocation, ttl: timedelta | str, now: float | None) -> None:
-        seconds = parse_ttl(ttl).total_seconds()
+        seconds = parse_age("ttl", ttl).total_seconds()
         self.location = location
         self.dataset = location.open()
         self.checkpoints = location.checkpoints

@@ -1,8 +1,7 @@
-"""Lists of files that may be removed beside a table, and the minimum age (TTL) for it."""
+"""Lists of files that may be removed beside a table."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +10,6 @@ from typing import Any
 
 from airflow_geneva.engine.display import counted, readable_bytes
 from airflow_geneva.engine.storage.files import FileEntry
-from airflow_geneva.errors import InvalidInput
 
 
 class FileKind(Enum):
@@ -35,26 +33,6 @@ class FileKind(Enum):
 
 
 DEFAULT_TTL = timedelta(days=7)
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_TTL = re.compile(r"(\d{1,9})([smhdw])")
-_MOST_AGE = timedelta(days=365_000)
-"""Nothing is older; a date that long ago still exists."""
-
-
-def parse_ttl(ttl: timedelta | str, name: str = "ttl") -> timedelta:
-    """Parse an age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is not above zero."""
-    span = ttl
-    if isinstance(span, str):
-        match = _TTL.fullmatch(span.strip().lower())
-        unit = timedelta(**{_UNITS[match[2]]: 1}) if match else timedelta(0)
-        span = unit * min(int(match[1]), _MOST_AGE // unit) if match else unit
-    if not isinstance(span, timedelta) or span <= timedelta(0):
-        raise InvalidInput(
-            f"{name}={ttl!r} is not an age. Give a number with a unit, such as 7d, 12h or 30m, or a timedelta above 0."
-        )
-    return span
-
 
 @dataclass(frozen=True)
 class FileGroup:
