@@ -17,11 +17,7 @@ from airflow_geneva.engine.results import BackfillResult, BackfillResults
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
-from airflow_geneva.engine.udf.definition import (
-    ColumnSpecs,
-    origin_of,
-    read_definition,
-)
+from airflow_geneva.engine.udf.definition import ColumnSpecs, origin_of
 from airflow_geneva.engine.udf.lancedb import lancedb_view
 from airflow_geneva.engine.udf.of_process import find_udf, keep_udf
 from airflow_geneva.errors import InvalidInput
@@ -223,12 +219,12 @@ class Table(Summarized, api.Readable, api.FailedRows):
         api.TableColumns(self.location).rename(column, to)
 
     def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
-        """Return the stored definition of a computed column.
+        """Return the stored definition of a computed column; of a view, as the query has it.
 
         Raises:
-            InvalidInput: the column does not exist, or has no UDF.
+            InvalidInput: the column does not exist, or no UDF computes it.
         """
-        return read_definition(self.name, (self.lance if dataset is None else dataset).schema, column)
+        return self._edit.definition((self.lance if dataset is None else dataset).schema, column)
 
     def plan_backfill(
         self,

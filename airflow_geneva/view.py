@@ -15,7 +15,7 @@ from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import allowed_places, with_places
-from airflow_geneva.engine.udf import UDF, UdfDefinition, load_udf
+from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark.runner import SparkRunner
 from airflow_geneva.table import Table
@@ -353,17 +353,6 @@ class View(Table):
                 the view's key, or no column would be left.
         """
         self._unopened.drop(columns)
-
-    def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
-        """Return the definition of a computed column, as the query has it.
-
-        Raises:
-            InvalidInput: no UDF computes a column of that name.
-        """
-        metadata = (self.lance if dataset is None else dataset).schema.metadata
-        found = api.ViewDefinition.read(metadata, self.name).computed_column(column, self.name).udf
-        assert found is not None
-        return found
 
     def rename_column(self, column: Any, to: Any) -> NoReturn:
         """Always raises: a view's columns come from its query."""

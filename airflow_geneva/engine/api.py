@@ -48,11 +48,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.shard_status import ShardStatus as ShardStatus
     from airflow_geneva.engine.job.status import Job as Job, JobList as JobList, read_job as read_job
     from airflow_geneva.engine.job.table_history import table_history as table_history
-    from airflow_geneva.engine.lance_io.conflicts import (
-        commit_tries as commit_tries,
-        conflict_retries as conflict_retries,
-        is_conflict as is_conflict,
-    )
+    from airflow_geneva.engine.lance_io.conflicts import conflict_retries as conflict_retries
     from airflow_geneva.engine.lance_io.given_rows import GivenRows as GivenRows
     from airflow_geneva.engine.lance_io.indexes import Index as Index, read_indexes as read_indexes
     from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED as NEWEST_TESTED
@@ -220,7 +216,7 @@ _HOMES = (
     # Changes.
     ("run.copying", "copy_table"),
     ("cleanup", "clean_up"),
-    ("lance_io.conflicts", "commit_tries", "conflict_retries", "is_conflict"),
+    ("lance_io.conflicts", "conflict_retries"),
     # Values: what is asked for,
     ("plan.request", "BackfillRequest", "BackfillOptions", "RefreshRequest", "SizingOptions"),
     ("load.request", "LoadRequest"),

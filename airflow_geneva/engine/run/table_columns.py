@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, mark_defined
 from airflow_geneva.engine.lance_io.arrays import nested_types
+from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.siblings import is_group
 from airflow_geneva.engine.lance_io.table_key import check_key, check_key_stays, key_metadata
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import base_folders
+from airflow_geneva.engine.udf import UDF, UdfDefinition
 from airflow_geneva.engine.udf.definition import (
     UDF_KEY,
     ColumnSpecs,
@@ -22,16 +28,78 @@ from airflow_geneva.engine.udf.definition import (
     define_columns,
     is_plain,
     key_names,
+    read_definition,
     redefine,
     renamed_metadata,
 )
 from airflow_geneva.engine.udf.of_process import give_udf
+from airflow_geneva.engine.views.definition import visible_columns
 from airflow_geneva.errors import InvalidInput
+
+DefinedSpec: TypeAlias = "UDF | tuple[UDF, Sequence[str]]"
+
+
+class DefinedColumns(ABC):
+    """The columns of a table or a view, as its newest version has them."""
+
+    table: TableLocation
+
+    @abstractmethod
+    def add(self, columns: Any) -> None:
+        """Define columns; see `Table.add_columns` and `View.add_columns`."""
+
+    @abstractmethod
+    def alter(self, columns: Any) -> None:
+        """Give columns another UDF; see `Table.alter_columns` and `View.alter_columns`."""
+
+    @abstractmethod
+    def definition(self, schema: pa.Schema, column: str) -> UdfDefinition:
+        """Return the definition of a computed column; InvalidInput if no UDF computes it."""
+
+    def define(self, columns: Mapping[str, DefinedSpec]) -> tuple[list[str], list[str]]:
+        """Add the columns that are missing, and alter those with another definition, in spite of other writers.
+
+        Returns:
+            The names of the added columns, and of the altered ones.
+
+        Raises:
+            InvalidInput: see `Table.add_columns` and `Table.alter_columns`.
+            CommitConflict: other writers committed first at every attempt.
+        """
+        added, altered = list[str](), list[str]()
+        for _ in commit_tries(f"table {self.table.name!r}", "define its columns"):
+            schema = self.table.open().schema
+            present = visible_columns(schema)
+            differing = {n: spec for n, spec in columns.items() if n in present and self._differs(schema, n, spec)}
+            lacking = {n: spec for n, spec in columns.items() if n not in present}
+            try:
+                if differing:
+                    self.alter(differing)
+                    altered += differing
+                if lacking:
+                    self.add(lacking)
+                    added += lacking
+                break
+            except OSError as error:
+                if not is_conflict(error):
+                    raise
+            except InvalidInput:
+                if visible_columns(self.table.open().schema) == present:  # else another run defined columns meanwhile
+                    raise
+        return added, altered
+
+    def _differs(self, schema: pa.Schema, column: str, spec: DefinedSpec) -> bool:
+        udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
+        stored, wanted = self.definition(schema, column), udf.definition(inputs)
+        if wanted.input_columns is None:
+            # A record-batch UDF gets the columns that existed when its column was defined.
+            wanted = replace(wanted, input_columns=stored.input_columns)
+        return wanted.to_json() != stored.to_json()
 
 
 @dataclass(frozen=True)
-class TableColumns:
-    """The columns of a table, as its newest version has them."""
+class TableColumns(DefinedColumns):
+    """The columns of a table."""
 
     table: TableLocation
 
@@ -93,6 +161,14 @@ class TableColumns:
         columns = check_key(self.table.name, dataset.schema, key)
         if changes := key_metadata(dataset.schema, columns):
             dataset.update_field_metadata(changes)
+
+    def definition(self, schema: pa.Schema, column: str) -> UdfDefinition:
+        """Return the stored definition of a computed column; see `Table.definition`."""
+        return read_definition(self.table.name, schema, column)
+
+    def _differs(self, schema: pa.Schema, column: str, spec: DefinedSpec) -> bool:
+        udf = spec[0] if isinstance(spec, tuple) else spec
+        return super()._differs(schema, column, spec) or schema.field(column).type != udf.data_type
 
     def described(self, column: str) -> str:
         """Name a column in messages, and as the owner of a UDF of this process."""

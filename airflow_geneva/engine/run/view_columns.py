@@ -21,9 +21,10 @@ from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.refresh import read_columns
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run.promotion import QueryChange, change_query
+from airflow_geneva.engine.run.table_columns import DefinedColumns
 from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf import UDF, UdfDefinition
 from airflow_geneva.engine.udf.definition import by_name, check_view_type, key_names
 from airflow_geneva.engine.udf.of_process import give_udf
 from airflow_geneva.engine.views.definition import (
@@ -42,19 +43,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ViewColumns:
+class ViewColumns(DefinedColumns):
     """The columns of a view's query, which are changed in one commit each.
 
     Args:
-        source: locates the view's source.
+        table: the view.
+        source: locates its source.
     """
 
-    view: TableLocation
+    table: TableLocation
     source: Callable[[], TableLocation]
 
     def add(self, columns: Mapping[Any, Any]) -> None:
         """Add columns to the end of the query; see `View.add_columns`."""
-        view, source, specs = self.view, self.source(), by_name(columns)
+        view, source, specs = self.table, self.source(), by_name(columns)
         names = [name for key in specs for name in key_names(key)]
         tried = set[int]()
 
@@ -81,12 +83,12 @@ class ViewColumns:
 
     def alter(self, columns: Mapping[Any, Any]) -> None:
         """Give computed columns other UDFs; see `View.alter_columns`."""
-        view, source, specs = self.view, self.source(), by_name(columns)
+        view, source, specs = self.table, self.source(), by_name(columns)
         change_query(view, lambda now, dataset: QueryChange(altered(view, now, dataset, source.open(), specs)))
 
     def drop(self, columns: Sequence[str]) -> None:
         """Remove columns from the query, and from its table; see `View.drop_columns`."""
-        view, source, names = self.view, self.source(), [columns] if isinstance(columns, str) else list(columns)
+        view, source, names = self.table, self.source(), [columns] if isinstance(columns, str) else list(columns)
         tried = list[int]()
 
         def change(now: ViewDefinition, dataset: lance.LanceDataset) -> QueryChange | None:
@@ -111,7 +113,7 @@ class ViewColumns:
 
     def set_key(self, key: str | Sequence[str] | None) -> None:
         """Choose the columns whose values name a row in errors; see `Table.set_key`."""
-        dataset, name = self.view.open(), self.view.name
+        dataset, name = self.table.open(), self.table.name
         shown = pa.schema([dataset.schema.field(column) for column in visible_columns(dataset.schema)])
         columns = ViewDefinition.read(dataset.schema.metadata, name).check_key(key, shown, name)
         if changes := key_metadata(dataset.schema, columns):
@@ -119,12 +121,18 @@ class ViewColumns:
 
     def expect(self, columns: Mapping[str, Any]) -> None:
         """Set the conditions that values must meet; see `View.expect`."""
-        name = self.view.name
-        change_query(self.view, lambda now, dataset: QueryChange(now.expecting(columns, dataset.schema, name)))
+        name = self.table.name
+        change_query(self.table, lambda now, dataset: QueryChange(now.expecting(columns, dataset.schema, name)))
+
+    def definition(self, schema: pa.Schema, column: str) -> UdfDefinition:
+        """Return the definition of a computed column, as the query has it."""
+        found = ViewDefinition.read(schema.metadata, self.table.name).computed_column(column, self.table.name).udf
+        assert found is not None
+        return found
 
     def plan_altered(self, udfs: Mapping[str, UDF]) -> Plan:
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
-        view, source = self.view, self.source()
+        view, source = self.table, self.source()
         dataset = view.open()
         now = ViewDefinition.read(dataset.schema.metadata, view.name)
         before = {name: now.computed_column(name, view.name) for name in udfs}
