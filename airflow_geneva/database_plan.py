@@ -380,7 +380,7 @@ def _within_cascade(
             least = 0
         if definition.limit is not None:
             most = definition.limit
-    seconds, cost = api.estimate_between(plan, least, most) if most is not None else (None, None)
+    seconds, cost = plan.estimate_between(least, most) if most is not None else (None, None)
     if any(udf.dedup for udf in plan.spec.udfs.values()):
         least = 0
     for fragment, rows in coming.items():

@@ -89,7 +89,7 @@ if TYPE_CHECKING:
         compare_view_column as compare_view_column,
     )
     from airflow_geneva.engine.run.copying import copy_table as copy_table
-    from airflow_geneva.engine.run.estimate import estimate_between as estimate_between, estimator as estimator
+    from airflow_geneva.engine.run.estimate import estimator as estimator
     from airflow_geneva.engine.run.load import plan_here as plan_here
     from airflow_geneva.engine.run.pipeline import (
         PlannedJob as PlannedJob,
@@ -195,7 +195,7 @@ _HOMES = (
     ("run.load", "plan_here"),
     ("run.pipeline", "run_new"),
     ("run.background", "start_in_background"),
-    ("run.estimate", "estimator", "estimate_between"),
+    ("run.estimate", "estimator"),
     ("job.meter", "measured"),
     # Questions about jobs.
     ("job.status", "read_job"),

@@ -13,7 +13,9 @@ from airflow_geneva.engine.checkpoint.facts import Fact
 from airflow_geneva.engine.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.engine.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex, ReuseRules
+from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import Described, counted
+from airflow_geneva.engine.job.estimate import Estimate, Interval, Size
 from airflow_geneva.engine.job.speed import EarlierJobs, ReadJobs
 from airflow_geneva.engine.lance_io.filters import where_columns
 from airflow_geneva.engine.lance_io.fragments import Columns, columns_of
@@ -31,7 +33,6 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
 
-    from airflow_geneva.engine.job.estimate import Estimate
     from airflow_geneva.engine.plan.swap_plan import SwapPlan
     from airflow_geneva.engine.udf.expect import Expectation
 
@@ -613,6 +614,49 @@ class Plan(Described):
         if self.estimator is None:
             raise InvalidInput("This plan cannot be estimated. Make it with plan_backfill() or plan_refresh().")
         return self.estimator(self, sample)
+
+    def estimate_between(self, least: int, most: int) -> tuple[Interval | None, Interval | None]:
+        """Estimate the seconds and the cost of a job of `least` to `most` rows by earlier jobs; call no UDF.
+
+        Returns:
+            Seconds and cost, each from the lower end for `least` to the upper end for `most` rows; None if unknown.
+        """
+        history = self.earlier().measured
+
+        def estimate(rows: int) -> Estimate:
+            if not rows:
+                return Estimate.of_nothing()
+            size = self._size_of(rows, (history[0].runner if history else None) or RunnerName.INLINE)
+            return Estimate.by_history(size, history) if history else Estimate.unknown(size)
+
+        low, high = estimate(least), estimate(most)
+        ends = [(getattr(low, name), getattr(high, name)) for name in ("seconds", "cost")]
+        seconds, cost = (None if a is None or b is None else Interval(a.low, b.high) for a, b in ends)
+        return seconds, cost
+
+    def size(self, runner: str) -> Size:
+        """Return the work of the job on a runner."""
+        sizing, udfs = self.spec.sizing, self.spec.udfs
+        threads, tasks = sizing.intra_applier_concurrency, 1 if runner == RunnerName.INLINE else sizing.concurrency
+        rows, calls = self.rows_to_run, self.calls_to_run
+        costs = [udf.cost * calls[name] / max(rows, 1) for name, udf in udfs.items() if udf.cost is not None]
+        return Size(
+            rows=rows,
+            fragments=self.fragments_to_run,
+            runner=runner,
+            slots=tasks * threads,
+            shards=sum(bool(shard.to_apply) for shard in self.shards),
+            price_per_slot_hour=sizing.price_per_slot_hour,
+            cost_per_row=sum(costs) if costs else None,
+        )
+
+    def _size_of(self, rows: int, runner: str) -> Size:
+        """Return the work as if there were other rows; all functions run on rows that the plan does not have yet."""
+        size = self.size(runner)
+        costs = [udf.cost for udf in self.spec.all_udfs.values() if udf.cost is not None]
+        now, later = min(rows, size.rows), max(rows - size.rows, 0)
+        cost = ((size.cost_per_row or 0.0) * now + sum(costs) * later) / max(rows, 1) if costs else None
+        return replace(size, rows=rows, fragments=max(size.fragments, 1), shards=max(size.shards, 1), cost_per_row=cost)
 
     def expecting(self, expected: Estimate) -> Plan:
         """Return the plan with the parts of the estimate that tasks need."""

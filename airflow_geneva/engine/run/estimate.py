@@ -12,7 +12,7 @@ import pyarrow as pa
 from airflow_geneva.engine.apply.reader import ReadSize
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.choices import RunnerName
-from airflow_geneva.engine.job.estimate import Call, Estimate, Interval, Size
+from airflow_geneva.engine.job.estimate import Call, Estimate, Size
 from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.blobs import as_bytes
 from airflow_geneva.engine.lance_io.fragments import live_offsets
@@ -210,47 +210,6 @@ def estimate_by_history(plan: Plan, runner: str, cluster: Runner | None = None) 
     return Estimate.by_history(size, history) if history else Estimate.unknown(size)
 
 
-def estimate_between(plan: Plan, least: int, most: int) -> tuple[Interval | None, Interval | None]:
-    """Estimate the seconds and the cost of a job of `least` to `most` rows by earlier jobs; call no UDF.
-
-    Returns:
-        Seconds and cost, each from the lower end for `least` to the upper end for `most` rows; None if it is not known.
-    """
-    history = plan.earlier().measured
-    sizes = [_size(plan, history[0].runner or "inline" if history else "inline", rows) for rows in (least, most)]
-
-    def estimate(size: Size) -> Estimate:
-        if not size.rows:
-            return Estimate.of_nothing()
-        return Estimate.by_history(size, history) if history else Estimate.unknown(size)
-
-    low, high = map(estimate, sizes)
-    ends = [(getattr(low, name), getattr(high, name)) for name in ("seconds", "cost")]
-    seconds, cost = (None if a is None or b is None else Interval(a.low, b.high) for a, b in ends)
-    return seconds, cost
-
-
-def _size(plan: Plan, runner: str, rows: int) -> Size:
-    """The size of a plan as if it had other rows; all functions run on rows that it does not have yet."""
-    size = size_of(plan, runner)
-    costs = [udf.cost for udf in plan.spec.all_udfs.values() if udf.cost is not None]
-    now, later = min(rows, size.rows), max(rows - size.rows, 0)
-    cost = ((size.cost_per_row or 0.0) * now + sum(costs) * later) / max(rows, 1) if costs else None
-    return replace(size, rows=rows, fragments=max(size.fragments, 1), shards=max(size.shards, 1), cost_per_row=cost)
-
-
 def size_of(plan: Plan, runner: str, cluster: Runner | None = None) -> Size:
-    sizing, udfs = plan.spec.sizing, plan.spec.udfs
-    threads, tasks = sizing.intra_applier_concurrency, 1 if runner == RunnerName.INLINE else sizing.concurrency
-    rows, calls = plan.rows_to_run, plan.calls_to_run
-    costs = [udf.cost * calls[name] / max(rows, 1) for name, udf in udfs.items() if udf.cost is not None]
-    return Size(
-        rows=rows,
-        fragments=plan.fragments_to_run,
-        runner=runner,
-        slots=tasks * threads,
-        shards=sum(bool(shard.to_apply) for shard in plan.shards),
-        price_per_slot_hour=sizing.price_per_slot_hour,
-        cost_per_row=sum(costs) if costs else None,
-        session_is_up=runner == RunnerName.SPARK and cluster is not None and cluster.is_up(),
-    )
+    is_up = runner == RunnerName.SPARK and cluster is not None and cluster.is_up()
+    return replace(plan.size(runner), session_is_up=is_up)
