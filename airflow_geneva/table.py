@@ -394,7 +394,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         from airflow_geneva.bar import show
 
         plan, udfs, watch = self._plan_to_run(api.BackfillRequest.of({**options, "column": column}), udf, runner)
-        return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
+        return api.JobFuture.start(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan(
         self,

@@ -235,7 +235,7 @@ class View(Table):
         from airflow_geneva.bar import show
 
         plan, udfs, watch = self._plan_refresh_to_run(api.RefreshRequest.of(options), runner)
-        return api.start_in_background(plan, self.location, udfs, runner, watch, show, SparkRunner())
+        return api.JobFuture.start(plan, self.location, udfs, runner, watch, show, SparkRunner())
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         RunnerName.check("runner", runner)

@@ -46,7 +46,7 @@ def _canceling() -> Iterator[None]:
     token = _ASKED.set(asked)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        cancel = api.measured().cancel  # of the job on which this thread works
+        cancel = api.JobMeter.current().cancel  # of the job on which this thread works
         if cancel is None or asked:
             signal.signal(number, before[signal.Signals(number)])
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

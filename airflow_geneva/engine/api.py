@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.estimate import Estimate as Estimate, Interval as Interval
     from airflow_geneva.engine.job.folder import JobFolder as JobFolder
     from airflow_geneva.engine.job.heartbeat import APPROVAL as APPROVAL
-    from airflow_geneva.engine.job.meter import JobMeter as JobMeter, Stopwatch as Stopwatch, measured as measured
+    from airflow_geneva.engine.job.meter import JobMeter as JobMeter, Stopwatch as Stopwatch
     from airflow_geneva.engine.job.shard_status import ShardStatus as ShardStatus
     from airflow_geneva.engine.job.status import Job as Job, JobList as JobList, read_job as read_job
     from airflow_geneva.engine.job.table_history import table_history as table_history
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.plan.shard import Shard as Shard
     from airflow_geneva.engine.plan.sizing import Sizing as Sizing
     from airflow_geneva.engine.run.announce import find_unannounced as find_unannounced
-    from airflow_geneva.engine.run.background import JobFuture as JobFuture, start_in_background as start_in_background
+    from airflow_geneva.engine.run.background import JobFuture as JobFuture
     from airflow_geneva.engine.run.choice import RunnerChoice as RunnerChoice, TooSlow as TooSlow
     from airflow_geneva.engine.run.column_comparison import (
         ColumnComparison as ColumnComparison,
@@ -194,9 +194,7 @@ _HOMES = (
     # The same in one process, in the foreground or in the background, and what it would take.
     ("run.load", "plan_here"),
     ("run.pipeline", "run_new"),
-    ("run.background", "start_in_background"),
     ("run.estimate", "estimator"),
-    ("job.meter", "measured"),
     # Questions about jobs.
     ("job.status", "read_job"),
     ("job.error_records", "read_errors"),

@@ -20,7 +20,7 @@ import pytest
 
 from airflow_geneva import BatchFailed, Table, connect, report, udf
 from airflow_geneva.engine.checkpoint import submissions
-from airflow_geneva.engine.job.meter import measured
+from airflow_geneva.engine.job.meter import JobMeter
 from airflow_geneva.engine.run import caps, waiting
 from airflow_geneva.engine.udf import UDF, Retry, Skip
 from airflow_geneva.errors import InvalidInput, JobFailed
@@ -112,7 +112,7 @@ def left_behind(table: Table) -> list[str]:
 
 def test_every_row_is_submitted_once_in_batches_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=lambda seconds: shown.append(str(measured()))))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=lambda seconds: shown.append(str(JobMeter.current()))))
     table = numbers(tmp_path)
     result = table.backfill("y", runner="inline")
     assert len(shown) == 2

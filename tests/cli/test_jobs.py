@@ -23,7 +23,7 @@ from airflow_geneva import UDF, View, connect, udf
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.meter import Stopwatch
-from airflow_geneva.engine.run.background import start_in_background
+from airflow_geneva.engine.run.background import JobFuture
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.table import Table
@@ -96,7 +96,7 @@ def test_status_watches_a_job_until_it_has_ended(table: Table, db: str) -> None:
     function = udf(data_type=pa.int64(), version="1", name="gated")(gated)
     table.alter_columns({"y": function})
     plan = table.plan_backfill("y", udf=function, shard_size=1, batch_size=5)
-    future = start_in_background(plan, table.location, Udfs({"y": function}), "inline", Stopwatch())
+    future = JobFuture.start(plan, table.location, Udfs({"y": function}), "inline", Stopwatch())
     reached.wait()
     try:
         running = run("status", db, future.job_id)

@@ -30,7 +30,7 @@ from airflow_geneva.engine.job.meter import Stopwatch
 from airflow_geneva.engine.job.status import Job, read_job
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.run import caps
-from airflow_geneva.engine.run.background import JobFuture, start_in_background
+from airflow_geneva.engine.run.background import JobFuture
 from airflow_geneva.engine.run.peers import PEERS
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.storage.files import Storage
@@ -73,7 +73,7 @@ def gate() -> Iterator[Gate]:
 
 def start(table: Table, function: UDF, **sizing: int) -> JobFuture:
     plan = table.plan_backfill("y", udf=function, **sizing)
-    return start_in_background(plan, table.location, Udfs({"y": function}), "inline", Stopwatch())
+    return JobFuture.start(plan, table.location, Udfs({"y": function}), "inline", Stopwatch())
 
 
 def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Path, gate: Gate) -> None:
@@ -228,7 +228,7 @@ def test_what_cannot_be_started_is_refused_by_the_call_itself(make_table: MakeTa
     plan = table.plan_backfill("y")
     Path(table.location.checkpoints.root).write_text("a file where the folder should be")
     with pytest.raises(OSError, match="_checkpoints"):
-        start_in_background(plan, table.location, Udfs({"y": triple}), "inline", Stopwatch())
+        JobFuture.start(plan, table.location, Udfs({"y": triple}), "inline", Stopwatch())
 
 
 @pytest.mark.spark
@@ -236,7 +236,7 @@ def test_a_background_job_uses_the_spark_session_that_is_there(make_table: MakeT
     table = make_table(100, per_fragment=25)
     table.add_columns({"y": triple})
     settings = dict(spark.conf.getAll)
-    future = start_in_background(
+    future = JobFuture.start(
         table.plan_backfill("y"), table.location, Udfs({"y": triple}), "spark", Stopwatch(), cluster=SparkRunner()
     )
     assert future.result().rows_computed == 100
@@ -249,7 +249,7 @@ SCRIPT = """
 import sys, time
 import pyarrow as pa
 from airflow_geneva import connect, udf
-from airflow_geneva.engine.run.background import start_in_background
+from airflow_geneva.engine.run.background import JobFuture
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.job.meter import Stopwatch
 
@@ -260,7 +260,7 @@ def slow(x: int) -> int:
 
 table = connect(sys.argv[1]).open_table("docs")
 plan = table.plan_backfill("y", udf=slow, shard_size=1, intra_applier_concurrency=2)
-print(start_in_background(plan, table.location, Udfs({"y": slow}), "inline", Stopwatch()).job_id)
+print(JobFuture.start(plan, table.location, Udfs({"y": slow}), "inline", Stopwatch()).job_id)
 """
 
 

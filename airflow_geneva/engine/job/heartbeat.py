@@ -80,10 +80,10 @@ def writing_heartbeats(
         plan: fingerprint of the plan.
         by: the process whose document has the heartbeats; by default that of the step.
     """
-    from airflow_geneva.engine.job.meter import measured
+    from airflow_geneva.engine.job.meter import JobMeter
 
     warned, by = False, by or _BY[step]
-    measured().enter(step)
+    JobMeter.current().enter(step)
 
     def beat(over: bool = False) -> None:
         nonlocal warned

@@ -30,6 +30,11 @@ class JobMeter:
     _began: float = field(default_factory=time.time)
     _since: float = 0.0
 
+    @staticmethod
+    def current() -> JobMeter:
+        """Return the meter of the job on which the calling thread works; an unused one if there is none."""
+        return _current.get() or JobMeter("")
+
     def enter(self, step: str) -> None:
         self.step, self._since = step, time.time()
 
@@ -75,11 +80,6 @@ class JobMeter:
 
 
 _current: ContextVar[JobMeter | None] = ContextVar("geneva_meter", default=None)
-
-
-def measured() -> JobMeter:
-    """Return the meter of the job on which the calling thread works; an unused one if there is none."""
-    return _current.get() or JobMeter("")
 
 
 class Stopwatch:

@@ -40,6 +40,30 @@ class JobFuture:
         self._show = show
         self._outcome: concurrent.futures.Future[BackfillResult] = concurrent.futures.Future()
 
+    @staticmethod
+    def start(
+        plan: Plan,
+        location: TableLocation,
+        udfs: Udfs,
+        runner: str,
+        watch: Stopwatch,
+        show: ShowBar = nullcontext,
+        cluster: Runner | None = None,
+    ) -> JobFuture:
+        """Write a job's record and plan as `pipeline.start` does, and run it in a thread."""
+        meter = JobMeter(plan.spec.target)
+        with meter.measuring():
+            job = start(plan, location, udfs, runner, watch, cluster)
+        future = JobFuture(job, meter, show)
+        compute = partial(run, job, plan.shards, udfs, watch)
+        # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a
+        # script should finish.
+        name = f"geneva-{future.job_id}"
+        worker = threading.Thread(target=future._run, args=(compute,), name=name, daemon=False)
+        worker.start()
+        _running[:] = [(worker, future), *(one for one in _running if one[0].is_alive())]
+        return future
+
     @property
     def job_id(self) -> str:
         return self._job.spec.job_id
@@ -91,7 +115,7 @@ class JobFuture:
         state = "running" if not self.done() else "failed" if self._outcome.exception() else self.result().state
         return f"JobFuture({self._job.spec.target}, job_id={self.job_id!r}, {state})"
 
-    def run(self, job: Callable[[], BackfillResult]) -> None:
+    def _run(self, job: Callable[[], BackfillResult]) -> None:
         """Run the job in the calling thread; only this call references its plan, which may be large."""
         try:
             with self._meter.measuring():
@@ -101,29 +125,6 @@ class JobFuture:
             self._outcome.set_exception(error)
             # The caller may never ask for the result, so log the error.
             logger.error("%s", error)
-
-
-def start_in_background(
-    plan: Plan,
-    location: TableLocation,
-    udfs: Udfs,
-    runner: str,
-    watch: Stopwatch,
-    show: ShowBar = nullcontext,
-    cluster: Runner | None = None,
-) -> JobFuture:
-    """Write a job's record and plan as `pipeline.start` does, and run it in a thread."""
-    meter = JobMeter(plan.spec.target)
-    with meter.measuring():
-        job = start(plan, location, udfs, runner, watch, cluster)
-    future = JobFuture(job, meter, show)
-    compute = partial(run, job, plan.shards, udfs, watch)
-    # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
-    # should finish.
-    worker = threading.Thread(target=future.run, args=(compute,), name=f"geneva-{future.job_id}", daemon=False)
-    worker.start()
-    _running[:] = [(worker, future), *(one for one in _running if one[0].is_alive())]
-    return future
 
 
 _running: list[tuple[threading.Thread, JobFuture]] = []

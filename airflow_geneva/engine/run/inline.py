@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from airflow_geneva.engine.apply.skipped_rows import skipped_before
 from airflow_geneva.engine.job.folder import ShardDocuments
-from airflow_geneva.engine.job.meter import measured
+from airflow_geneva.engine.job.meter import JobMeter
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter, usage_of
 from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
 from airflow_geneva.engine.limits.rate_limit import Meter
@@ -82,7 +82,7 @@ def open_reporter(
     held = sum(item.rows for item in tasks) - rows
     every = min(every, caps.LOOK_SECONDS) if spec.sizing.watched else every
     reporter = ProgressReporter(rows, len(tasks), every=every, rows_held=held)
-    measured().reporters[index] = reporter
+    JobMeter.current().reporters[index] = reporter
     if documents is not None:
         reporter.used_before = usage_of([documents.read()])
         reporter.write = lambda progress: documents.update(applying=progress)

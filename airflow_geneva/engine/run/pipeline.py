@@ -33,7 +33,7 @@ from airflow_geneva.engine.job.folder import (
     plan_name,
 )
 from airflow_geneva.engine.job.heartbeat import writing_heartbeats
-from airflow_geneva.engine.job.meter import Stopwatch, measured
+from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
 from airflow_geneva.engine.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.engine.job.progress import EVERY_SECONDS, START, usage_of
 from airflow_geneva.engine.job.shard_results import carried_counts, read_shard_result, write_shard_result
@@ -87,12 +87,12 @@ def start(
         JavaNotFound: there is neither an active session nor Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
-    measured().rows = plan.rows_to_run
+    JobMeter.current().rows = plan.rows_to_run
     plan, choice, expected = choose(plan, location, udfs, runner, INLINE_BELOW_SECONDS, True, cluster)
     if runner == RunnerName.AUTO:
         logger.info("Computing %s %s.", plan.spec.target, choice)
     about = {"expected": expected.pace()} if plan.shards else {}
-    measured().expected = about.get("expected", {})
+    JobMeter.current().expected = about.get("expected", {})
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
         if choice.runner == RunnerName.SPARK:
@@ -103,7 +103,7 @@ def start(
     for saving in plan.savings:
         logger.info("%s", saving)
     job = record_job(plan, location, choice, about, cluster=cluster, folder=folder)
-    measured().cancel = job.folder.cancel
+    JobMeter.current().cancel = job.folder.cancel
     watch.lap("plan")
     return job
 
@@ -170,7 +170,7 @@ def record_job(
 
 def _start_cluster(cluster: Runner, spec: JobSpec, watch: Stopwatch, before: str) -> None:
     watch.lap(before)
-    measured().enter("spark")
+    JobMeter.current().enter("spark")
     cluster.start(spec.sizing.concurrency)
     watch.lap("spark")
 

@@ -11,7 +11,7 @@ from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.udf_call import Mapper
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.folder import SUBMIT, SUBMITTED, WAKES, ShardDocuments
-from airflow_geneva.engine.job.meter import measured
+from airflow_geneva.engine.job.meter import JobMeter
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.prepare import Udfs, submissions_of
 from airflow_geneva.engine.storage.location import TableLocation
@@ -42,9 +42,9 @@ class Waiting:
         logger.info("%s: a service has %s; it is asked again in %g s.", self.spec.target, there, seconds)
         if not self.here:
             raise StillWaiting(batches)
-        measured().enter("service")
+        JobMeter.current().enter("service")
         time.sleep(seconds)
-        measured().enter("apply")
+        JobMeter.current().enter("apply")
 
     @property
     def batches(self) -> dict[str, int]:
