@@ -368,11 +368,11 @@ class Table(Summarized, api.Readable, api.FailedRows):
         if isinstance(other, str) and (other in dataset.schema.names or ":" not in other):
             rows = 1_000 if sample is None else sample
             function = partial(self._column_function, dataset)
-            return api.compare_columns(self.location, dataset, column, other, function, neighbors, queries, rows)
+            return api.ColumnComparison.of(self.location, dataset, column, other, function, neighbors, queries, rows)
         if queries is not None:
             raise InvalidInput("queries are for two columns of vectors: table.compare(column, other_column, ...).")
         plan, udf = self._plan(api.BackfillRequest.of_all_rows(column), other)
-        return api.compare_column(plan, udf, self.location, column, 100 if sample is None else sample)
+        return api.Comparison.of_column(plan, udf, self.location, column, 100 if sample is None else sample)
 
     def backfill_async(
         self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any
@@ -545,7 +545,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         return self._column_function(self.lance if version is None else api.open_version(self.lance, version), name)
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
-        return api.column_function(self.location, name, dataset)
+        return api.ColumnFunction.find(self.location, name, dataset)
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
         """Return the column's own UDF: imported, or of a notebook or script, if this is its process.

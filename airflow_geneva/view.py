@@ -283,13 +283,12 @@ class View(Table):
             return super().compare(column, other, sample, neighbors, queries)
         given = load_udf(other) if isinstance(other, str) else other
         rows = 100 if sample is None else sample
-        return api.compare_view_column(
-            self.location, definition, self._source(definition).location, column, given, rows
-        )
+        source = self._source(definition).location
+        return api.Comparison.of_view(self.location, definition, source, column, given, rows)
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
         definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
-        return api.column_function(self.location, name, dataset, self._source(definition).lance)
+        return api.ColumnFunction.find(self.location, name, dataset, self._source(definition).lance)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
         """Set the conditions that values must meet to become visible, replacing earlier conditions of the view.

@@ -75,19 +75,9 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.announce import find_unannounced as find_unannounced
     from airflow_geneva.engine.run.background import JobFuture as JobFuture
     from airflow_geneva.engine.run.choice import RunnerChoice as RunnerChoice, TooSlow as TooSlow
-    from airflow_geneva.engine.run.column_comparison import (
-        ColumnComparison as ColumnComparison,
-        compare_columns as compare_columns,
-    )
-    from airflow_geneva.engine.run.column_function import (
-        ColumnFunction as ColumnFunction,
-        column_function as column_function,
-    )
-    from airflow_geneva.engine.run.compare import (
-        Comparison as Comparison,
-        compare_column as compare_column,
-        compare_view_column as compare_view_column,
-    )
+    from airflow_geneva.engine.run.column_comparison import ColumnComparison as ColumnComparison
+    from airflow_geneva.engine.run.column_function import ColumnFunction as ColumnFunction
+    from airflow_geneva.engine.run.compare import Comparison as Comparison
     from airflow_geneva.engine.run.copying import copy_table as copy_table
     from airflow_geneva.engine.run.estimate import estimator as estimator
     from airflow_geneva.engine.run.load import plan_here as plan_here
@@ -200,9 +190,6 @@ _HOMES = (
     ("job.error_records", "read_errors"),
     ("job.current_errors", "count_causes", "group_errors"),
     # Questions about tables and views.
-    ("run.compare", "compare_column", "compare_view_column"),
-    ("run.column_comparison", "compare_columns"),
-    ("run.column_function", "column_function"),
     ("job.table_history", "table_history"),
     ("checkpoint.listing", "list_checkpoints"),
     ("lance_io.indexes", "read_indexes"),

@@ -115,6 +115,41 @@ class ColumnComparison(Described):
     sides: tuple[Side, Side]
     overlap: Overlap | None
 
+    @staticmethod
+    def of(
+        location: TableLocation,
+        dataset: lance.LanceDataset,
+        first: str,
+        second: str,
+        function: Callable[[str], ColumnFunction],
+        neighbors: int = 10,
+        queries: Sequence[Any] | None = None,
+        sample: int = 1_000,
+    ) -> ColumnComparison:
+        """Compare the stored values of two columns on random rows; see `Table.compare`.
+
+        Args:
+            function: returns the function of a column, for queries.
+        """
+        names = _check(location.name, dataset, first, second, neighbors, queries)
+        rows = _shown_rows(dataset)
+        total = len(rows)
+        chosen = np.random.default_rng(_SEED).permutation(total)[: check_rows("sample", sample)]
+        found = dataset.take(rows[np.sort(chosen)].tolist(), columns=["_rowid", *names])
+        columns = [found.column(name).combine_chunks() for name in names]
+        vectors = [_vectors(column) for column in columns]
+        difference, measure = _difference(columns, vectors, names)
+        table = found.append_column("_difference" if "difference" in names else "difference", pa.array(difference))
+        overlap = None
+        if neighbors and vectors[0] is not None and vectors[1] is not None:
+            finder = _Finder(dataset, function, names, found.column("_rowid").to_numpy(), (vectors[0], vectors[1]))
+            overlap = finder.overlap(neighbors, queries)
+        elif queries is not None:
+            raise InvalidInput(f"queries are for columns of vectors; {first!r} and {second!r} are not both.")
+        sides = tuple(_side(location, dataset, name, of) for name, of in zip(names, vectors, strict=True))
+        version, both = int(dataset.version), (sides[0], sides[1])
+        return ColumnComparison(location.name, version, total, table, measure, both, overlap)
+
     @property
     def rows(self) -> int:
         """Number of sampled rows."""
@@ -176,40 +211,6 @@ class ColumnComparison(Described):
             values = ", ".join(f"{side.name}={row[side.name]!r:.60}" for side in self.sides)
             lines.append(f"    row {row['_rowid']}: {values}")
         return lines
-
-
-def compare_columns(
-    location: TableLocation,
-    dataset: lance.LanceDataset,
-    first: str,
-    second: str,
-    function: Callable[[str], ColumnFunction],
-    neighbors: int = 10,
-    queries: Sequence[Any] | None = None,
-    sample: int = 1_000,
-) -> ColumnComparison:
-    """Compare the stored values of two columns on random rows; see `Table.compare`.
-
-    Args:
-        function: returns the function of a column, for queries.
-    """
-    names = _check(location.name, dataset, first, second, neighbors, queries)
-    rows = _shown_rows(dataset)
-    total = len(rows)
-    chosen = np.random.default_rng(_SEED).permutation(total)[: check_rows("sample", sample)]
-    found = dataset.take(rows[np.sort(chosen)].tolist(), columns=["_rowid", *names])
-    columns = [found.column(name).combine_chunks() for name in names]
-    vectors = [_vectors(column) for column in columns]
-    difference, measure = _difference(columns, vectors, names)
-    table = found.append_column("_difference" if "difference" in names else "difference", pa.array(difference))
-    overlap = None
-    if neighbors and vectors[0] is not None and vectors[1] is not None:
-        finder = _Finder(dataset, function, names, found.column("_rowid").to_numpy(), (vectors[0], vectors[1]))
-        overlap = finder.overlap(neighbors, queries)
-    elif queries is not None:
-        raise InvalidInput(f"queries are for columns of vectors; {first!r} and {second!r} are not both.")
-    sides = tuple(_side(location, dataset, name, of) for name, of in zip(names, vectors, strict=True))
-    return ColumnComparison(location.name, int(dataset.version), total, table, measure, (sides[0], sides[1]), overlap)
 
 
 def _shown_rows(dataset: lance.LanceDataset) -> npt.NDArray[np.int64]:

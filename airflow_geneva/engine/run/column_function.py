@@ -59,6 +59,26 @@ class ColumnFunction(Described):
     of: str = ""
     older: tuple[str, ...] = ()
 
+    @staticmethod
+    def find(
+        location: TableLocation, column: str, dataset: lance.LanceDataset, source: lance.LanceDataset | None = None
+    ) -> ColumnFunction:
+        """Find the function that computed the values of a version of a table or view.
+
+        Args:
+            source: a view's source, whose columns are inputs.
+
+        Raises:
+            InvalidInput: no UDF computes the column, or its UDF cannot be imported here.
+            CodeChanged: other code than that of this process computed the values.
+        """
+        if source is not None:
+            return _function_of_view(location, column, dataset, source)
+        definition = read_definition(location.name, dataset.schema, column)
+        found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), column)
+        left = found.pending + found.given_up
+        return _function(location, column, dataset, definition, list(dataset.schema), found.versions, left)
+
     def __call__(self, *values: Any) -> Any:
         """Compute the value of a row with these inputs, in this process.
 
@@ -110,26 +130,6 @@ class ColumnFunction(Described):
             f"Function {function}({', '.join(self.inputs.names)}) of column "
             f"{self.column!r} at version {self.table_version}: {made or 'no values'}{left}"
         )
-
-
-def column_function(
-    location: TableLocation, column: str, dataset: lance.LanceDataset, source: lance.LanceDataset | None = None
-) -> ColumnFunction:
-    """Find the function that computed the values of a version of a table or view.
-
-    Args:
-        source: a view's source, whose columns are inputs.
-
-    Raises:
-        InvalidInput: no UDF computes the column, or its UDF cannot be imported here.
-        CodeChanged: other code than that of this process computed the values.
-    """
-    if source is not None:
-        return _function_of_view(location, column, dataset, source)
-    definition = read_definition(location.name, dataset.schema, column)
-    found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), column)
-    left = found.pending + found.given_up
-    return _function(location, column, dataset, definition, list(dataset.schema), found.versions, left)
 
 
 def _function_of_view(

@@ -50,6 +50,57 @@ class Comparison:
     table: pa.Table
     differing: tuple[int, ...]
 
+    @staticmethod
+    def of_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:
+        """Compute a sample of the rows that a plan would compute again; store nothing."""
+        spec = plan.spec
+        udfs = Udfs(dict.fromkeys(spec.udfs, udf))
+        found = sample_plan(plan, location, udfs, check_rows("sample", rows), also=(column,))
+        before = pa.Table.from_batches(found.inputs).column(column) if found.inputs else None
+        output = Output.of(plan.opened[0], column)
+        if output.fields:
+            of = output.fields[output.columns.index(column)]
+            found = replace(found, column=column, values=[_field(part, of) for part in found.values])
+        return _comparison(f"{spec.table_name}.{column}", spec.udf_version, column, found, before)
+
+    @staticmethod
+    def of_view(
+        view: TableLocation, definition: ViewDefinition, source: TableLocation, column: str, udf: UDF | None, rows: int
+    ) -> Comparison:
+        """Compute a column for a sample of a view's rows, from the source version that they reflect; store nothing.
+
+        Only the column and the query's columns that it needs are computed.
+        """
+        check_rows("sample", rows)
+        dataset = view.open()
+        state = CommittedViewState(view, dataset)
+        if not (udf is None or isinstance(udf, UDF)):
+            advice = "Give a function decorated with @udf(...), or its import path."
+            raise InvalidInput(f"udf={udf!r} is not a UDF. {advice}")
+        udf = udf or find_column_udf(definition.computed_column(column, view.name))
+        columns = _columns_for(definition, column, udf, source, view.name)
+        snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
+        made_by = {made for name, made in (*snapshot.code, *snapshot.older) if name == column} if snapshot else set()
+        if snapshot is None or made_by == {version}:
+            return _comparison(target, version, column, ComputedSample(column), None)
+        asked = replace(definition, columns=columns, explode=None)
+        udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
+        request = RefreshRequest(
+            snapshot.source_version, on_code_change="recompute", on_unknown_values="recompute", ignore_checkpoints=True
+        )
+        try:
+            open_version(source.open(), snapshot.source_version)
+        except InvalidInput as gone:
+            raise InvalidInput(
+                f"View {view.name!r} shows version {snapshot.source_version} of {source.name!r}, which was cleaned up, "
+                'so its rows cannot be compared. Refresh it first, with on_code_change="new_rows".'
+            ) from gone
+        state.snapshot = None  # plan all rows, with all columns that are needed
+        planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
+        found = sample_plan(planned, view, Udfs(udfs), rows)
+        shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)
+        return _comparison(target, version, column, found, before, shown)
+
     @property
     def rows(self) -> int:
         return int(self.table.num_rows)
@@ -87,58 +138,9 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare_column(plan: Plan, udf: UDF, location: TableLocation, column: str, rows: int) -> Comparison:
-    """Compute a sample of the rows that a plan would compute again; store nothing."""
-    spec = plan.spec
-    found = sample_plan(plan, location, Udfs(dict.fromkeys(spec.udfs, udf)), check_rows("sample", rows), also=(column,))
-    before = pa.Table.from_batches(found.inputs).column(column) if found.inputs else None
-    output = Output.of(plan.opened[0], column)
-    if output.fields:
-        of = output.fields[output.columns.index(column)]
-        found = replace(found, column=column, values=[_field(part, of) for part in found.values])
-    return _comparison(f"{spec.table_name}.{column}", spec.udf_version, column, found, before)
-
-
 def _field(values: pa.Array, name: str) -> pa.Array:
     """Return a field of struct values; NULLs if all calls failed, so that they have no type."""
     return pc.struct_field(values, name) if pt.is_struct(values.type) else values
-
-
-def compare_view_column(
-    view: TableLocation, definition: ViewDefinition, source: TableLocation, column: str, udf: UDF | None, rows: int
-) -> Comparison:
-    """Compute a column for a sample of a view's rows, from the source version that they reflect; store nothing.
-
-    Only the column and the query's columns that it needs are computed.
-    """
-    check_rows("sample", rows)
-    dataset = view.open()
-    state = CommittedViewState(view, dataset)
-    if not (udf is None or isinstance(udf, UDF)):
-        raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...), or its import path.")
-    udf = udf or find_column_udf(definition.computed_column(column, view.name))
-    columns = _columns_for(definition, column, udf, source, view.name)
-    snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
-    made_by = {made for name, made in (*snapshot.code, *snapshot.older) if name == column} if snapshot else set()
-    if snapshot is None or made_by == {version}:
-        return _comparison(target, version, column, ComputedSample(column), None)
-    asked = replace(definition, columns=columns, explode=None)
-    udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
-    request = RefreshRequest(
-        snapshot.source_version, on_code_change="recompute", on_unknown_values="recompute", ignore_checkpoints=True
-    )
-    try:
-        open_version(source.open(), snapshot.source_version)
-    except InvalidInput as gone:
-        raise InvalidInput(
-            f"View {view.name!r} shows version {snapshot.source_version} of {source.name!r}, which was cleaned up, so "
-            'its rows cannot be compared. Refresh it first, with on_code_change="new_rows".'
-        ) from gone
-    state.snapshot = None  # plan all rows, with all columns that are needed
-    planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
-    found = sample_plan(planned, view, Udfs(udfs), rows)
-    shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)
-    return _comparison(target, version, column, found, before, shown)
 
 
 def _columns_for(
