@@ -18,7 +18,7 @@ from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, PENDING, RUNNIN
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, locate_new, locate_or_none, table_names
-from airflow_geneva.engine.storage.places import allow_places, with_places
+from airflow_geneva.engine.storage.places import allow_databases, allow_places, with_places
 from airflow_geneva.engine.storage.secrets import CATALOG, PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
 from airflow_geneva.engine.udf.lancedb import refuse_view
@@ -251,11 +251,11 @@ class Database(Summarized):
             refuse_view(name, found.schema.metadata)
             raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
         if isinstance(sources, (str, os.PathLike)):
-            api.allow_databases(sources)  # which says to give a list
+            allow_databases(sources)  # which says to give a list
         given = list(sources)
         others = (one.options for one in given if isinstance(one, Database))
         options = catalogs.with_sources(found.location.options, others)
-        allowed = api.allow_databases(one.uri if isinstance(one, Database) else one for one in given)
+        allowed = allow_databases(one.uri if isinstance(one, Database) else one for one in given)
         return View(replace(found.location, options=options), allowed)
 
     def create_table(

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.job.table_history import table_history as table_history
     from airflow_geneva.engine.lance_io.conflicts import conflict_retries as conflict_retries
     from airflow_geneva.engine.lance_io.given_rows import GivenRows as GivenRows
-    from airflow_geneva.engine.lance_io.indexes import Index as Index, read_indexes as read_indexes
+    from airflow_geneva.engine.lance_io.indexes import Index as Index
     from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED as NEWEST_TESTED
     from airflow_geneva.engine.lance_io.reading import Readable as Readable, check_columns as check_columns
     from airflow_geneva.engine.lance_io.row_ranges import Ranges as Ranges
@@ -105,7 +105,6 @@ if TYPE_CHECKING:
     )
     from airflow_geneva.engine.views.resolve import QuerySpec as QuerySpec
     from airflow_geneva.engine.views.sources import (
-        allow_databases as allow_databases,
         find_views as find_views,
         locate_source as locate_source,
     )
@@ -192,12 +191,11 @@ _HOMES = (
     # Questions about tables and views.
     ("job.table_history", "table_history"),
     ("checkpoint.listing", "list_checkpoints"),
-    ("lance_io.indexes", "read_indexes"),
     ("lance_io.reading", "check_columns"),
     ("lance_io.table_key", "key_columns"),
     ("lance_io.table_versions", "open_version"),
     ("views.definition", "is_view", "visible_columns"),
-    ("views.sources", "allow_databases", "find_views", "locate_source"),
+    ("views.sources", "find_views", "locate_source"),
     # Changes.
     ("run.copying", "copy_table"),
     ("cleanup", "clean_up"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.storage.places import allow_databases
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._lance_task import optional_int, parse_bool, parse_json, required_text
@@ -78,7 +79,7 @@ class PlanRefreshOperator(PlanOperator):
         places = [_uri_of(str(one)) for one in allowed]
         with suppress(InvalidInput):  # a connection for `database` needs no URI of its own
             places.append(LanceHook(required_text("lance_conn_id", self.lance_conn_id)).uri)
-        return View(view.location, api.allow_databases(places))
+        return View(view.location, allow_databases(places))
 
     def _plan(
         self, table: Table, newest: Any, context: Context, asked: Mapping[str, Any]

@@ -158,7 +158,7 @@ class TableDetails:
 
     @cached_property
     def indexes(self) -> list[api.Index]:
-        return api.read_indexes(self.dataset)
+        return api.Index.read(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None}  # of this process only

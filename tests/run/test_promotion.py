@@ -78,7 +78,7 @@ class Live:
 
 
 def index_names(live: Table | View) -> dict[str, str]:
-    return {index.columns[0]: index.name for index in promotion.read_indexes(live.lance)}
+    return {index.columns[0]: index.name for index in promotion.Index.read(live.lance)}
 
 
 def test_values_index_and_function_change_in_one_version_and_back(live: Live) -> None:

@@ -7,7 +7,7 @@ import logging
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
-from airflow_geneva.engine.lance_io.indexes import read_indexes
+from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 
@@ -24,11 +24,11 @@ def update_indexes(location: TableLocation, field_id: int | None) -> None:
         CommitConflict: other writers changed the table at every retry.
         EngineError: Lance cannot update an index.
     """
-    names = [index.name for index in read_indexes(location.open(), field_id) if index.unindexed_rows]
+    names = [index.name for index in Index.read(location.open(), field_id) if index.unindexed_rows]
     for name in names:
         for _ in commit_tries(f"table {location.name!r}", f"update its index {name!r}"):
             dataset = location.open()
-            left = [index for index in read_indexes(dataset, field_id) if index.name == name and index.unindexed_rows]
+            left = [index for index in Index.read(dataset, field_id) if index.name == name and index.unindexed_rows]
             fault_point("index.before")
             try:
                 with engine_errors():

@@ -19,7 +19,7 @@ from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
 from airflow_geneva.engine.lance_io.fragments import field_ids, offsets_of, open_fragment, with_data_file
 from airflow_geneva.engine.lance_io.history import commits_newest_first
-from airflow_geneva.engine.lance_io.indexes import read_indexes
+from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
@@ -83,7 +83,7 @@ def swap_rows(
     key, content, saved = "", None, False
     for _ in commit_tries(f"view {spec.table_name!r}", "swap its rows"):
         dataset, opened = location.open() if opened is None else opened, None
-        whole = bool(files) and not read_indexes(dataset)  # with all of its rows, a view would lose its indexes
+        whole = bool(files) and not Index.read(dataset)  # with all of its rows, a view would lose its indexes
         if files and not whole:
             dataset = _with_a_fragment(dataset, location, spec.written)
         spec.written.check(dataset)

@@ -37,6 +37,27 @@ class Index:
     rows: int
     unindexed_rows: int
 
+    @staticmethod
+    def read(dataset: lance.LanceDataset, field_id: int | None = None) -> list[Index]:
+        """Return the indexes on a column, given by its field id, or all indexes of a table; reads manifests only."""
+        with engine_errors():
+            found = [index for index in dataset.describe_indices() if index.fields]
+            if field_id is not None:
+                wanted = set(fields_present(dataset, (field_id,)))
+                found = [index for index in found if wanted & set(index.fields)]
+            if not found:
+                return []
+            fragments = read_manifest(dataset, Columns((), (), ()))
+            indexes = []
+            for index in found:
+                covered = {fragment for segment in index.segments for fragment in segment.fragment_ids or ()}
+                inside = np.isin(fragments.ids, np.fromiter(covered, np.int64, len(covered)))
+                rows = int(fragments.live_rows[inside].sum())
+                unindexed = int(fragments.live_rows.sum()) - rows
+                columns = tuple(index.field_names)
+                indexes.append(Index(index.name, columns, index.index_type, len(index.segments), rows, unindexed))
+            return indexes
+
     @property
     def of_vectors(self) -> bool:
         return self.kind.startswith("IVF")
@@ -54,24 +75,3 @@ class Index:
             # The centroids were trained on other vectors, or on a few only.
             return {"retrain": True}
         return {"num_indices_to_merge": self.segments if self.segments >= MOST_SEGMENTS else 0}
-
-
-def read_indexes(dataset: lance.LanceDataset, field_id: int | None = None) -> list[Index]:
-    """Return the indexes on a column, given by its field id, or all indexes of a table; reads manifests only."""
-    with engine_errors():
-        found = [index for index in dataset.describe_indices() if index.fields]
-        if field_id is not None:
-            wanted = set(fields_present(dataset, (field_id,)))
-            found = [index for index in found if wanted & set(index.fields)]
-        if not found:
-            return []
-        fragments = read_manifest(dataset, Columns((), (), ()))
-        indexes = []
-        for index in found:
-            covered = {fragment for segment in index.segments for fragment in segment.fragment_ids or ()}
-            inside = np.isin(fragments.ids, np.fromiter(covered, np.int64, len(covered)))
-            rows = int(fragments.live_rows[inside].sum())
-            unindexed = int(fragments.live_rows.sum()) - rows
-            columns = tuple(index.field_names)
-            indexes.append(Index(index.name, columns, index.index_type, len(index.segments), rows, unindexed))
-        return indexes

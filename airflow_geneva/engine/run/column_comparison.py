@@ -16,7 +16,7 @@ from airflow_geneva.engine.display import Described, counted
 from airflow_geneva.engine.job.speed import read_history
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.fragments import ids_by_name
-from airflow_geneva.engine.lance_io.indexes import read_indexes
+from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.plan.freshness import Freshness, column_freshness
 from airflow_geneva.engine.plan.model import BackfillSpec
@@ -335,7 +335,7 @@ class _Finder:
     @cached_property
     def indexed(self) -> bool:
         ids = ids_by_name(self.dataset)
-        return all(any(one.of_vectors for one in read_indexes(self.dataset, ids[name][0])) for name in self.names)
+        return all(any(one.of_vectors for one in Index.read(self.dataset, ids[name][0])) for name in self.names)
 
     def overlap(self, neighbors: int, queries: Sequence[Any] | None) -> Overlap | None:
         asked: list[tuple[int | None, Vectors, Vectors]] = []

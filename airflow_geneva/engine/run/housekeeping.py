@@ -18,7 +18,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import jobs_in_outbox
 from airflow_geneva.engine.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.indexes import read_indexes
+from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.staged_files import StagedFiles
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete
@@ -108,7 +108,7 @@ def with_indexes(
         for field_id in ids if spec.indexes else ():
             update_indexes(location, field_id)
             open_newest = cache(location.open)
-        left = max((index.unindexed_rows for one in ids for index in read_indexes(open_newest(), one)), default=0)
+        left = max((index.unindexed_rows for one in ids for index in Index.read(open_newest(), one)), default=0)
         return replace(result, unindexed_rows=left)
     except (CommitConflict, EngineError, InvalidInput, StorageError) as error:
         note = f"the indexes are not up to date: {error}"

@@ -15,7 +15,7 @@ from airflow_geneva.engine.job.status import job_ids, read_jobs
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.fragments import ids_by_name
 from airflow_geneva.engine.lance_io.history import read_commit
-from airflow_geneva.engine.lance_io.indexes import Index, read_indexes
+from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.reading import check_columns
 from airflow_geneva.engine.lance_io.schemas import changed_schema
 from airflow_geneva.engine.lance_io.table_versions import PlannedTable
@@ -177,14 +177,14 @@ class Candidate:
         found = None
         if definition is not None:
             found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), name)
-        indexes = tuple(read_indexes(dataset, ids_by_name(dataset)[name][0]))
+        indexes = tuple(Index.read(dataset, ids_by_name(dataset)[name][0]))
         rows = int(dataset.count_rows()) if found is None else found.rows
         return Candidate(name, "" if definition is None else definition.call, rows, found, indexes)
 
     @staticmethod
     def of_view(dataset: lance.LanceDataset, column: OutputColumn) -> Candidate:
         """Look at a column of a view, all of whose columns have values of the same source rows."""
-        indexes = tuple(read_indexes(dataset, ids_by_name(dataset)[column.name][0]))
+        indexes = tuple(Index.read(dataset, ids_by_name(dataset)[column.name][0]))
         return Candidate(column.name, column.origin, int(dataset.count_rows(IS_SET)), None, indexes)
 
     @property

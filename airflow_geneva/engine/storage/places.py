@@ -173,6 +173,13 @@ class Places:
             )
 
 
+def allow_databases(given: Iterable[str | os.PathLike[str]] | None) -> tuple[str, ...]:
+    """Normalize URIs of databases to the form in view definitions; `InvalidInput` if one is not valid."""
+    if isinstance(given, (str, os.PathLike)):
+        raise InvalidInput(f"sources={given!r} is one database. Give a list of them: sources=[{str(given)!r}].")
+    return tuple(without_credentials(normalize_uri(one)) for one in given or ())
+
+
 def allow_places(given: Any) -> tuple[str, ...]:
     """Normalize folders that a user allows; `InvalidInput` if one is not valid."""
     if isinstance(given, (str, os.PathLike)):

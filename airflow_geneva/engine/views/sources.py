@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from airflow_geneva.engine.process_memo import ProcessMemo
@@ -11,20 +10,13 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation, locate, table_names
 from airflow_geneva.engine.storage.places import with_places
-from airflow_geneva.engine.storage.uri import check_name, normalize_uri, without_credentials
+from airflow_geneva.engine.storage.uri import check_name, without_credentials
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.errors import InvalidInput
 
 _created: ProcessMemo[tuple[str, str], bool] = ProcessMemo()
 """URIs of the views that this process created, each with the database of its source. It is the process's: what a table
 stores, others may have changed."""
-
-
-def allow_databases(given: Iterable[str | os.PathLike[str]] | None) -> tuple[str, ...]:
-    """Normalize URIs of databases to the form in view definitions; `InvalidInput` if one is not valid."""
-    if isinstance(given, (str, os.PathLike)):
-        raise InvalidInput(f"sources={given!r} is one database. Give a list of them: sources=[{str(given)!r}].")
-    return tuple(without_credentials(normalize_uri(one)) for one in given or ())
 
 
 def keep_source(view: TableLocation, definition: ViewDefinition) -> None:
