@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -144,26 +144,26 @@ def errors(
         tables = [each for each in tables if column in each.schema.names]
         if not tables:
             raise InvalidInput(f"No table of {db.uri} has a column {column!r}.")
-    found = dict[str, list[api.ErrorRecord]]()
+    listed, found = rows or as_json, list[tuple[str, Any]]()
     for each in tables:
         try:
-            found[each.name] = each.get_errors(job, column, history)
+            asked = (job, column, history)
+            items: Sequence[Any] = each.get_errors(*asked) if listed else each.group_errors(*asked)
+            found += [(each.name, item) for item in items]
         except GenevaError as error:
             if table is not None:
                 raise
             typer.echo(f"{each.name} is left out: {without_controls(error)}", err=True)
-    records = sorted(((name, row) for name, listed in found.items() for row in listed), key=lambda item: -item[1].time)
+    found.sort(key=lambda item: -(item[1].time if listed else item[1].rows))
     if as_json:
-        print_json([{"table": name, **record.to_json()} for name, record in records[:newest]])
+        print_json([{"table": name, **item.to_json()} for name, item in found[:newest]])
         return
-    groups = [(name, group) for name, listed in found.items() for group in api.group_errors(listed)]
-    shown: list[tuple[str, object]] = [*(records if rows else sorted(groups, key=lambda item: -item[1].rows))]
-    for name, item in shown[:newest]:
+    for name, item in found[:newest]:
         typer.echo(f"{name}: {without_controls(item)}\n")
-    if not shown:
+    if not found:
         typer.echo("No errors.")
-    elif len(shown) > newest:
-        typer.echo(f"{len(shown) - newest:,} more are not shown; --newest shows more.")
+    elif len(found) > newest:
+        typer.echo(f"{len(found) - newest:,} more are not shown; --newest shows more.")
 
 
 def _open(db: Database, name: str, sources: Sequence[str] | None) -> LanceTable:

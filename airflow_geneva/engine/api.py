@@ -35,11 +35,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.checkpoint.listing import list_checkpoints as list_checkpoints
     from airflow_geneva.engine.cleanup import clean_up as clean_up
     from airflow_geneva.engine.cleanup.garbage import FileKind as FileKind, Garbage as Garbage
-    from airflow_geneva.engine.job.current_errors import (
-        ErrorCause as ErrorCause,
-        count_causes as count_causes,
-        group_errors as group_errors,
-    )
+    from airflow_geneva.engine.job.current_errors import ErrorCause as ErrorCause
     from airflow_geneva.engine.job.error_records import ErrorRecord as ErrorRecord, read_errors as read_errors
     from airflow_geneva.engine.job.estimate import Estimate as Estimate, Interval as Interval
     from airflow_geneva.engine.job.folder import JobFolder as JobFolder
@@ -52,12 +48,11 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.lance_io.given_rows import GivenRows as GivenRows
     from airflow_geneva.engine.lance_io.indexes import Index as Index
     from airflow_geneva.engine.lance_io.pylance_internals import NEWEST_TESTED as NEWEST_TESTED
-    from airflow_geneva.engine.lance_io.reading import Readable as Readable, check_columns as check_columns
+    from airflow_geneva.engine.lance_io.reading import Readable as Readable
     from airflow_geneva.engine.lance_io.row_ranges import Ranges as Ranges
     from airflow_geneva.engine.lance_io.rows import RowData as RowData
     from airflow_geneva.engine.lance_io.siblings import Output as Output
     from airflow_geneva.engine.lance_io.table_key import key_columns as key_columns
-    from airflow_geneva.engine.lance_io.table_versions import open_version as open_version
     from airflow_geneva.engine.load.request import LoadRequest as LoadRequest, plan_load as plan_load
     from airflow_geneva.engine.plan.failed_rows import FailedRows as FailedRows, FailedSourceRows as FailedSourceRows
     from airflow_geneva.engine.plan.freshness import Freshness as Freshness, FreshnessCount as FreshnessCount
@@ -187,13 +182,10 @@ _HOMES = (
     # Questions about jobs.
     ("job.status", "read_job"),
     ("job.error_records", "read_errors"),
-    ("job.current_errors", "count_causes", "group_errors"),
     # Questions about tables and views.
     ("job.table_history", "table_history"),
     ("checkpoint.listing", "list_checkpoints"),
-    ("lance_io.reading", "check_columns"),
     ("lance_io.table_key", "key_columns"),
-    ("lance_io.table_versions", "open_version"),
     ("views.definition", "is_view", "visible_columns"),
     ("views.sources", "find_views", "locate_source"),
     # Changes.

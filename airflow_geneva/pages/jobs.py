@@ -194,5 +194,5 @@ def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
     pages = max(-(-len(records) // ERRORS_A_PAGE), 1)
     page = min(max(page, 1), pages)
     chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
-    causes = api.count_causes(location.checkpoints, job_id)[:_MOST_CAUSES]
+    causes = api.ErrorCause.of_job(location.checkpoints, job_id)[:_MOST_CAUSES]
     return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(causes))

@@ -368,7 +368,8 @@ def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds
         InvalidInput: there is no such table or column, or the columns cannot be compared.
     """
     table, until = opened.database.open_table(name), time.monotonic() + seconds
-    api.check_columns(name, table.schema.names, [first, second])  # any other text would be used as an import path
+    if unknown := {first, second}.difference(table.schema.names):  # any other text would be used as an import path
+        raise InvalidInput(f"Table {name!r} has no columns {sorted(unknown)}.")
 
     def count() -> str:
         return table.compare(first, second, sample=_SAMPLED).without_values()

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_geneva.engine.job import error_records
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.current_errors import count_causes, group_errors
+from airflow_geneva.engine.job.current_errors import ErrorCause, group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
@@ -604,8 +604,8 @@ def test_causes_count_all_records_and_of_a_row_that_ran_again_the_newest(
 ) -> None:
     write_errors(folder.storage, "a", [replace(error(row), message=f"row {row}\nmore") for row in range(300)])
     write_errors(folder.storage, "b", [replace(error(row, at=200.0), message="no 'x'") for row in range(10)])
-    causes = count_causes(checkpoints, folder.job_id)
+    causes = ErrorCause.of_job(checkpoints, folder.job_id)
     assert [(cause.rows, cause.message) for cause in causes] == [(290, "row ..."), (10, "no 'x'")]
     groups = group_errors(read_errors(checkpoints, folder.job_id))
     assert [(one.rows, one.message, one.kind) for one in groups] == [(c.rows, c.message, c.kind) for c in causes]
-    assert count_causes(checkpoints, "20260102T000000-b") == []
+    assert ErrorCause.of_job(checkpoints, "20260102T000000-b") == []

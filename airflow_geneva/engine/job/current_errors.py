@@ -40,6 +40,14 @@ class ErrorCause:
     message: str
     rows: int
 
+    @staticmethod
+    def of_job(checkpoints: Storage, job_id: str) -> list[ErrorCause]:
+        """Count all error records of a job by cause, the most frequent first; beyond a million they are lower bounds."""
+        cause = ("column", "exception", "message")
+        records = newest_records(JobFolder.of(checkpoints, job_id).storage, cause[1:])
+        counts = records.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
+        return _by_cause({(row["column"], row["exception"], row["message"]): row["count_all"] for row in counts})
+
     @property
     def kind(self) -> str:
         """The exception's name as it is written in code."""
@@ -58,14 +66,6 @@ class ErrorGroup(ErrorCause, Listed):
     def __str__(self) -> str:
         rows = f"{counted(self.rows, 'row')} of {self.column}"
         return f"{rows}: {self.kind}: {self.message}\n  for example {self.example}"
-
-
-def count_causes(checkpoints: Storage, job_id: str) -> list[ErrorCause]:
-    """Count all error records of a job by cause, the most frequent first; beyond a million they are lower bounds."""
-    cause = ("column", "exception", "message")
-    records = newest_records(JobFolder.of(checkpoints, job_id).storage, cause[1:])
-    counts = records.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
-    return _by_cause({(row["column"], row["exception"], row["message"]): row["count_all"] for row in counts})
 
 
 def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:
