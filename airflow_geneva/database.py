@@ -28,6 +28,7 @@ from airflow_geneva.view import View
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from lance import LanceDataset
     from lance_namespace import LanceNamespace
 
     from airflow_geneva.database_plan import DatabasePlan
@@ -207,6 +208,10 @@ class Database(Summarized):
         Raises:
             InvalidInput: there is no such table; the message lists the existing ones.
         """
+        return self._open_newest(name)[0]
+
+    def _open_newest(self, name: str) -> tuple[Table, LanceDataset]:
+        """Open a table or view, and return it with its newest version; raises as `open_table` does."""
         check_name(name, "table")
         try:
             location = self.location(name)
@@ -222,7 +227,7 @@ class Database(Summarized):
             if similar := difflib.get_close_matches(name.removesuffix(".lance"), names, 1):
                 advice = f"Did you mean {similar[0]!r}? Else create it first: db.create_table({name!r}, data)."
             raise NoSuchTable(f"There is no table {name!r} in {self.uri}. Tables: {listed}. {advice}") from None
-        return View(location) if api.is_view(dataset.schema.metadata) else Table(location)
+        return (View if api.is_view(dataset.schema.metadata) else Table)(location), dataset
 
     def _names_beside(self, name: str) -> list[str]:
         """Return the names of all tables; of a catalog, those in the namespace of a name."""

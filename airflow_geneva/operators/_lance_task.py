@@ -23,11 +23,8 @@ from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators._airflow_internals import default_retry_policy
 
 if TYPE_CHECKING:
-    import lance
-
     from airflow_geneva.database import Database
     from airflow_geneva.engine.udf import UDF
-    from airflow_geneva.table import Table
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -284,20 +281,6 @@ def answered_by(answer: Mapping[str, Any]) -> str:
 def open_database(lance_conn_id: str, database: str | None) -> Database:
     """Open the database that templated fields name."""
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))
-
-
-def open_newest(database: Database, name: str) -> tuple[Table, lance.LanceDataset]:
-    """Open a table or view, and return it with its newest version. Raises the errors of `Database.open_table`."""
-    from airflow_geneva.table import Table
-    from airflow_geneva.view import View
-
-    location = database.location(name)
-    try:
-        newest = location.open()
-    except InvalidInput:
-        database.open_table(name)  # raises a more detailed error
-        raise
-    return View(location) if api.is_view(newest.schema.metadata) else Table(location), newest
 
 
 def open_patiently(lance_conn_id: str, database: str | None) -> Database:

@@ -42,7 +42,7 @@ class ErrorCause:
 
     @staticmethod
     def of_job(checkpoints: Storage, job_id: str) -> list[ErrorCause]:
-        """Count all error records of a job by cause, the most frequent first; beyond a million they are lower bounds."""
+        """Count the error records of a job by cause, most frequent first; beyond a million these are lower bounds."""
         cause = ("column", "exception", "message")
         records = newest_records(JobFolder.of(checkpoints, job_id).storage, cause[1:])
         counts = records.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
