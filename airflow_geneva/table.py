@@ -478,8 +478,8 @@ class Table(Summarized, api.Readable, api.FailedRows):
         RunnerName.check("runner", runner)
         watch, location = api.Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            planned, runner = api.plan_here(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
-            return api.run_new(planned.plan, location, api.Udfs({}), runner, watch, SparkRunner())
+            plan, runner = api.plan_here(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
+            return api.run_new(plan, location, api.Udfs({}), runner, watch, SparkRunner())
 
     def plan_promotion(
         self, column: str, to: str, keep_as: str, require_complete: bool = True, require_index: bool = True

@@ -79,7 +79,7 @@ def test_a_table_with_deletes_and_another_schema_is_loaded_as_pyiceberg_reads_it
 
 
 def test_a_planned_load_reads_the_snapshot_of_the_plan_in_another_process_too(table: Table, source: Iceberg) -> None:
-    plan = plan_load(table.location, LoadRequest(source, "id")).plan
+    plan = plan_load(table.location, LoadRequest(source, "id"))
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     source.append(features(range(30, 40)))
     source.delete("id < 10")
@@ -111,7 +111,7 @@ def test_a_table_is_named_by_its_files_or_in_a_catalog(
 
 def test_no_property_of_a_catalog_reaches_a_plan(table: Table, source: Iceberg) -> None:
     source.io.properties["s3.secret-access-key"] = "a-secret"
-    plan = plan_load(table.location, LoadRequest(source, "id")).plan
+    plan = plan_load(table.location, LoadRequest(source, "id"))
     assert "a-secret" not in f"{plan.spec.to_json()} {plan.spec}"
     found = open_source(source, None, ())
     assert ("s3.secret-access-key", "a-secret") in (found.properties or ())

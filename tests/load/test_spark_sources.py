@@ -156,7 +156,7 @@ def test_duplicates_and_missing_keys_of_a_dataframe_are_found_on_spark(table: Ta
 
 
 def saved(table: Table, request: LoadRequest) -> tuple[Any, PlannedJob]:
-    plan = plan_load(table.location, request).plan
+    plan = plan_load(table.location, request)
     return plan, PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
 
 
@@ -188,7 +188,7 @@ def test_a_plan_without_a_session_leaves_the_checks_to_the_task_on_spark(table: 
 
 def test_a_source_that_gets_duplicates_after_the_check_stops_the_load(table: Table, spark: SparkSession) -> None:
     captions(spark).createOrReplaceTempView("changing")
-    plan = plan_here(table.location, LoadRequest("changing", "id", format="spark"), "auto", SparkRunner())[0].plan
+    plan = plan_here(table.location, LoadRequest("changing", "id", format="spark"), "auto", SparkRunner())[0]
     captions(spark).union(captions(spark, "id = 29")).createOrReplaceTempView("changing")
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     with pytest.raises(InvalidInput, match="Several rows of the source have the same key, and had not when") as stopped:
@@ -198,7 +198,7 @@ def test_a_source_that_gets_duplicates_after_the_check_stops_the_load(table: Tab
 
 
 def test_a_dataframe_is_not_found_by_another_process(table: Table, spark: SparkSession) -> None:
-    plan = plan_here(table.location, LoadRequest(captions(spark), "id"), "auto", SparkRunner())[0].plan
+    plan = plan_here(table.location, LoadRequest(captions(spark), "id"), "auto", SparkRunner())[0]
     job = PlannedJob(table.location, record_plan(plan, table.location))
     with pytest.raises(InvalidInput, match="The DataFrame was in the memory of the process that planned the load"):
         job.apply_on(SparkRunner(spark), plan.shards[0])

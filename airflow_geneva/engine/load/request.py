@@ -63,20 +63,12 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
     return names
 
 
-@dataclass(frozen=True)
-class PlannedLoad:
-    """A load that was checked: its plan, and its source with the columns that it takes."""
-
-    plan: Plan
-    delivery: SourceMapping
-
-
 def plan_load(
     location: TableLocation,
     request: LoadRequest,
     source: LoadSource | None = None,
     search: KeySearch | None = None,
-) -> PlannedLoad:
+) -> Plan:
     """Check a load, add the columns that the table lacks, and plan it; no value is written.
 
     Without a session of Spark, nothing is known about a table of Spark but its name. Then the table's columns say what
@@ -137,7 +129,7 @@ def plan_load(
     if new.names:
         dataset.add_columns(new)
         dataset = location.open()
-    return PlannedLoad(_plan(location, dataset, request, delivery, where, sizing, notes, unchecked), delivery)
+    return _plan(location, dataset, request, delivery, where, sizing, notes, unchecked)
 
 
 def check_arguments(request: LoadRequest) -> Sizing:

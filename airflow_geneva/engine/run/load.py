@@ -23,9 +23,10 @@ from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
 from airflow_geneva.engine.load.checks import check_keys
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, SourceMapping, carried_as, read_keys
 from airflow_geneva.engine.load.join import join_inline
-from airflow_geneva.engine.load.request import LoadRequest, PlannedLoad, check_arguments, deliver, keys_of, plan_load
+from airflow_geneva.engine.load.request import LoadRequest, check_arguments, deliver, keys_of, plan_load
 from airflow_geneva.engine.load.source import LoadSource, find_source, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
+from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.value_diff import same_values
 from airflow_geneva.engine.results import ShardResult
@@ -44,7 +45,7 @@ INLINE_BYTES = 2 << 30
 
 def plan_here(
     location: TableLocation, request: LoadRequest, runner: str, cluster: Runner | None = None
-) -> tuple[PlannedLoad, str]:
+) -> tuple[Plan, str]:
     """Choose a runner, let it check the source, and plan; return also the runner.
 
     Raises:
