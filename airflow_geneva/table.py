@@ -419,7 +419,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         RunnerName.check("runner", runner)
         watch = api.Stopwatch()
         plan, function = self._plan(request, udf, self.location.patient())
-        keep_udf(function, api.TableColumns(self.location).described(request.column))
+        keep_udf(function, self.location.database_uri, api.TableColumns(self.location).described(request.column))
         return plan, api.Udfs(dict.fromkeys(plan.spec.udfs, function)), watch
 
     def load_columns(
@@ -554,4 +554,5 @@ class Table(Summarized, api.Readable, api.FailedRows):
             InvalidInput: it was defined in a notebook or script of another process, or cannot be imported here.
         """
         advice = f"Define it again, or pass it: table.backfill({column!r}, udf=...), or move it to a module."
-        return find_udf(definition or self.definition(column), f"column {column!r}", advice)
+        found = definition or self.definition(column)
+        return find_udf(found, self.location.database_uri, f"column {column!r}", advice)

@@ -101,13 +101,6 @@ def _java_where_needed(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("java_home")
 
 
-@pytest.fixture(autouse=True)
-def _columns_of_this_test() -> None:
-    """Every test is a notebook of its own: functions of another one compute no column of it."""
-    if (module := sys.modules.get("airflow_geneva.engine.udf.of_process")) is not None:
-        module._columns.clear()
-
-
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     """Where the counting UDFs of this test, and of processes it starts, leave what they saw."""

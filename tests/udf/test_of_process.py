@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import udf
+from airflow_geneva import connect, udf
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.table import Table
@@ -145,6 +145,24 @@ def test_two_functions_of_one_name_and_version_are_refused_when_the_second_is_gi
     table.alter_columns({"same": adding(2, version="2")})
     table.alter_columns({"a": adding(4)})  # no other column has that function any more
     table.backfill("a", where="x = 1", runner="inline")
+
+
+def test_databases_may_have_functions_of_one_name_and_version(tmp_path: Path) -> None:
+    def adding(more: int) -> UDF:
+        return udf(data_type=pa.int64(), name="add", version="1")(lambda x: x + more)
+
+    tables = [connect(tmp_path / name).create_table("docs", {"id": [0], "x": [0]}) for name in "ab"]
+    for more, table in enumerate(tables, 1):
+        table.add_columns({"n": adding(more)})
+    views = [add_view(table, table.column_udf("n")) for table in tables]
+    for table, view in zip(tables, views, strict=True):
+        table.backfill("n", runner="inline")
+        view.refresh(runner="inline")
+    assert [values(one) for one in (*tables, *views)] == [[1], [2], [1], [2]]
+    copied = connect(tmp_path / "c").copy_table(tables[1])
+    copied.add({"id": [1], "x": [1]})
+    copied.backfill("n", runner="inline")
+    assert values(copied) == [2, 3]
 
 
 def test_a_cell_that_runs_again_takes_the_place_of_its_function_in_all_columns(

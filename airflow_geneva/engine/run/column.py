@@ -357,7 +357,7 @@ class _Judge:
         self.publisher = publisher
         self.shard = shard
         self.checks = ValueChecks(
-            publisher.target.source, publisher.spec, publisher.spec.sizing.batch_bytes, lambda: publisher.target.names
+            publisher.target.source, publisher.spec, publisher.location.database_uri, lambda: publisher.target.names
         )
         self.found: list[Checked] = []
         self.judged: dict[tuple[str, Any], Candidate] = {}

@@ -76,8 +76,8 @@ class ColumnFunction(Described):
             return _function_of_view(location, column, dataset, source)
         definition = read_definition(location.name, dataset.schema, column)
         found = column_freshness(dataset, location.checkpoints, definition.input_columns or (), column)
-        left = found.pending + found.given_up
-        return _function(location, column, dataset, definition, list(dataset.schema), found.versions, left)
+        left, database = found.pending + found.given_up, location.database_uri
+        return _function(location, column, dataset, definition, list(dataset.schema), found.versions, left, database)
 
     def __call__(self, *values: Any) -> Any:
         """Compute the value of a row with these inputs, in this process.
@@ -145,7 +145,8 @@ def _function_of_view(
     older = state.snapshot.older if state.snapshot else ()
     earlier = query.columns[: query.columns.index(one)]
     fields = [*source.schema, *(dataset.schema.field(before.name) for before in earlier)]
-    return _function(location, column, dataset, one.udf, fields, versions, rows - made, _of(column, older))
+    database, then = query.source_database, _of(column, older)
+    return _function(location, column, dataset, one.udf, fields, versions, rows - made, database, then)
 
 
 def _of(column: str, code: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -161,11 +162,12 @@ def _function(
     fields: Sequence[pa.Field],
     versions: Mapping[str, int],
     left: int,
+    database: str,
     older: tuple[str, ...] = (),
 ) -> ColumnFunction:
     inputs = definition.input_columns or ()
     advice = "Move it to a module that this process can import."
-    udf = find_udf(definition, f"column {column!r}", advice)
+    udf = find_udf(definition, database, f"column {column!r}", advice)
     if udf.is_batch_api:
         raise InvalidInput(
             f"Column {column!r} of table {location.name!r} is computed by {udf.name!r}, a batch API, which answers "

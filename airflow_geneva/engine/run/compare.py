@@ -77,14 +77,14 @@ class Comparison:
         if not (udf is None or isinstance(udf, UDF)):
             advice = "Give a function decorated with @udf(...), or its import path."
             raise InvalidInput(f"udf={udf!r} is not a UDF. {advice}")
-        udf = udf or find_column_udf(definition.computed_column(column, view.name))
+        udf = udf or find_column_udf(definition, definition.computed_column(column, view.name))
         columns = _columns_for(definition, column, udf, source, view.name)
         snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
         made_by = {made for name, made in (*snapshot.code, *snapshot.older) if name == column} if snapshot else set()
         if snapshot is None or made_by == {version}:
             return _comparison(target, version, column, ComputedSample(column), None)
         asked = replace(definition, columns=columns, explode=None)
-        udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
+        udfs = {one.name: udf if one.name == column else find_column_udf(definition, one) for one in columns if one.udf}
         request = RefreshRequest(
             snapshot.source_version, on_code_change="recompute", on_unknown_values="recompute", ignore_checkpoints=True
         )

@@ -45,18 +45,19 @@ class ValueChecks:
     Args:
         written: the table or view, in whose folder the staged files are.
         spec: the planned job.
-        limit: maximum bytes of a batch.
+        database: where the UDFs of its columns were given.
         names: returns the keys of rows, which name the examples; called only for rows that are not as expected.
     """
 
     written: lance.LanceDataset
     spec: JobSpec
-    limit: int
+    database: str
     names: Callable[[], RowNames]
 
     @cached_property
     def expected(self) -> list[tuple[str, Expectation]]:
-        of_udfs = [(column, one) for column, udf in self.spec.udfs.items() for one in _with_functions(column, udf)]
+        udfs, where = self.spec.udfs.items(), self.database
+        of_udfs = [(column, one) for column, udf in udfs for one in _with_functions(column, udf, where)]
         return [*of_udfs, *self.spec.expectations]
 
     def check(self, staged: Iterable[StagedFragment]) -> list[Checked]:
@@ -109,7 +110,7 @@ class ValueChecks:
             at, known = 0, ids[~failed]
             while at < len(positions):
                 window = positions[at : at + WINDOW_ROWS]
-                batch, rows = fit_rows(partial(_read, file, read, window, self.limit), len(window))
+                batch, rows = fit_rows(partial(_read, file, read, window, self.spec.sizing.batch_bytes), len(window))
                 if siblings:
                     batch = pa.record_batch([output.joined(batch.columns)], names=[self.spec.columns[0]])
                 for name, there in nulls.items():
@@ -138,14 +139,15 @@ def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, max_bytes
     return file.read(columns, positions[:rows], max_bytes)
 
 
-def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:
+def _with_functions(column: str, udf: UdfDefinition, database: str) -> Iterator[Expectation]:
     """Yield the planned expectations, with the functions of the UDF in this process."""
     planned = udf.expectations
     if not any(one.needs_function for one in planned):
         yield from planned
         return
     advice = "Move it to a module, or check its values in the process that made it."
-    here = {(one.kind, one.arguments): one.function for one in find_udf(udf, f"column {column!r}", advice).expect}
+    found = find_udf(udf, database, f"column {column!r}", advice)
+    here = {(one.kind, one.arguments): one.function for one in found.expect}
     for one in planned:
         function = here.get((one.kind, one.arguments))
         if one.needs_function and function is None:
@@ -218,7 +220,7 @@ class StoredValues:
     def __init__(self, location: TableLocation, column: str, udf: UdfDefinition) -> None:
         self.location = location
         self.column = column
-        self.expected = list(_with_functions(column, udf))
+        self.expected = list(_with_functions(column, udf, location.database_uri))
         self.inputs = udf.input_columns or ()
         self._known: dict[tuple[int, str, str], tuple[list[Checked], tuple[RowIds, pa.Table]]] = {}
 

@@ -163,7 +163,7 @@ class TableQuery:
         for sql in [*self.conditions, *expressions]:
             check_repeatable(sql)
         for name, udf in outputs.udfs.items():
-            give_udf(udf, f"column {name!r} of a view of {self.table.uri}")
+            give_udf(udf, self.table.database_uri, f"column {name!r} of a view of {self.table.uri}")
         names = dataset.schema.names
         reads = outputs.reads | set(where_columns(where, names))
         return ViewDefinition(

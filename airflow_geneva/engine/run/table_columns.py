@@ -108,7 +108,7 @@ class TableColumns(DefinedColumns):
         dataset, checkpoints = self.table.open(), self.table.checkpoints
         fields, udfs = define_columns(self.table.name, dataset.schema, columns, dataset.data_storage_version)
         for name, udf in udfs.items():
-            give_udf(udf, self.described(name))
+            give_udf(udf, self.table.database_uri, self.described(name))
         dropped = {one for one in fields_with_state(checkpoints) if one > dataset.max_field_id and not is_group(one)}
         if base_folders(dataset):  # a clone's facts about a dropped column may lie beside the table of its files
             most = sum(1 for field in fields for _ in nested_types(field.type))
@@ -122,7 +122,7 @@ class TableColumns(DefinedColumns):
         changes: dict[str, dict[str, str | None]] = {}
         for key, spec in by_name(columns).items():
             for column, definition, udf in redefine(name, dataset.schema, key_names(key), spec):
-                give_udf(udf, self.described(column))
+                give_udf(udf, self.table.database_uri, self.described(column))
                 changes[column] = {UDF_KEY: definition.to_json()}
         first = [field_ids(dataset, column)[0] for column in changes if is_plain(dataset.schema, column)]
         mark_defined(self.table.checkpoints, first, int(dataset.version))

@@ -302,7 +302,7 @@ class ViewPublisher(Publisher):
 
             @cache
             def judge() -> None:
-                checks = ValueChecks(dataset, spec, spec.sizing.batch_bytes, lambda: self.target.names)
+                checks = ValueChecks(dataset, spec, spec.definition.source_database, lambda: self.target.names)
                 self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
                 stop_if_not_met(self.checked, "The refresh of the view")
 
@@ -363,14 +363,14 @@ class ViewPublisher(Publisher):
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
     """Find the UDFs of a view, by column; InvalidInput if one cannot be found or imported here."""
-    return {column.name: find_column_udf(column) for column in definition.columns if column.udf}
+    return {column.name: find_column_udf(definition, column) for column in definition.columns if column.udf}
 
 
-def find_column_udf(column: OutputColumn) -> UDF:
+def find_column_udf(definition: ViewDefinition, column: OutputColumn) -> UDF:
     """Find the UDF of a computed column of a view; InvalidInput if it cannot be found or imported here."""
     assert column.udf is not None
     advice = "Move it to a module and create the view again, or run the code that defines it here."
-    return find_udf(column.udf, f"view column {column.name!r}", advice)
+    return find_udf(column.udf, definition.source_database, f"view column {column.name!r}", advice)
 
 
 def definitions_now(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> dict[str, UdfDefinition]:

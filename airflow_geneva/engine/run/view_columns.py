@@ -217,7 +217,7 @@ def _resolved(
         if column.kind == "sql":
             check_repeatable(column.expression or "")
     for name, udf in found.udfs.items():
-        give_udf(udf, f"column {name!r} of view {view.uri}")
+        give_udf(udf, query.source_database, f"column {name!r} of view {view.uri}")
     return found
 
 

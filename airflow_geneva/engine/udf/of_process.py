@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import TypeAlias
 
 from airflow_geneva.engine.process_memo import ProcessMemo
+from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.decorator import UDF
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.udf.stored import load_stored_udf
 from airflow_geneva.errors import InvalidInput
 
-_given: ProcessMemo[tuple[str, str], UDF] = ProcessMemo()
-"""UDFs without an import path that this process gave to a column or a view, by name and version. They are the
-process's, because a table stores no more of them."""
-_columns: ProcessMemo[tuple[str, str], set[str]] = ProcessMemo()
-"""The columns to which these UDFs were given, by the UDF's name and version."""
+_Key: TypeAlias = tuple[str, str, str]
+
+_given: ProcessMemo[_Key, UDF] = ProcessMemo()
+"""UDFs without an import path that this process gave to a column or a view, by database, name and version. They are the
+process's, because a table stores no more of them. The database of a view is that of its source."""
+_columns: ProcessMemo[_Key, set[str]] = ProcessMemo()
+"""The columns to which these UDFs were given."""
 _MOST_NAMED = 3
 
 
-def give_udf(udf: UDF, column: str) -> None:
+def give_udf(udf: UDF, database: str, column: str) -> None:
     """Keep a UDF that has no import path, so that `find_udf` finds it for the column to which it is given.
 
     Args:
+        database: its URI.
         column: its table and name.
 
     Raises:
-        InvalidInput: another column still has a function of that name and version with other code.
+        InvalidInput: another column of the database still has a function of that name and version with other code.
     """
-    key = udf.name, udf.code_version
+    key = _key(udf, database)
     for columns in _columns.values():
         columns.discard(column)
     if udf.import_path is not None:
         return
-    if not keep_udf(udf, column):
+    if not keep_udf(udf, database, column):
         others = sorted(_columns[key])
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
         raise InvalidInput(
@@ -44,18 +49,22 @@ def give_udf(udf: UDF, column: str) -> None:
     _columns.setdefault(key, set()).add(column)
 
 
-def keep_udf(udf: UDF, column: str = "") -> bool:
+def keep_udf(udf: UDF, database: str, column: str = "") -> bool:
     """Keep a UDF that has no import path, and that a job of a column uses.
 
     Returns:
         False if it is not kept, because another column has a function of that name and version with other code.
     """
     if udf.import_path is None:
-        key = udf.name, udf.code_version
+        key = _key(udf, database)
         if _columns.get(key, set()) - {column} and not _takes_place_of(udf, _given[key]):
             return False
         _given[key] = udf
     return True
+
+
+def _key(udf: UDF, database: str) -> _Key:
+    return without_credentials(database), udf.name, udf.code_version
 
 
 def _takes_place_of(udf: UDF, other: UDF) -> bool:
@@ -67,10 +76,11 @@ def _takes_place_of(udf: UDF, other: UDF) -> bool:
     return again is udf and name == getattr(other.func, "__qualname__", "")
 
 
-def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
+def find_udf(definition: UdfDefinition, database: str, where: str, advice: str) -> UDF:
     """Return the UDF of a definition, or the function that a notebook has since defined under its name.
 
     Args:
+        database: the URI of the database for which it was given.
         where: the column that it computes, for the error.
         advice: what to do, for the error.
 
@@ -79,8 +89,8 @@ def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
     """
     if definition.import_path is not None:
         return load_stored_udf(definition.import_path)
-    if (found := _made_here(definition)) is not None:
-        keep_udf(found)
+    if (found := _made_here(definition, database)) is not None:
+        keep_udf(found, database)
         return found
     raise InvalidInput(
         f"The UDF {definition.name!r} of {where} was defined in a notebook, a script or a function, and not in this "
@@ -88,12 +98,13 @@ def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
     )
 
 
-def _made_here(definition: UdfDefinition) -> UDF | None:
+def _made_here(definition: UdfDefinition, database: str) -> UDF | None:
     bound = vars(sys.modules.get("__main__", ModuleType("")))
     named = [value for value in bound.values() if isinstance(value, UDF) and value.name == definition.name]
-    given = _given.get((definition.name, definition.version)) or next(
-        (udf for udf in named if udf.code_version == definition.version), None
-    )
+    own = without_credentials(database), definition.name, definition.version
+    # A copy of a table is in another database, to which no function was given.
+    given = _given.get(own) or next((_given[key] for key in [*_given][::-1] if key[1:] == own[1:]), None)
+    given = given or next((udf for udf in named if udf.code_version == definition.version), None)
     # A cell that ran again, with other code or in a new kernel, has bound the name to another function.
     again = bound.get(definition.name if given is None else getattr(given.func, "__qualname__", ""))
     return again if isinstance(again, UDF) and again in named else given
