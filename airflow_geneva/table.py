@@ -478,7 +478,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         RunnerName.check("runner", runner)
         watch, location = api.Stopwatch(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
-            plan, runner = api.plan_here(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
+            plan, runner = api.plan_load(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
             return api.run_new(plan, location, api.Udfs({}), runner, watch, SparkRunner())
 
     def plan_promotion(

@@ -9,9 +9,11 @@ A job takes the same steps in a notebook and in Airflow:
    and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated. `find_unannounced`
    then finds what an asset event has to announce.
 
-`run_new` takes these steps in one process. The other functions answer questions about jobs and tables, or change what
-no job computes. `TableColumns` and `ViewColumns` define columns, `GivenRows` are written, and `TableWatcher`
-waits for new ones.
+`run_new` takes these steps in one process, and `JobFuture.start` in a thread of it. The other functions answer questions
+about jobs and tables, copy a table, or clean up beside it. Everything else is a method of a value: `Plan.estimate_between`
+bounds what a job will take, `TableColumns.define` defines columns, `Promotion.run` gives a column the name of another,
+`ColumnComparison.of` compares two, `ColumnFunction.find` returns what computed one, `GivenRows` are written, and
+`TableWatcher` waits for new ones.
 
 Where files lie, and with which credentials they are opened, is the subject of `engine.storage`, what a function is that
 of `engine.udf`. The dag processor and the API server import this module, so nothing is loaded before it is used.
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.lance_io.rows import RowData as RowData
     from airflow_geneva.engine.lance_io.siblings import Output as Output
     from airflow_geneva.engine.lance_io.table_key import key_columns as key_columns
-    from airflow_geneva.engine.load.request import LoadRequest as LoadRequest, plan_load as plan_load
+    from airflow_geneva.engine.load.request import LoadRequest as LoadRequest
     from airflow_geneva.engine.plan.failed_rows import FailedRows as FailedRows, FailedSourceRows as FailedSourceRows
     from airflow_geneva.engine.plan.freshness import Freshness as Freshness, FreshnessCount as FreshnessCount
     from airflow_geneva.engine.plan.model import JobSpec as JobSpec, Plan as Plan, RefreshSpec as RefreshSpec
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.compare import Comparison as Comparison
     from airflow_geneva.engine.run.copying import copy_table as copy_table
     from airflow_geneva.engine.run.estimate import estimator as estimator
-    from airflow_geneva.engine.run.load import plan_here as plan_here
+    from airflow_geneva.engine.run.load import plan_load as plan_load
     from airflow_geneva.engine.run.pipeline import (
         PlannedJob as PlannedJob,
         choose as choose,
@@ -172,11 +174,10 @@ def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bo
 _HOMES = (
     # A job: plan it, choose where it runs, record it, take its steps.
     ("plan.request", "plan_request"),
-    ("load.request", "plan_load"),
+    ("run.load", "plan_load"),
     ("run.pipeline", "choose", "record_job"),
     ("run.announce", "find_unannounced"),
-    # The same in one process, in the foreground or in the background, and what it would take.
-    ("run.load", "plan_here"),
+    # The same in one process, and what it would take.
     ("run.pipeline", "run_new"),
     ("run.estimate", "estimator"),
     # Questions about jobs.

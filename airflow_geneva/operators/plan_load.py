@@ -87,7 +87,7 @@ class PlanLoadOperator(PlanOperator):
             "adopt": parse_bool("adopt", self.adopt),
             "run_after": getattr(context["dag_run"], "run_after", None),
         }
-        plan = api.plan_load(table.location, api.LoadRequest.of(arguments, asked["sizing"]))
+        plan, _ = api.plan_load(table.location, api.LoadRequest.of(arguments, asked["sizing"]))
         return plan, plan.spec.version if plan.shards else None
 
 

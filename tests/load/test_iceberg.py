@@ -18,7 +18,7 @@ from pyiceberg.table import Table as Iceberg
 from pyiceberg.types import DoubleType
 
 from airflow_geneva.engine.load import iceberg
-from airflow_geneva.engine.load.request import LoadRequest, plan_load
+from airflow_geneva.engine.load.request import LoadRequest, plan_from
 from airflow_geneva.engine.load.source import LoadSource, open_source
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
@@ -79,7 +79,7 @@ def test_a_table_with_deletes_and_another_schema_is_loaded_as_pyiceberg_reads_it
 
 
 def test_a_planned_load_reads_the_snapshot_of_the_plan_in_another_process_too(table: Table, source: Iceberg) -> None:
-    plan = plan_load(table.location, LoadRequest(source, "id"))
+    plan = plan_from(table.location, LoadRequest(source, "id"))
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     source.append(features(range(30, 40)))
     source.delete("id < 10")
@@ -111,7 +111,7 @@ def test_a_table_is_named_by_its_files_or_in_a_catalog(
 
 def test_no_property_of_a_catalog_reaches_a_plan(table: Table, source: Iceberg) -> None:
     source.io.properties["s3.secret-access-key"] = "a-secret"
-    plan = plan_load(table.location, LoadRequest(source, "id"))
+    plan = plan_from(table.location, LoadRequest(source, "id"))
     assert "a-secret" not in f"{plan.spec.to_json()} {plan.spec}"
     found = open_source(source, None, ())
     assert ("s3.secret-access-key", "a-secret") in (found.properties or ())
@@ -250,7 +250,7 @@ def test_files_elsewhere_are_refused_when_the_load_is_planned(table: Table, sour
     outside = Path(tempfile.mkdtemp(dir=tmp_path.parent))
     delete_by(source, outside, file_path=["x"], pos=pa.array([0], pa.int64()))
     with pytest.raises(InvalidInput, match=r"delete-file_path-pos.parquet', which lies in no place"):
-        plan_load(table.location, LoadRequest(source, "id"))
+        plan_from(table.location, LoadRequest(source, "id"))
 
 
 def test_a_hint_of_the_version_does_not_lead_out_of_the_folder(source: Iceberg, tmp_path: Path) -> None:

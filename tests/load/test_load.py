@@ -21,7 +21,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.engine.load import join, stores
-from airflow_geneva.engine.load.request import LoadRequest, plan_load
+from airflow_geneva.engine.load.request import LoadRequest, plan_from
 from airflow_geneva.engine.load.source import open_source
 from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.results import BackfillResult
@@ -440,7 +440,7 @@ def test_deleted_and_moved_rows(table: Table) -> None:
 
 def begun(table: Table, given: Any) -> tuple[Plan, PlannedJob]:
     """A load whose fragments are staged, and not yet committed."""
-    plan = plan_load(table.location, LoadRequest(given, "id"))
+    plan = plan_from(table.location, LoadRequest(given, "id"))
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     for shard in plan.shards:
         job.apply(shard, Udfs({}))
@@ -518,7 +518,7 @@ def test_files_that_changed_since_the_plan_are_refused_and_those_of_a_staged_sha
 ) -> None:
     place = tmp_path / "in.parquet"
     pq.write_table(captions([1]), place)
-    plan = plan_load(table.location, LoadRequest(place, "id"))
+    plan = plan_from(table.location, LoadRequest(place, "id"))
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     pq.write_table(captions([1, 2]), place)
     with pytest.raises(InvalidInput, match=r"in\.parquet' has changed since the load was planned\. Plan it again"):
@@ -536,7 +536,7 @@ def test_a_lance_table_that_was_made_again_is_another_source(table: Table) -> No
     plan, job = begun(table, given)
     db.drop_table("given")
     given = db.create_table("given", source([1], caption=["new"]))
-    late = plan_load(table.location, LoadRequest(given, "id"))
+    late = plan_from(table.location, LoadRequest(given, "id"))
     job = PlannedJob(table.location, record_plan(late, table.location), opened=late.opened)
     db.drop_table("given")
     given = db.create_table("given", source([1, 1], caption=["newer", "twice"]))

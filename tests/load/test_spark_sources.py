@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.engine.load.request import LoadRequest, plan_load
+from airflow_geneva.engine.load.request import LoadRequest, plan_from
 from airflow_geneva.engine.run.choice import choose_runner
-from airflow_geneva.engine.run.load import plan_here
+from airflow_geneva.engine.run.load import plan_load
 from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.record import record_plan
@@ -156,14 +156,14 @@ def test_duplicates_and_missing_keys_of_a_dataframe_are_found_on_spark(table: Ta
 
 
 def saved(table: Table, request: LoadRequest) -> tuple[Any, PlannedJob]:
-    plan = plan_load(table.location, request)
+    plan = plan_from(table.location, request)
     return plan, PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
 
 
 def test_a_plan_without_a_session_leaves_the_checks_to_the_task_on_spark(table: Table, spark: SparkSession) -> None:
     request = LoadRequest("features", "id", columns=["caption"], format="spark")
     with pytest.raises(InvalidInput, match=r"no session of Spark, and cannot see the columns of features. .* are x\. "):
-        plan_load(table.location, request)
+        plan_from(table.location, request)
     table.lance.add_columns(pa.schema([("caption", pa.string())]))
     plan, job = saved(table, request)
     assert plan.notes == ("Spark checks the keys and the columns of the source before it stages anything.",)
@@ -188,7 +188,7 @@ def test_a_plan_without_a_session_leaves_the_checks_to_the_task_on_spark(table: 
 
 def test_a_source_that_gets_duplicates_after_the_check_stops_the_load(table: Table, spark: SparkSession) -> None:
     captions(spark).createOrReplaceTempView("changing")
-    plan = plan_here(table.location, LoadRequest("changing", "id", format="spark"), "auto", SparkRunner())[0]
+    plan = plan_load(table.location, LoadRequest("changing", "id", format="spark"), "auto", SparkRunner())[0]
     captions(spark).union(captions(spark, "id = 29")).createOrReplaceTempView("changing")
     job = PlannedJob(table.location, record_plan(plan, table.location), opened=plan.opened)
     with pytest.raises(InvalidInput, match="Several rows of the source have the same key, and had not when") as stopped:
@@ -198,7 +198,7 @@ def test_a_source_that_gets_duplicates_after_the_check_stops_the_load(table: Tab
 
 
 def test_a_dataframe_is_not_found_by_another_process(table: Table, spark: SparkSession) -> None:
-    plan = plan_here(table.location, LoadRequest(captions(spark), "id"), "auto", SparkRunner())[0]
+    plan = plan_load(table.location, LoadRequest(captions(spark), "id"), "auto", SparkRunner())[0]
     job = PlannedJob(table.location, record_plan(plan, table.location))
     with pytest.raises(InvalidInput, match="The DataFrame was in the memory of the process that planned the load"):
         job.apply_on(SparkRunner(spark), plan.shards[0])

@@ -63,7 +63,7 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
     return names
 
 
-def plan_load(
+def plan_from(
     location: TableLocation,
     request: LoadRequest,
     source: LoadSource | None = None,

@@ -23,7 +23,7 @@ from airflow_geneva.engine.lance_io.task_memory import return_large_buffers
 from airflow_geneva.engine.load.checks import check_keys
 from airflow_geneva.engine.load.delivery import ADDRESS, FOUND, ROW_ID, SourceMapping, carried_as, read_keys
 from airflow_geneva.engine.load.join import join_inline
-from airflow_geneva.engine.load.request import LoadRequest, check_arguments, deliver, keys_of, plan_load
+from airflow_geneva.engine.load.request import LoadRequest, check_arguments, deliver, keys_of, plan_from
 from airflow_geneva.engine.load.source import LoadSource, find_source, open_source
 from airflow_geneva.engine.plan.load_spec import LoadSpec
 from airflow_geneva.engine.plan.model import Plan
@@ -32,7 +32,7 @@ from airflow_geneva.engine.plan.value_diff import same_values
 from airflow_geneva.engine.results import ShardResult
 from airflow_geneva.engine.run.column import ColumnPublisher, ColumnTarget
 from airflow_geneva.engine.run.inline import open_reporter
-from airflow_geneva.engine.run.runner import Runner, needed
+from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.run.units import UnitReport
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.write.data_files import ColumnFileWriter
@@ -43,24 +43,27 @@ INLINE_BYTES = 2 << 30
 """Sources with larger files are loaded on Spark, unless a runner is asked for."""
 
 
-def plan_here(
-    location: TableLocation, request: LoadRequest, runner: str, cluster: Runner | None = None
+def plan_load(
+    location: TableLocation, request: LoadRequest, runner: str = "auto", cluster: Runner | None = None
 ) -> tuple[Plan, str]:
     """Choose a runner, let it check the source, and plan; return also the runner.
 
+    Args:
+        cluster: checks what is not loaded in this process; without it, this process checks what it can.
+
     Raises:
-        InvalidInput: as `plan_load` does; or only Spark has the source, and another runner is asked for.
+        InvalidInput: as `plan_from` does; or only Spark has the source, and another runner is asked for.
     """
     sizing = check_arguments(request)
     source = open_source(request.source, request.format, location.source_options)
     if runner == RunnerName.AUTO:
         runner = "spark" if source.on_spark or source.size_bytes > INLINE_BYTES else "inline"
-    if runner == RunnerName.INLINE:
-        if source.on_spark:
-            source.schema(location.source_options)  # which raises
-        return plan_load(location, request, source), runner
-    search = needed(cluster).load(sizing.concurrency)
-    return plan_load(location, request, search.open_source(source), search), runner
+    if runner == RunnerName.INLINE and source.on_spark:
+        source.schema(location.source_options)  # which raises
+    if runner == RunnerName.INLINE or cluster is None:
+        return plan_from(location, request, source), runner
+    search = cluster.load(sizing.concurrency)
+    return plan_from(location, request, search.open_source(source), search), runner
 
 
 @dataclass(frozen=True)
