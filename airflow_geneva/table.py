@@ -267,12 +267,8 @@ class Table(Summarized, api.Readable, api.FailedRows):
         """
         request = api.BackfillRequest.of(locals(), sizing)
         plan, function = self._plan(request, udf)
-        return replace(
-            plan,
-            estimator=api.estimator(
-                self.location, lambda: api.Udfs(dict.fromkeys(plan.spec.udfs, function)), SparkRunner()
-            ),
-        )
+        udfs = api.Udfs(dict.fromkeys(plan.spec.udfs, function))
+        return replace(plan, estimator=partial(api.estimate_plan, self.location, udfs, SparkRunner()))
 
     @overload
     def backfill(

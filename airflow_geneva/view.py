@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -187,7 +188,7 @@ class View(Table):
         """
         request = api.RefreshRequest.of(locals(), sizing)
         plan, udfs = self._plan_refresh(request, self.location)
-        return replace(plan, estimator=api.estimator(self.location, lambda: udfs, SparkRunner()))
+        return replace(plan, estimator=partial(api.estimate_plan, self.location, udfs, SparkRunner()))
 
     def refresh(
         self,

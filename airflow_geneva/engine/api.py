@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.column_function import ColumnFunction as ColumnFunction
     from airflow_geneva.engine.run.compare import Comparison as Comparison
     from airflow_geneva.engine.run.copying import copy_table as copy_table
-    from airflow_geneva.engine.run.estimate import estimator as estimator
+    from airflow_geneva.engine.run.estimate import estimate_plan as estimate_plan
     from airflow_geneva.engine.run.load import plan_load as plan_load
     from airflow_geneva.engine.run.pipeline import (
         PlannedJob as PlannedJob,
@@ -179,7 +179,7 @@ _HOMES = (
     ("run.announce", "find_unannounced"),
     # The same in one process, and what it would take.
     ("run.pipeline", "run_new"),
-    ("run.estimate", "estimator"),
+    ("run.estimate", "estimate_plan"),
     # Questions about jobs.
     ("job.status", "read_job"),
     ("job.error_records", "read_errors"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -176,32 +177,24 @@ def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatc
         batch = batch[rows:]
 
 
-def estimator(
-    location: TableLocation, udfs: Callable[[], Udfs], cluster: Runner | None = None
-) -> Callable[[Plan, int | None], Estimate]:
-    """Return the function that estimates a plan as a job with ``runner="auto"``."""
-
-    def estimate(plan: Plan, sample: int | None = None) -> Estimate:
-        if sample is not None:
-            check_rows("sample", sample)
-        if not plan.shards:
-            return Estimate.of_nothing()
-        here = udfs()
-        choice = choose_runner(plan, here, INLINE_BELOW_SECONDS, try_new_code=True)
-        if sample is None:
-            return replace(estimate_by_history(plan, choice.runner, cluster), why=choice.why)
-        found = sample_plan(plan, location, here, sample)
-        if not found.calls:
-            return replace(estimate_by_history(plan, choice.runner, cluster), why=choice.why)
-        size, runner = size_of(plan, choice.runner, cluster), choice.runner
-        expected = Estimate.by_sample(size, found.calls, found.table(), found.reported)
-        # The sample may correct the choice of the runner.
-        slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
-        if slow and runner == RunnerName.INLINE:
-            return Estimate.by_sample(size_of(plan, "spark", cluster), found.calls, found.table(), found.reported)
-        return expected
-
-    return estimate
+def estimate_plan(
+    location: TableLocation, udfs: Udfs, cluster: Runner | None, plan: Plan, sample: int | None = None
+) -> Estimate:  # fmt: skip
+    """Estimate a plan as a job with ``runner="auto"``, by earlier jobs, or by a sample of this number of rows."""
+    if sample is not None:
+        check_rows("sample", sample)
+    if not plan.shards:
+        return Estimate.of_nothing()
+    choice = choose_runner(plan, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
+    found = None if sample is None else sample_plan(plan, location, udfs, sample)
+    if found is None or not found.calls:
+        return replace(estimate_by_history(plan, choice.runner, cluster), why=choice.why)
+    by_sample = partial(Estimate.by_sample, calls=found.calls, table=found.table(), reported=found.reported)
+    expected = by_sample(size_of(plan, choice.runner, cluster))
+    # The sample may correct the choice of the runner.
+    slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
+    here = choice.runner == RunnerName.INLINE
+    return by_sample(size_of(plan, "spark", cluster)) if slow and here else expected
 
 
 def estimate_by_history(plan: Plan, runner: str, cluster: Runner | None = None) -> Estimate:

@@ -45,22 +45,16 @@ class DefinedColumns(ABC):
     table: TableLocation
 
     @abstractmethod
-    def add(self, columns: Any) -> None:
-        """Define columns; see `Table.add_columns` and `View.add_columns`."""
+    def add(self, columns: Any) -> None: ...
 
     @abstractmethod
-    def alter(self, columns: Any) -> None:
-        """Give columns another UDF; see `Table.alter_columns` and `View.alter_columns`."""
+    def alter(self, columns: Any) -> None: ...
 
     @abstractmethod
-    def definition(self, schema: pa.Schema, column: str) -> UdfDefinition:
-        """Return the definition of a computed column; InvalidInput if no UDF computes it."""
+    def definition(self, schema: pa.Schema, column: str) -> UdfDefinition: ...
 
     def define(self, columns: Mapping[str, DefinedSpec]) -> tuple[list[str], list[str]]:
-        """Add the columns that are missing, and alter those with another definition, in spite of other writers.
-
-        Returns:
-            The names of the added columns, and of the altered ones.
+        """Add the columns that are missing, and alter those with another definition; return the names of both.
 
         Raises:
             InvalidInput: see `Table.add_columns` and `Table.alter_columns`.
@@ -80,11 +74,10 @@ class DefinedColumns(ABC):
                     self.add(lacking)
                     added += lacking
                 break
-            except OSError as error:
-                if not is_conflict(error):
-                    raise
-            except InvalidInput:
-                if visible_columns(self.table.open().schema) == present:  # else another run defined columns meanwhile
+            except (OSError, InvalidInput) as error:
+                # Another writer committed meanwhile, or another run defined the same columns.
+                now = present if isinstance(error, OSError) else visible_columns(self.table.open().schema)
+                if now == present and not is_conflict(error):
                     raise
         return added, altered
 
