@@ -36,7 +36,7 @@ from airflow_geneva.engine.udf.of_process import give_udf
 from airflow_geneva.engine.views.definition import visible_columns
 from airflow_geneva.errors import InvalidInput
 
-DefinedSpec: TypeAlias = "UDF | tuple[UDF, Sequence[str]]"
+DefinedSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
 
 
 class DefinedColumns(ABC):
