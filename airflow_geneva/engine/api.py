@@ -9,11 +9,11 @@ A job takes the same steps in a notebook and in Airflow:
    and `finish` swaps a view, records the end, and tidies up. After a kill each step is repeated. `find_unannounced`
    then finds what an asset event has to announce.
 
-`run_new` takes these steps in one process, and `JobFuture.start` in a thread of it. The other functions answer questions
-about jobs and tables, copy a table, or clean up beside it. The rest are methods of values: `Plan.estimate_between` says
-what a job of other rows would take, `TableColumns.define` defines columns, `Promotion.run` gives a column the name of
-another, `ColumnComparison.of` compares two, `ColumnFunction.find` returns what computed one, `GivenRows` are written,
-and `TableWatcher` waits for new ones.
+`run_new` takes these steps in one process, and `JobFuture.start` in a thread of it. The other functions answer
+questions about jobs and tables, copy a table, or clean up beside it. The rest are methods of values:
+`Plan.estimate_between` says what a job of other rows would take, `TableColumns.define` defines columns, `Promotion.run`
+gives a column the name of another, `ColumnComparison.of` compares two, `ColumnFunction.find` returns what computed one,
+`GivenRows` are written, and `TableWatcher` waits for new ones.
 
 Where files lie, and with which credentials they are opened, is the subject of `engine.storage`, what a function is that
 of `engine.udf`. The dag processor and the API server import this module, so nothing is loaded before it is used.

@@ -399,6 +399,7 @@ class _GroupRunner:
             return [], []
         return share.taken, reports
 
+
 _groups_of_stage: ProcessMemo[_Stage, list[list[Unit]]] = ProcessMemo(1)
 _claims_of_stage: ProcessMemo[_Stage, Claims] = ProcessMemo(1)
 _target_of_stage: ProcessMemo[_Stage, Target] = ProcessMemo(1)

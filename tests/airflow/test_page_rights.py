@@ -21,7 +21,17 @@ from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
-from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, running_job, text_of, with_another_key
+from tests.support.browsing import (
+    Get,
+    cells,
+    ids_of,
+    make_table,
+    of_job,
+    of_task,
+    running_job,
+    text_of,
+    with_another_key,
+)
 from tests.support.driving import Driver, register
 from tests.support.hostile import edit_definition
 from tests.support.processes import as_another_process

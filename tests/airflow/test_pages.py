@@ -642,9 +642,7 @@ def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(re
     assert "RUNNING 1,000 rows with the service, which says when it answers" in " ".join(text_of(page).split())
 
 
-def test_a_view_of_a_stale_view_is_not_green(
-    reader: Get, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_of_a_stale_view_is_not_green(reader: Get, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     table = make_table(database)
     first = table.query().select(["x"]).create_materialized_view(database, "first")
     second = first.query().select(["x"]).create_materialized_view(database, "second")

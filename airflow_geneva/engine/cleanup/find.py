@@ -14,6 +14,7 @@ from airflow_geneva.engine.checkpoint.packs import keys_of_pack
 from airflow_geneva.engine.checkpoint.submissions import FOLDER as BATCHES
 from airflow_geneva.engine.checkpoint.value_cache import FOLDER as VALUE_CACHE, MOST_AGE
 from airflow_geneva.engine.checkpoint.view_snapshot import snapshot_job, snapshot_key
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.cleanup.garbage import DEFAULT_TTL, FileKind, Garbage, group_files
 from airflow_geneva.engine.cleanup.in_use import (
     CheckpointPlace,
@@ -27,7 +28,6 @@ from airflow_geneva.engine.cleanup.in_use import (
     sidecar_folder,
     without_referenced,
 )
-from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.job.heartbeat import WAITING_TIMEOUT
 from airflow_geneva.engine.job.outbox import find_commits, read_outbox
 from airflow_geneva.engine.storage.files import FileEntry, Storage

@@ -34,6 +34,7 @@ class FileKind(Enum):
 
 DEFAULT_TTL = timedelta(days=7)
 
+
 @dataclass(frozen=True)
 class FileGroup:
     """Files of one kind, named relative to the table's folder."""
