@@ -538,7 +538,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
             near = {"column": "embedding", "q": embed("a query"), "k": 10}
             ```
         """
-        return self._column_function(self.location.open(version), name)
+        return self._column_function(self.lance if version is None else api.open_version(self.lance, version), name)
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
         return api.ColumnFunction.find(self.location, name, dataset)

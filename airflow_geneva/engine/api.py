@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.lance_io.rows import RowData as RowData
     from airflow_geneva.engine.lance_io.siblings import Output as Output
     from airflow_geneva.engine.lance_io.table_key import key_columns as key_columns
+    from airflow_geneva.engine.lance_io.table_versions import open_version as open_version
     from airflow_geneva.engine.load.request import LoadRequest as LoadRequest
     from airflow_geneva.engine.plan.failed_rows import FailedRows as FailedRows, FailedSourceRows as FailedSourceRows
     from airflow_geneva.engine.plan.freshness import Freshness as Freshness, FreshnessCount as FreshnessCount
@@ -187,6 +188,7 @@ _HOMES = (
     ("job.table_history", "table_history"),
     ("checkpoint.listing", "list_checkpoints"),
     ("lance_io.table_key", "key_columns"),
+    ("lance_io.table_versions", "open_version"),
     ("views.definition", "is_view", "visible_columns"),
     ("views.sources", "find_views", "locate_source"),
     # Changes.
