@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.checkpoint.listing import list_checkpoints as list_checkpoints
     from airflow_geneva.engine.cleanup import clean_up as clean_up
     from airflow_geneva.engine.cleanup.garbage import FileKind as FileKind, Garbage as Garbage
-    from airflow_geneva.engine.job.current_errors import ErrorCause as ErrorCause
-    from airflow_geneva.engine.job.error_records import ErrorRecord as ErrorRecord, read_errors as read_errors
+    from airflow_geneva.engine.job.current_errors import ErrorCause as ErrorCause, JobErrors as JobErrors
+    from airflow_geneva.engine.job.error_records import ErrorRecord as ErrorRecord
     from airflow_geneva.engine.job.estimate import Estimate as Estimate, Interval as Interval
     from airflow_geneva.engine.job.folder import JobFolder as JobFolder
     from airflow_geneva.engine.job.heartbeat import APPROVAL as APPROVAL
@@ -183,7 +183,6 @@ _HOMES = (
     ("run.estimate", "estimate_plan"),
     # Questions about jobs.
     ("job.status", "read_job"),
-    ("job.error_records", "read_errors"),
     # Questions about tables and views.
     ("job.table_history", "table_history"),
     ("checkpoint.listing", "list_checkpoints"),
@@ -222,7 +221,7 @@ _HOMES = (
     ("job.status", "Job", "JobList"),
     ("job.shard_status", "ShardStatus"),
     ("job.error_records", "ErrorRecord"),
-    ("job.current_errors", "ErrorCause"),
+    ("job.current_errors", "ErrorCause", "JobErrors"),
     ("job.estimate", "Estimate", "Interval"),
     ("job.heartbeat", "APPROVAL"),
     # and what is found.

@@ -38,7 +38,7 @@ from airflow_geneva.pages.databases import (
     read_graph,
 )
 from airflow_geneva.pages.documents import answer, database_document, job_document, table_document
-from airflow_geneva.pages.jobs import ErrorsPage, JobDetails, find_job, list_errors, request_cancel
+from airflow_geneva.pages.jobs import ErrorOrder, ErrorsPage, JobDetails, find_job, list_errors, request_cancel
 from airflow_geneva.pages.namespace import PREFIX, failure, router
 from airflow_geneva.pages.own_threads import in_own_threads
 from airflow_geneva.pages.plan import read_plan
@@ -66,7 +66,7 @@ app = FastAPI(
 app.include_router(router)
 
 FiltersDep = Annotated[Filters, Depends()]
-PageNumber = Annotated[int, Query(ge=1, le=10_000)]
+PageNumber = Annotated[int, Query(ge=1, le=40_000)]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class JobPlace:
     path: str
     query: tuple[tuple[str, str], ...] = ()
 
-    def url(self, part: str = "", **more: int) -> str:
-        query = urlencode([*self.query, *more.items()])
+    def url(self, part: str = "", **more: int | str) -> str:
+        query = urlencode({**dict(self.query), **more})
         return f"{self.path}{part}" + (f"?{query}" if query else "")
 
 
@@ -161,11 +161,12 @@ def send_file(name: str) -> Response:
 @app.get("/task/live")
 @in_own_threads
 def show_task(
-    request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1, shards: PageNumber = 1
-) -> HTMLResponse:
+    request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1, shards: PageNumber = 1,
+    order: ErrorOrder = "newest",
+) -> HTMLResponse:  # fmt: skip
     """Show the job that a task works for, or the jobs of its run."""
     if task.job is not None:
-        return _job_page(request, viewer, task.job, errors, shards)
+        return _job_page(request, viewer, task.job, errors, shards, order)
     if _is_live(request):
         raise HTTPException(404)
     return page(request, "task.html", task=task)
@@ -349,9 +350,10 @@ def show_history(request: Request, viewer: ViewerDep, conn_id: str, place: Table
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
 @in_own_threads
 def show_job(
-    request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1, shards: PageNumber = 1
-) -> HTMLResponse:
-    return _job_page(request, viewer, job, errors, shards)
+    request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1, shards: PageNumber = 1,
+    order: ErrorOrder = "newest",
+) -> HTMLResponse:  # fmt: skip
+    return _job_page(request, viewer, job, errors, shards, order)
 
 
 @app.post("/task/cancel")
@@ -396,7 +398,9 @@ def _may_cancel(viewer: CurrentUser, place: JobPlace, job: api.Job) -> bool:
     )
 
 
-def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int, shards: int) -> HTMLResponse:
+def _job_page(
+    request: Request, viewer: ViewerDep, place: JobPlace, errors: int, shards: int, order: ErrorOrder
+) -> HTMLResponse:
     began = time.monotonic()
     shown = _find(viewer, place, shards)
     cancels = _may_cancel(viewer, place, shown.job)
@@ -405,12 +409,12 @@ def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int,
     if not _is_live(request):
         values["linked"] = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
         values["dags"] = _dags_of(viewer, place.conn_id, shown.job) if place.conn_id and not shown.job.open else []
-        values["errors"] = _errors(viewer, place, errors) if shown.job.errors else None
+        values["errors"] = _errors(viewer, place, errors, order) if shown.job.errors else None
     return _live_page(request, "job.html", **values)
 
 
-def _errors(viewer: CurrentUser, place: JobPlace, number: int) -> ErrorsPage:
-    return read(viewer, (place.conn_id, place.location.name), list_errors, place.location, place.job_id, number)
+def _errors(viewer: CurrentUser, place: JobPlace, number: int, order: ErrorOrder) -> ErrorsPage:
+    return read(viewer, (place.conn_id, place.location.name), list_errors, place.location, place.job_id, number, order)
 
 
 def _dags_of(viewer: ViewerDep, conn_id: str, job: api.Job) -> list[Maintainer]:

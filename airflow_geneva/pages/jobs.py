@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -20,12 +21,18 @@ JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10
 SHARDS_SHOWN = 50
 ERRORS_A_PAGE = 25
-_MOST_ERRORS = 1_000
 _MOST_CAUSES = 5
 _MOST_COMMITS = 100
 _STEPS = 60
 _LEAST_RED = 0.6
 WIDTH, HEIGHT = 600, 80
+
+ErrorOrder = Literal["newest", "key", "address"]
+_SORTED = {
+    "newest": [("time", "descending"), ("row_address", "ascending")],
+    "key": [("key", "ascending"), ("row_address", "ascending")],
+    "address": [("row_address", "ascending"), ("time", "descending")],
+}
 
 
 @dataclass(frozen=True)
@@ -179,20 +186,20 @@ def request_cancel(location: TableLocation, job_id: str, by: str) -> str | None:
 
 @dataclass(frozen=True)
 class ErrorsPage:
-    """One page of a job's failed rows, the number of records that were `read`, and the most frequent causes of all."""
+    """One page of a job's failed rows in an order, the number of all that are `listed`, and their main causes."""
 
     records: tuple[api.ErrorRecord, ...]
+    order: ErrorOrder
     page: int
     pages: int
-    read: int
+    listed: int
     causes: tuple[api.ErrorCause, ...]
 
 
-def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
-    """Return one page of a job's error records, newest first; a number beyond the last page gives the last page."""
-    records = api.read_errors(location.checkpoints, job_id, most=_MOST_ERRORS)
-    pages = max(-(-len(records) // ERRORS_A_PAGE), 1)
-    page = min(max(page, 1), pages)
-    chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
-    causes = api.ErrorCause.of_job(location.checkpoints, job_id)[:_MOST_CAUSES]
-    return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(causes))
+def list_errors(location: TableLocation, job_id: str, page: int, order: ErrorOrder) -> ErrorsPage:
+    """Return one page of a job's error records; a number beyond the last page gives the last page."""
+    errors = api.JobErrors.of(location.checkpoints, job_id)
+    pages = max(-(-len(errors) // ERRORS_A_PAGE), 1)
+    page = min(page, pages)
+    records = errors.page(_SORTED[order], (page - 1) * ERRORS_A_PAGE, ERRORS_A_PAGE)
+    return ErrorsPage(tuple(records), order, page, pages, len(errors), tuple(errors.causes()[:_MOST_CAUSES]))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from html import unescape
 from itertools import pairwise
@@ -532,13 +533,19 @@ def test_a_job_that_is_done_with_failed_rows_warns_and_leads_to_them(reader: Get
         assert f'<a class="bad" href="/geneva{place}#errors">25</a>' in reader(listed)
 
 
-def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
+def test_all_errors_are_paged_and_sorted(reader: Get, database: Database) -> None:
     table = make_table(database)
     job_id = table.backfill("y", runner="inline").job_id
     folder = JobFolder.of(table.location.checkpoints, job_id)
+    example = ErrorRecord(job_id, "y", "f", "v", 3 << 32, 0, "ValueError", "", "Traceback", 1, 1, 0.0)
     records = [
-        ErrorRecord(
-            job_id, "y", "f", "v", (3 << 32) | row, row, "ValueError", f"row {row}", "Traceback", 1, 1, float(row)
+        replace(
+            example,
+            row_address=(3 << 32) | row,
+            row_id=row,
+            message=f"row {row}",
+            time=-float(row),
+            key=str(row * 7 % 1500),
         )
         for row in range(1500)
     ]
@@ -546,15 +553,26 @@ def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
         write_errors(folder.storage, f"range-{start}", records[start : start + 500])
     record = folder.storage.read_json("job.json")
     folder.storage.write_json("job.json", {**record, "ended": {**record["ended"], "errors": 1500}})
-    page = reader(of_job("docs", job_id))
-    assert "1,500 error records, of which 1,000 are listed here" in text_of(page)
-    assert "1,500 rows ValueError row ..." in text_of(page)
-    assert "page 1 of 40 1 2 3 4 40" in text_of(page)
-    listed = [row for row in cells(page) if len(row) == 5 and row[1] == "3"]
-    assert len(listed) == 25
-    assert int(listed[0][0]) == (3 << 32) | int(listed[0][2])
-    assert "page 40 of 40" in text_of(reader(f"{of_job('docs', job_id)}?errors=99"))
-    reader(f"{of_job('docs', job_id)}?errors=none", status=404)
+    place = of_job("docs", job_id)
+
+    def listed(page: str) -> list[tuple[int, int]]:
+        rows = [row for row in cells(page) if len(row) == 6 and row[2] == "3"]
+        assert [int(row[1]) for row in rows] == [(3 << 32) | int(row[3]) for row in rows]
+        return [(int(row[0]), int(row[3])) for row in rows]
+
+    page = reader(place)
+    assert "1,500 error records: 1,500 rows ValueError row ..." in text_of(page)
+    assert "page 1 of 60 1 2 3 4 60" in text_of(page)
+    assert [row for _, row in listed(page)] == list(range(25))
+    assert [row for _, row in listed(reader(f"{place}?errors=99"))] == list(range(1475, 1500))
+    [by_key] = re.findall(r'href="/geneva([^"#]*)#errors">by key<', page)
+    page = reader(unescape(by_key))
+    assert [key for key, _ in listed(page)] == list(range(25))
+    [last] = re.findall(r'href="/geneva([^"#]*)#errors">60<', page)
+    assert [key for key, _ in listed(reader(unescape(last)))] == list(range(1475, 1500))
+    assert [row for _, row in listed(reader(f"{place}?errors=2&order=address"))] == list(range(25, 50))
+    for wrong in ("errors=none", "order=none"):
+        reader(f"{place}?{wrong}", status=404)
 
 
 def stands(html: str) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_geneva.engine.job import error_records
 from airflow_geneva.engine.job.busy import Busy
-from airflow_geneva.engine.job.current_errors import ErrorCause, group_errors
+from airflow_geneva.engine.job.current_errors import JobErrors, group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.engine.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
@@ -541,8 +541,6 @@ def test_error_records_come_back_newest_first_and_once_each(checkpoints: Storage
     ]
     assert count_errors(folder.storage) == 3 == read(folder).errors
     assert (read_errors(checkpoints, folder.job_id), read_errors(checkpoints, "other")) == (found, [])
-    assert read_errors(checkpoints, most=5) == found
-    assert len(read_errors(checkpoints, most=2)) == 2
     assert (read_errors(checkpoints, column="n"), read_errors(checkpoints, column="m")) == (found, [])
 
 
@@ -604,8 +602,36 @@ def test_causes_count_all_records_and_of_a_row_that_ran_again_the_newest(
 ) -> None:
     write_errors(folder.storage, "a", [replace(error(row), message=f"row {row}\nmore") for row in range(300)])
     write_errors(folder.storage, "b", [replace(error(row, at=200.0), message="no 'x'") for row in range(10)])
-    causes = ErrorCause.of_job(checkpoints, folder.job_id)
+    causes = JobErrors.of(checkpoints, folder.job_id).causes()
     assert [(cause.rows, cause.message) for cause in causes] == [(290, "row ..."), (10, "no 'x'")]
     groups = group_errors(read_errors(checkpoints, folder.job_id))
     assert [(one.rows, one.message, one.kind) for one in groups] == [(c.rows, c.message, c.kind) for c in causes]
-    assert ErrorCause.of_job(checkpoints, "20260102T000000-b") == []
+    assert JobErrors.of(checkpoints, "20260102T000000-b").causes() == []
+
+
+def test_a_page_of_errors_is_read_from_the_files_that_hold_it(
+    folder: JobFolder, checkpoints: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in range(10):
+        rows = range(10 * part, 10 * part + 10)
+        write_errors(folder.storage, f"range-{part}", [error(row, at=50.0 + row, key=str(99 - row)) for row in rows])
+    errors, opened = JobErrors.of(checkpoints, folder.job_id), list[str]()
+    read_bytes = Storage.read_bytes
+
+    def reading(storage: Storage, name: str) -> bytes:
+        opened.append(name)
+        return read_bytes(storage, name)
+
+    monkeypatch.setattr(Storage, "read_bytes", reading)
+    found = errors.page([("key", "ascending")], 5, 10)
+    assert [record.key for record in found] == [str(number) for number in range(5, 15)], "keys are numbers"
+    assert {record.traceback for record in found} == {"Traceback:\n  here"}
+    assert opened == ["errors/range-8.arrow", "errors/range-9.arrow"]
+    assert [record.row_id for record in errors.page([("time", "descending")], 0, 2)] == [99, 98]
+    write_errors(folder.storage, "range-9", [error(99, at=50.0 + 99)])
+    assert [record.row_id for record in errors.page([("time", "descending")], 0, 3)] == [99], "others were replaced"
+    write_errors(folder.storage, "range-a", [error(100, key="a")])
+    errors = JobErrors.of(checkpoints, folder.job_id)
+    assert [record.key for record in errors.page([("key", "descending")], 0, 2)] == ["a", "99"], "keys are texts"
+    monkeypatch.setattr(error_records, "_MOST_BYTES_OF_RECORDS", 1)
+    assert len(JobErrors.of(checkpoints, folder.job_id)) == 10

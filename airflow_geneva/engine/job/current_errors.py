@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from airflow_geneva.engine.display import Listed, counted
-from airflow_geneva.engine.job.error_records import ErrorRecord, newest_records
+from airflow_geneva.engine.job.error_records import FILE, ErrorRecord, newest_records, read_records
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.results import DONE, PARTIAL
@@ -40,14 +44,6 @@ class ErrorCause:
     message: str
     rows: int
 
-    @staticmethod
-    def of_job(checkpoints: Storage, job_id: str) -> list[ErrorCause]:
-        """Count the error records of a job by cause, most frequent first; beyond a million these are lower bounds."""
-        cause = ("column", "exception", "message")
-        records = newest_records(JobFolder.of(checkpoints, job_id).storage, cause[1:])
-        counts = records.group_by(list(cause)).aggregate([([], "count_all")]).to_pylist()
-        return _by_cause({(row["column"], row["exception"], row["message"]): row["count_all"] for row in counts})
-
     @property
     def kind(self) -> str:
         """The exception's name as it is written in code."""
@@ -66,6 +62,44 @@ class ErrorGroup(ErrorCause, Listed):
     def __str__(self) -> str:
         rows = f"{counted(self.rows, 'row')} of {self.column}"
         return f"{rows}: {self.kind}: {self.message}\n  for example {self.example}"
+
+
+@dataclass(frozen=True)
+class JobErrors:
+    """The error records of one job, without their tracebacks: counted by cause, and read in full page by page.
+
+    Beyond a million records, or 256 MiB, all counts are lower bounds.
+    """
+
+    job: Storage
+    records: pa.Table
+
+    @staticmethod
+    def of(checkpoints: Storage, job_id: str) -> JobErrors:
+        job = JobFolder.of(checkpoints, job_id).storage
+        return JobErrors(job, newest_records(job, ("exception", "message", "key", "row_address", FILE)))
+
+    def __len__(self) -> int:
+        return int(self.records.num_rows)
+
+    def causes(self) -> list[ErrorCause]:
+        """Count the records by cause, the most frequent first."""
+        cause = ["column", "exception", "message"]
+        counts = self.records.group_by(cause).aggregate([([], "count_all")]).to_pylist()
+        return _by_cause({(row["column"], row["exception"], row["message"]): row["count_all"] for row in counts})
+
+    def page(self, order: Sequence[tuple[str, str]], start: int, rows: int) -> list[ErrorRecord]:
+        """Read some records in an order, from the files that hold them.
+
+        Args:
+            order: columns, each with ``ascending`` or ``descending``. Keys are compared as numbers if all of them are.
+        """
+        records = self.records
+        with suppress(pa.ArrowInvalid):
+            keys = records.column("key").cast(pa.int64())
+            records = records.set_column(records.schema.get_field_index("key"), "key", keys)
+        sorted_rows = pc.sort_indices(records, sort_keys=list(order))
+        return read_records(self.job, self.records.take(sorted_rows.slice(start, rows)))
 
 
 def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:

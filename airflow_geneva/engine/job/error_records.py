@@ -48,7 +48,9 @@ _SCHEMA = pa.schema(
 _MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
 """The most bytes, expanded, and rows of one file."""
 _FILES_AT_ONCE = 16
-_ROWS_AT_ONCE, _MOST_COUNTED_RECORDS = 1_024, 1_000_000
+_ROWS_AT_ONCE = 1_024
+_MOST_RECORDS, _MOST_BYTES_OF_RECORDS = 1_000_000, 256 << 20
+"""What `newest_records` holds at most, and one more file."""
 _LONG_SECONDS = 0.05
 _COUNTED: ProcessMemo[str, tuple[float, int]] = ProcessMemo(256)
 """Error counts of running jobs by folder, with their expiry times. They are the process's: each request of a page opens
@@ -59,6 +61,9 @@ FATAL = -1
 
 IDENTITY = ("job_id", "column", "row_id", "attempt")
 """Columns that identify a record; of several with the same values, the newest counts."""
+
+FILE = "file"
+"""The file of a record, as a column of `newest_records`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,23 +146,19 @@ def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> Non
         job.write_bytes(f"{ERRORS}/{name}{f'-part-{part}' if part else ''}{_SUFFIX}", data)
 
 
-def read_errors(
-    checkpoints: Storage, job_id: str | None = None, column: str | None = None, most: int | None = None
-) -> list[ErrorRecord]:
+def read_errors(checkpoints: Storage, job_id: str | None = None, column: str | None = None) -> list[ErrorRecord]:
     """Return the error records of a table's jobs, newest first; one per job, column, row id and attempt.
 
-    If there are more than `most`, return those that are read first. InvalidInput: ``job_id`` is not a job id.
+    InvalidInput: ``job_id`` is not a job id.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
-    for batch in _batches(checkpoints, sorted(_error_files(checkpoints, job_id))):
-        if most is not None and len(newest) >= most:
-            break
-        for row in _rows(batch.slice(0, most)):
+    for _, batch in _batches(checkpoints, sorted(_error_files(checkpoints, job_id))):
+        for row in _rows(batch):
             record = ErrorRecord(**row)
             key = tuple(row[name] for name in IDENTITY)
             if column in (None, record.column) and (key not in newest or newest[key].time < record.time):
                 newest[key] = record
-    return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))[:most]
+    return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))
 
 
 def count_errors(job: Storage) -> int:
@@ -168,20 +169,36 @@ def count_errors(job: Storage) -> int:
 def newest_records(job: Storage, columns: Sequence[str] = ()) -> pa.Table:
     """Return columns of a job's error records, newest first; one row per job, column, row id and attempt.
 
-    Of a message it is the first line. Records beyond a million are left out.
+    Of a message it is the first line. Records beyond a million, or 256 MiB, are left out.
     """
     names = list(dict.fromkeys((*IDENTITY, "time", *columns)))
-    parts = [pa.schema([_SCHEMA.field(name) for name in names]).empty_table()]
-    for batch in _batches(job, sorted(filter(_is_error_file, job.list_files(ERRORS))), names):
+    stored = [name for name in names if name != FILE]
+    schema = pa.schema([_SCHEMA.field(name) if name != FILE else (FILE, pa.string()) for name in names])
+    parts = [schema.empty_table()]
+    for file, batch in _batches(job, sorted(filter(_is_error_file, job.list_files(ERRORS))), stored):
         if "message" in names:
             line = pc.replace_substring_regex(batch.column("message"), r"(?s)\n.*", "")
-            batch = batch.set_column(names.index("message"), "message", line)
-        parts.append(pa.Table.from_batches([batch]))
-        if sum(part.num_rows for part in parts) > _MOST_COUNTED_RECORDS:
+            batch = batch.set_column(stored.index("message"), "message", line)
+        if FILE in names:
+            batch = batch.append_column(FILE, pa.repeat(file, batch.num_rows))
+        parts.append(pa.Table.from_batches([batch.select(names)]))
+        rows, size = (sum(getattr(part, what) for part in parts) for what in ("num_rows", "nbytes"))
+        if rows > _MOST_RECORDS or size > _MOST_BYTES_OF_RECORDS:
             break
     rest = [name for name in names if name not in IDENTITY]
     by_row = pa.concat_tables(parts).sort_by([("time", "descending")]).group_by(list(IDENTITY), use_threads=False)
     return by_row.aggregate([(name, "first") for name in rest]).rename_columns([*IDENTITY, *rest])
+
+
+def read_records(job: Storage, chosen: pa.Table) -> list[ErrorRecord]:
+    """Read a few of the `newest_records`, with their files; leave out those that were replaced since."""
+    names = (*IDENTITY, "time")
+    found: dict[tuple[Any, ...], ErrorRecord] = {}
+    for _, batch in _batches(job, sorted(set(chosen.column(FILE).to_pylist()))):
+        for row in _rows(batch.filter(pc.is_in(batch.column("row_id"), chosen.column("row_id").combine_chunks()))):
+            found[tuple(row[name] for name in names)] = ErrorRecord(**row)
+    wanted = (tuple(row[name] for name in names) for row in chosen.to_pylist())
+    return [found[record] for record in wanted if record in found]
 
 
 def count_errors_so_far(job: Storage) -> int:
@@ -233,7 +250,8 @@ def _is_error_file(name: str) -> bool:
 
 def _batches(
     folder: Storage, names: Iterable[str], columns: Sequence[str] | None = None
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+) -> Iterator[tuple[str, pa.RecordBatch]]:  # fmt: skip
+    """Yield files with their records, all columns by default."""
     for name, data in _contents(folder, names):
         try:
             batch = from_bytes(data, columns, _MOST_BYTES)
@@ -243,6 +261,6 @@ def _batches(
             wrong = [one.name for one, values in parts if one.type != _SCHEMA.field(one.name).type or values.null_count]
             if wrong or batch.num_rows > _MOST_ROWS:
                 raise ValueError(f"it has {batch.num_rows:,} rows, and other types or NULL in the columns {wrong}")
-            yield batch
+            yield name, batch
         except (LookupError, ValueError) as error:
             logger.warning("Cannot read the error records in %s; they are left out: %s", folder.path(name), error)
