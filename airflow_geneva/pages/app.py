@@ -45,7 +45,7 @@ from airflow_geneva.pages.plan import read_plan
 from airflow_geneva.pages.readers import ReaderLost, read
 from airflow_geneva.pages.rendering import HEADERS, NOT_KEPT, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, read_jobs_of
-from airflow_geneva.pages.tables import compare, describe_whole_table, read_histories
+from airflow_geneva.pages.tables import compare, describe_whole_table, read_histories, read_versions
 from airflow_geneva.pages.visible import VisibleDatabase
 from airflow_geneva.pages.xcoms import databases_of, jobs_of_dag, jobs_of_run
 
@@ -344,6 +344,15 @@ def show_history(request: Request, viewer: ViewerDep, conn_id: str, place: Table
     opened, location = place
     found = read(viewer, (conn_id, location.name), read_histories, opened, location)
     return page(request, "_history.html", conn_id=conn_id, histories=found)
+
+
+@app.get("/databases/{conn_id}/tables/{table}/versions")
+@in_own_threads
+def show_versions(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
+    """Send the newest versions of a table, with the rows that were due after each."""
+    opened, location = place
+    found = read(viewer, (conn_id, location.name), read_versions, opened, location, _COUNT_SECONDS)
+    return page(request, "_versions.html", conn_id=conn_id, table=location.name, found=found)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")

@@ -38,6 +38,8 @@ _KEPT_SECONDS, _KNOWN_SECONDS = 5.0, 600.0
 _KNOWN: ProcessMemo[tuple[object, ...], api.Freshness] = ProcessMemo(1024)
 """Cached counts; the key contains the versions that were read and the newest job, so a change of one ends its use."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
+_VERSIONS_SHOWN, _MOST_COUNTS = 50, 100
+"""Versions on a page, and the most counts of one column at one version for it."""
 _SAMPLED = 200
 """Rows that a comparison of two columns reads."""
 
@@ -379,6 +381,77 @@ def compare(opened: VisibleDatabase, name: str, first: str, second: str, seconds
 
 
 @dataclass(frozen=True)
+class TableVersion:
+    """A version of a table or view, and what wrote it.
+
+    `rows` is the number of rows that it added, or that a job made visible with it. `due` is the number of rows that
+    were due after it, in all computed columns together; None if it is not known. `job` is None if no job wrote it, if
+    the record is deleted, or if the viewer may not see it.
+    """
+
+    number: int
+    written: float
+    operation: str
+    columns: tuple[str, ...]
+    rows: int | None
+    job: api.Job | None
+    due: int | None
+
+
+@dataclass(frozen=True)
+class VersionList:
+    """The newest versions of a table or view, newest first; `counting`: some numbers of due rows will be known soon."""
+
+    versions: tuple[TableVersion, ...]
+    counting: bool
+
+
+def read_versions(opened: VisibleDatabase, location: TableLocation, seconds: float) -> VersionList:
+    """List the newest versions of a table, and count the rows that were due after each within a time limit.
+
+    At most 100 counts are made: of a table with many computed columns, for its newest versions only. After a swap of a
+    view, the rows were due that its job left.
+    """
+    until = time.monotonic() + seconds
+    described = describe_table(location)
+    dataset, name = described.dataset, (location, described.version, "versions")
+    history = _COUNTS.get(location.database_uri, name, lambda: api.table_history(dataset, _VERSIONS_SHOWN), until)
+    if history is None:
+        return VersionList((), counting=True)
+    jobs = {job.id: job for job in list_jobs(opened, names=[location.name], most=_VERSIONS_SHOWN).jobs}
+    newest = {column: job for job in reversed(jobs.values()) for column in job.columns}
+    readable = [] if described.own else [item for item in described.computed if not item.error]
+    computed = [replace(item, job=newest.get(item.name)) for item in readable]
+    counted = _MOST_COUNTS // len(computed) if computed else 0
+    shown = {column.name for column in described.columns}
+    versions, counting = list[TableVersion](), False
+    for at, row in enumerate(history.to_pylist()):
+        number, job, due = row["version"], jobs.get(row["job_id"]), None
+        if described.own:
+            due = job and job.rows_left
+        elif at < counted:
+            key = (*name, number, *(item.job and (item.job.id, item.job.state) for item in computed))
+            count = partial(_due_after, location, number, computed, dataset)
+            try:
+                due = _COUNTS.get(location.database_uri, key, count, until)
+                counting |= due is None
+            except BaseException as error:
+                if not is_failure(error):
+                    raise  # else the version was cleaned up
+        columns = tuple(column for column in row["columns"] if column in shown)
+        written = row["time"].timestamp()
+        versions.append(TableVersion(number, written, row["operation"] or "", columns, row["rows"], job, due))
+    return VersionList(tuple(versions), counting)
+
+
+def _due_after(location: TableLocation, version: int, computed: list[ColumnRow], opened: lance.LanceDataset) -> int:
+    """Count the rows that are due in columns at a version; none in a column that was not defined then."""
+    schema = api.open_version(copy.copy(opened), version).schema
+    there = [item for item in computed if item.name in schema.names and stored_definition(schema, item.name)]
+    return sum(freshness(location, item, version, copy.copy(opened)).pending for item in there)
+
+
+@dataclass(frozen=True)
 class JobHistory:
     """The newest ended jobs of a column or view, oldest first."""
 
@@ -388,6 +461,7 @@ class JobHistory:
     @property
     def charts(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
         return (
+            ("due", tuple(job.rows_pending for job in self.jobs)),
             ("rows", tuple(job.rows_computed for job in self.jobs)),
             ("seconds", tuple(job.took for job in self.jobs)),
             ("failed", tuple(job.rows_failed for job in self.jobs)),

@@ -52,7 +52,7 @@ def paths(site: Site) -> list[str]:
     found = ["/", shelf, f"{shelf}/live", f"{shelf}/graph"]
     for table in ("docs", "v"):
         home = f"{shelf}/tables/{table}"
-        found += [home, f"{home}/standing", f"{home}/history", f"{home}/compare?first=y&second=x"]
+        found += [home, f"{home}/standing", f"{home}/history", f"{home}/versions", f"{home}/compare?first=y&second=x"]
         jobs = Path(site.uri, f"{table}.lance", "_checkpoints", "jobs")
         found += [f"{home}/jobs/{job.name}" for job in sorted(jobs.iterdir())] if jobs.is_dir() else []
     return found

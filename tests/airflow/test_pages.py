@@ -622,8 +622,47 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     assert stands(reader("/databases/shelf/tables/small/standing"))["small"][1:] == ["1", "0"]
     history = reader(f"{path}/history")
     assert [row[:2] for row in cells(history)[1:]] == [["y", "1"], ["gone", "1"]]
-    assert history.count('class="done"') == 4  # rows and seconds; none failed
+    assert history.count('class="done"') == 6  # rows due and computed, and seconds; none failed
     assert cells(reader("/databases/shelf/tables/small/history"))[1][:2] == ["small", "1"]
+
+
+def test_a_table_lists_its_versions_and_the_rows_that_were_due_after_each(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    path = "/databases/shelf/tables/docs"
+
+    def versions(path: str) -> list[list[str]]:
+        while "data-live" in (part := reader(f"{path}/versions")):
+            pass
+        assert re.search(r'<time title="[^"]*" data-age', part)
+        return [[row[0], *row[2:]] for row in cells(part)[1:]]
+
+    assert [row[4] for row in versions(path)] == ["100", "0"], "it had no computed column at first"
+    table.backfill("y", runner="inline", where="x < 60")
+    table.add([{"x": 1000}, {"x": 1001}])
+    assert versions(path) == [
+        ["4", "Append", "x", "2", "42", ""],
+        ["3", "DataReplacement", "y", "60", "40", "backfill"],
+        ["2", "Merge", "", "", "100", ""],
+        ["1", "Overwrite", "x", "100", "0", ""],
+    ]
+    view = table.query().select(["x"]).create_materialized_view(database, "v")
+    view.refresh(runner="inline")
+    of_jobs = [row for row in versions("/databases/shelf/tables/v") if row[-1]]
+    assert of_jobs[0][3:] == ["102", "0", "refresh"]
+
+
+def test_the_due_rows_of_many_columns_are_counted_for_the_newest_versions_only(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(database)
+    table.add_columns({"z": triple})
+    for x in range(60):
+        table.add([{"x": x}])
+    monkeypatch.setattr(tables, "_MOST_COUNTS", 6)
+    opened = VisibleDatabase("shelf", Everybody(), database)
+    found = tables.read_versions(opened, table.location, 60)
+    assert (len(found.versions), found.counting) == (50, False)
+    assert [version.due for version in found.versions[:4]] == [320, 318, 316, None]
 
 
 def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(reader: Get, database: Database) -> None:

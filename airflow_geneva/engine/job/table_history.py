@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from airflow_geneva.engine.storage.files import in_threads
 if TYPE_CHECKING:
     import lance
 
+_ROWS = re.compile(r"[0-9]{1,18}")
 SCHEMA = pa.schema(
     {
         "version": pa.int64(),
@@ -64,7 +66,7 @@ def _columns(operation: Any, names: Mapping[int, str]) -> list[str]:
 def _rows(operation: Any, noted: str | None) -> int | None:
     import lance
 
-    if noted is not None:
+    if noted is not None and _ROWS.fullmatch(noted):  # anyone who may write the table may have noted it
         return int(noted)
     if isinstance(operation, (lance.LanceOperation.Append, lance.LanceOperation.Overwrite)):
         return sum(fragment.physical_rows for fragment in operation.fragments)
