@@ -14,16 +14,19 @@ import pyarrow as pa
 import pytest
 import uvicorn
 from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
+from airflow.sdk import DAG
 from fastapi import FastAPI, Request
 
 from airflow_geneva import Database, udf
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
+from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.support.browser import DRIVER, Browser, open_browser
-from tests.support.browsing import make_table, of_job, running_job
+from tests.support.browsing import PRINT, make_table, of_job, running_job
 from tests.support.commands import run as command
 from tests.support.counting import double, triple
+from tests.support.driving import register
 from tests.support.rights import Rights
 
 pytestmark = [
@@ -101,6 +104,31 @@ def test_a_page_says_since_when_the_server_is_gone_and_is_right_soon_after_it_is
     browser.wait_for(lambda: browser.run("return document.getElementById('away').innerText") != said)
     site.start()
     browser.wait_for(lambda: browser.run("return document.getElementById('away').hidden"))
+
+
+def test_the_button_cancel_cancels_once_and_keeps_saying_so(
+    site: Site, browser: Browser, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "airflow_geneva.pages")
+    with DAG("writes_docs", schedule=None) as dag:
+        BackfillTaskGroup(table="docs", column="y", lance_conn_id="shelf")
+    register(dag)
+    Rights.give("reader", dags=["writes_docs"], triggers=["writes_docs"])
+    table = make_table(database)
+    job_id = running_job(table, time.time())
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    browser.open(site.url(of_job("docs", job_id)))
+    assert folder.canceled_by() is None
+    browser.press("[data-trigger]")
+    said = "return document.querySelector('[data-trigger] + output').textContent"
+    browser.wait_for(lambda: str(browser.run(said)).startswith("The job ends after its current calls, and keeps"))
+    assert folder.canceled_by() == "reader, in Airflow"
+    rows = folder.read_shard(PRINT, 0)["applying"]
+    folder.update_shard(PRINT, 0, applying={**rows, "rows_failed": 21})
+    browser.wait_for(lambda: "41 failed" in browser.text())
+    browser.press("[data-trigger]")
+    assert str(browser.run(said)).startswith("The job ends after its current calls")
+    assert caplog.text.count("reader, in Airflow canceled job") == 1
 
 
 @udf(data_type=pa.int64(), version="1", name="picky", on_error="skip")

@@ -29,6 +29,12 @@ class Browser:
         """Run JavaScript in the page, and return what it returns."""
         return self._ask("execute/sync", script=script, args=[])
 
+    def press(self, button: str) -> None:
+        """Press a button, which a CSS selector finds, by the keyboard."""
+        self.run(f"document.querySelector({button!r}).focus()")
+        strokes = [{"type": stroke, "value": "\ue007"} for stroke in ("keyDown", "keyUp")]
+        self._ask("actions", actions=[{"type": "key", "id": "keyboard", "actions": strokes}])
+
     def text(self) -> str:
         return str(self.run("return document.body.innerText"))
 
