@@ -63,9 +63,8 @@ class Database(Summarized):
         if not names and self._is_missing:
             return Summary(f"{title}: there is no such folder yet; create_table() makes it")
         tables = [(name, self._state_of(name)) for name in names[:_SHOWN_TABLES]]
-        if more := names[_SHOWN_TABLES:]:
-            tables.append(("…", f"and {len(more):,} more"))
-        return Summary(f"{title}: {counted(len(names), 'table')}", ("table", ""), tables)
+        left_out = len(names) - len(tables)
+        return Summary(f"{title}: {counted(len(names), 'table')}", ("table", ""), tables, left_out=left_out)
 
     def _state_of(self, name: str) -> str:
         try:

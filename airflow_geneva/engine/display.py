@@ -16,24 +16,36 @@ if TYPE_CHECKING:
 
 _LONGEST = 80
 _SHOWN_VALUES, _SHOWN_CHARS = 4, 40
+_MOST_ROWS, _MOST_COLUMNS = 50, 20
+"""The most rows and columns of a grid."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of a table or a database: a title, and rows of cells below it."""
+    """The content of a table or a database: a title, and rows of cells below it, of which the first 50 are shown.
+
+    `left_out` is the number of rows beyond `rows`.
+    """
 
     title: str
     headings: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     preview: Callable[[], pa.Table] | None = None
+    left_out: int = 0
+
+    @property
+    def _shown(self) -> list[Sequence[str]]:
+        more = self.left_out + max(len(self.rows) - _MOST_ROWS, 0)
+        rest = [("…", f"and {more:,} more", *("" for _ in self.headings[2:]))] if more else []
+        return [*self.rows[:_MOST_ROWS], *rest]
 
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in self.rows)
+        widths = [max(map(len, column)) for column in zip(*self._shown, strict=True)]
+        lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in self._shown)
         return "\n".join([self.title, *(f"  {line}".rstrip() for line in lines)])
 
     def html(self) -> str:
-        listed = _grid(self.headings, self.rows) if self.rows else ""
+        listed = _grid(self.headings, self._shown) if self.rows else ""
         return html_text(self.title) + listed + (_values(self.preview()) if self.preview else "")
 
 
@@ -81,7 +93,10 @@ class Listed(Described):
 
 
 class Rows(Described):
-    """A few rows of a table: a `pyarrow.Table` that prints as a grid and shortens long values."""
+    """A few rows of a table: a `pyarrow.Table` that prints as a grid.
+
+    The grid has at most 50 rows and 20 columns, and shortens long values.
+    """
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -103,16 +118,25 @@ class Rows(Described):
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        columns = []
-        for field, column in zip(self.table.schema, self.table.columns, strict=True):
+        columns, (shown, more) = [], self._shown
+        for field, column in zip(shown.schema, shown.columns, strict=True):
             cells = [field.name, str(field.type), *map(_brief, column.to_pylist())]
             columns.append([cell if len(cell) <= _LONGEST else f"{cell[:_LONGEST]}…" for cell in cells])
         widths = [max(map(len, column)) for column in columns]
         rows = zip(*columns, strict=True)
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join([*("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), *more])
 
     def _repr_html_(self) -> str:
-        return _values(self.table)
+        shown, more = self._shown
+        return _values(shown) + "".join(map(html_text, more))
+
+    @property
+    def _shown(self) -> tuple[pa.Table, list[str]]:
+        """The first rows and columns, and a line that says how many more there are."""
+        left_out = {"row": len(self.table) - _MOST_ROWS, "column": self.table.num_columns - _MOST_COLUMNS}
+        more = " and ".join(counted(count, f"more {noun}") for noun, count in left_out.items() if count > 0)
+        shown = self.table.select(list(range(self.table.num_columns))[:_MOST_COLUMNS]).slice(0, _MOST_ROWS)
+        return shown, [f"… and {more}"] if more else []
 
 
 def _brief(value: Any) -> str:

@@ -606,6 +606,14 @@ def test_causes_count_all_records_and_of_a_row_that_ran_again_the_newest(
     assert [(cause.rows, cause.message) for cause in causes] == [(290, "row ..."), (10, "no 'x'")]
     groups = group_errors(read_errors(checkpoints, folder.job_id))
     assert [(one.rows, one.message, one.kind) for one in groups] == [(c.rows, c.message, c.kind) for c in causes]
+    html = groups._repr_html_()
+    assert "<b>300 failed rows, 2 causes</b>" in html
+    assert "<td>290</td><td>n</td><td>ValueError</td><td>row ...</td><td>858993" in html
+    many = group_errors(
+        error(row, message=f"{'x' * 1_000} of {chr(65 + row % 26)}{chr(97 + row // 26)}") for row in range(500)
+    )
+    assert "and 450 more" in many._repr_html_()
+    assert len(many._repr_html_()) < 20_000
     assert JobErrors.of(checkpoints, "20260102T000000-b").causes() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import shutil
 import warnings
 from datetime import datetime
 from html import escape
@@ -253,6 +254,24 @@ def test_what_is_in_it_is_shown(make_table: MakeTable, tmp_path: Path) -> None:
     assert "<b>" not in html.replace("<div><b>", "")
     assert "x" * 80 + "…" in html
     assert "__is_set" not in view._repr_html_()
+
+
+def test_what_is_large_is_shown_in_part_with_the_number_of_the_rest(tmp_path: Path) -> None:
+    db = connect(tmp_path / "db")
+    wide = db.create_table("t000", pa.table({f"c{number:03}": [number] * 100 for number in range(300)}))
+    for number in range(1, 30):
+        shutil.copytree(wide.uri, Path(db.uri, f"t{number:03}.lance"))
+    for shown, more, cells in (
+        (db, "and 10 more", 2 * 21),
+        (wide, "and 250 more", 3 * 51 + 20 * 5),
+        (wide.head(100), "… and 50 more rows and 280 more columns", 20 * 50),
+    ):
+        html = shown._repr_html_()
+        assert more in html
+        assert html.count("<td>") <= cells
+        assert more in repr(shown)
+        assert max(map(len, repr(shown).splitlines())) < 400
+    assert len(wide.head(100)) == 100
 
 
 def test_what_cannot_be_read_says_so_instead_of_failing(

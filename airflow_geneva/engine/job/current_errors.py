@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.display import Listed, counted
+from airflow_geneva.engine.display import Listed, Summary, counted
 from airflow_geneva.engine.job.error_records import FILE, ErrorRecord, newest_records, read_records
 from airflow_geneva.engine.job.folder import RECORD, JobFolder
 from airflow_geneva.engine.job.status import job_ids
@@ -59,6 +59,12 @@ class ErrorGroup(ErrorCause, Listed):
     def to_json(self) -> dict[str, Any]:
         return {**self.__dict__, "example": self.example.to_json()}
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What a row of a table says of it."""
+        named = self.example.key or str(self.example.row_address)
+        return f"{self.rows:,}", self.column, self.kind, self.message[:200], named
+
     def __str__(self) -> str:
         rows = f"{counted(self.rows, 'row')} of {self.column}"
         return f"{rows}: {self.kind}: {self.message}\n  for example {self.example}"
@@ -102,17 +108,26 @@ class JobErrors:
         return read_records(self.job, self.records.take(sorted_rows.slice(start, rows)))
 
 
-def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:
+class ErrorGroups(list[ErrorGroup]):
+    """Groups of failed rows, the largest first, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        title = f"{counted(sum(group.rows for group in self), 'failed row')}, {counted(len(self), 'cause')}"
+        headings = ("rows", "column", "exception", "message", "example: key or row address")
+        return Summary(title, headings, [group.cells for group in self]).html()
+
+
+def group_errors(records: Iterable[ErrorRecord]) -> ErrorGroups:
     """Group records, newest first, by column, exception and message; the largest group comes first."""
     counts, newest = Counter[_Cause](), dict[_Cause, ErrorRecord]()
     for record in records:
         line = record.message.partition("\n")[0]
         counts[record.column, record.exception, line] += 1
         newest.setdefault((record.column, record.exception, _VALUE.sub("...", line)), record)
-    return [
+    return ErrorGroups(
         ErrorGroup(**vars(cause), example=newest[cause.column, cause.exception, _VALUE.sub("...", cause.message)])
         for cause in _by_cause(counts)
-    ]
+    )
 
 
 def _by_cause(counts: Mapping[_Cause, int]) -> list[ErrorCause]:

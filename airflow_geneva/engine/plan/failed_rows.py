@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.engine.job.current_errors import ErrorGroup, failing_now, group_errors
+from airflow_geneva.engine.job.current_errors import ErrorGroups, failing_now, group_errors
 from airflow_geneva.engine.job.error_records import ErrorRecord
 from airflow_geneva.engine.job.status import job_ids
 from airflow_geneva.engine.lance_io.reading import check_columns
@@ -69,8 +69,10 @@ class FailedRows(ABC):
 
     def group_errors(
         self, job_id: str | None = None, column_name: str | None = None, history: bool = False
-    ) -> list[ErrorGroup]:
+    ) -> ErrorGroups:
         """Group what :meth:`get_errors` returns by exception and message, with a count and an example.
+
+        A notebook shows the list of groups as a table.
 
         Args:
             job_id, column_name, history: as for :meth:`get_errors`.
