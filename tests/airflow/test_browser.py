@@ -192,5 +192,38 @@ def test_the_questions_of_the_person_on_call_take_two_clicks_and_a_command(
     assert "docs.z: 1 row now" in planned
 
 
+def test_the_graph_is_drawn_larger_and_smaller_and_stays_so(
+    site: Site, browser: Browser, database: Database
+) -> None:
+    table = make_table(database, "a_table_of_documents_with_a_long_name")
+    for number in range(13):
+        table.add_columns({f"a_column_{number}": triple})
+    for number in range(25):
+        name = f"a_view_of_documents_that_is_number_{number}"
+        table.query().select([f"a_column_{number % 13}"]).create_materialized_view(database, name)
+    browser.open(site.url("/databases/shelf/graph"))
+    nodes = "return document.querySelectorAll('svg.graph a').length"
+    browser.wait_for(lambda: browser.run(nodes) == 40)
+    too_wide = """return [...document.querySelectorAll('svg.graph a')].filter(
+        node => [...node.querySelectorAll('text')].some(text => text.getBBox().width > 196 - 14)).length"""
+    assert browser.run(too_wide) == 0, "each text lies inside its node"
+    width = "return document.querySelector('svg.graph').getBoundingClientRect().width"
+    frame = "return document.querySelector('svg.graph').parentElement.clientWidth"
+    full = browser.run(width)
+
+    def press(label: str) -> float:
+        browser.press(f"[data-zoom='{label}']")
+        return float(browser.run(width))
+
+    assert press("1.25") == pytest.approx(1.25 * full, abs=1)
+    browser.run("document.querySelector('svg.graph').id = 'old'")
+    browser.run("const live = document.getElementById('live'); live.dataset.after = '0'; follow(live)")
+    browser.wait_for(lambda: browser.run("return document.getElementById('old') === null"))
+    assert browser.run(width) == pytest.approx(1.25 * full, abs=1), "an update keeps the size"
+    assert press("reset") == pytest.approx(full, abs=1)
+    assert press("0.8") == pytest.approx(0.8 * full, abs=1)
+    assert press("fit") == pytest.approx(min(browser.run(frame), full), abs=1)
+
+
 LINKS = "return [...document.links].map(link => (link.textContent || '').trim())"
 WAITS = r"(?<!support\.)counting|Counting|Reading the tables"

@@ -95,6 +95,7 @@ async function follow(element) {
       again?.parentElement.replaceWith(pressed.parentElement);
     }
     element.replaceWith(fresh);
+    drawGraph();
     for (const [index, part] of [...fresh.querySelectorAll(".scroll, .cards")].entries()) {
       [part.scrollLeft, part.scrollTop] = rolled[index] ?? [0, 0];
     }
@@ -104,6 +105,33 @@ async function follow(element) {
     element = fresh;
   }
 }
+
+// The graph is drawn in the size that was chosen, also after an update.
+let zoom = 1;
+
+function drawGraph() {
+  const graph = document.querySelector("svg.graph");
+  if (graph !== null) {
+    graph.setAttribute("width", graph.viewBox.baseVal.width * zoom);
+    graph.setAttribute("height", graph.viewBox.baseVal.height * zoom);
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const factor = event.target.closest("button[data-zoom]")?.dataset.zoom;
+  const graph = document.querySelector("svg.graph");
+  if (factor === undefined || graph === null) {
+    return;
+  }
+  const frame = graph.parentElement;
+  const before = zoom;
+  const wanted = { fit: frame.clientWidth / graph.viewBox.baseVal.width, reset: 1 }[factor] ?? zoom * Number(factor);
+  zoom = Math.min(Math.max(wanted, 0.2), factor === "fit" ? 1 : 4);
+  // What is in the middle stays there.
+  const middle = frame.scrollLeft + frame.clientWidth / 2;
+  drawGraph();
+  frame.scrollLeft = (middle * zoom) / before - frame.clientWidth / 2;
+});
 
 for (const element of document.querySelectorAll("[data-live]")) {
   follow(element);
