@@ -45,6 +45,7 @@ TOGETHER = (
     "paid_once",
     "services",
     "load",
+    "pages",
 )
 VIEWS = {"f10k": 10_000, "f100k": 100_000, "f": 1_000_000, "f16m": 16_000_000}
 OTHERS = (*TOGETHER, *VIEWS)
@@ -124,6 +125,11 @@ class BenchmarkRun:
     def _load(self) -> list[dict[str, Any]]:
         keys = 2_000 if self.quick else 500_000
         return list(self._measure("load", folder=str(self.scratch / "load"), keys=keys, runners=self.runners))
+
+    def _pages(self) -> dict[str, Any]:
+        full = {"jobs": 500, "columns": 300, "nodes": 40, "repeats": 5}
+        size = {"jobs": 5, "columns": 10, "nodes": 5, "repeats": 1} if self.quick else full
+        return dict(self._measure("pages", folder=str(self.scratch / "pages"), **size))
 
     def _wide(self) -> list[dict[str, Any]]:
         found = []

@@ -15,7 +15,7 @@ class Aim:
 
     Args:
         unit: of the figure: ``times``, which is the ratio of the best seconds to those of pylance alone, ``s``, ``ms``,
-            ``MB`` or ``%``.
+            ``kB``, ``MB`` or ``%``.
         aim: the largest figure that meets it; in ``%``, the smallest.
         find: finds the figure in the results; raises LookupError if they lack it.
     """
@@ -138,4 +138,6 @@ AIMS = (
     Aim("a device busy on Spark, 50 ms away", "%", 97, _busy("ours, images that need no decoding, spark")),
     Aim("time left at half time within 30 %", "%", 90, _near),
     Aim("costs inside the interval of their plan", "%", 90, _inside),
+    Aim("the largest page", "kB", 100, lambda results: max(page["bytes"] for page in results["pages"]["pages"]) / 1e3),
+    Aim("the slowest page", "s", 0.3, lambda results: max(min(page["seconds"]) for page in results["pages"]["pages"])),
 )

@@ -521,6 +521,12 @@ def _all_viewed(runs: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(_viewed(run) for run in runs)
 
 
+def _paged(run: Mapping[str, Any]) -> str:
+    rows = [(page["path"], f"{page['bytes'] / 1e3:.0f}", _best_median(page["seconds"])) for page in run["pages"]]
+    size = f"{run['jobs']} jobs, a table of {run['columns']} columns, {run['nodes']} nodes in the graph"
+    return f"{size}:\n\n{_table(('page', 'kB', 's'), rows)}"
+
+
 _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("compare", "Filling a column", _compared),
     ("once", "From a cold start, and memory", _cold),
@@ -545,4 +551,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("paid_once", "Equal inputs", _paid_once),
     ("services", "Services", _services),
     ("load", "Values by key", _loaded),
+    ("pages", "The pages of a large database", _paged),
 )

@@ -56,11 +56,13 @@ from tests.support.browsing import (
     assert_harmless,
     cells,
     ids_of,
+    make_large,
     make_table,
     of_job,
     of_task,
     running_job,
     text_of,
+    whole,
     with_another_key,
 )
 from tests.support.counting import double, triple
@@ -819,6 +821,14 @@ def test_the_graph_shows_one_table_with_what_it_reads_and_feeds_or_without_colum
     assert "graph?focus=v" in reader("/databases/shelf/tables/v")
 
 
+def test_the_pages_of_a_large_database_are_small(reader: Get, database: Database) -> None:
+    sizes = dict[str, int]()
+    for path in make_large(database):
+        page = whole(reader, path)
+        sizes[path] = len(page.encode())
+    assert {path: size for path, size in sizes.items() if size >= 100_000} == {}, "see bench/pages.py for their times"
+
+
 def test_every_shard_of_a_large_job_is_on_a_page(reader: Get, database: Database) -> None:
     table = make_table(database)
     folder = JobFolder.of(table.location.checkpoints, running_job(table, time.time()))
@@ -831,14 +841,6 @@ def test_every_shard_of_a_large_job_is_on_a_page(reader: Get, database: Database
     assert f'data-live="/geneva{path}/live?shards=2"' in pages[1]
     found = [int(number) for page in pages for number in re.findall(r'<tr>\s*<td class="n">(\d+)</td>', page)]
     assert sorted(found) == [*range(120)]
-
-
-def whole(reader: Get, path: str) -> str:
-    """A part of a page once everything in it is counted."""
-    until = time.monotonic() + 120
-    while ">counting<" in (page := reader(path)) or "Reading the tables" in page:
-        assert time.monotonic() < until
-    return page
 
 
 def states_of(page: str) -> dict[str, str]:

@@ -49,8 +49,8 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
 ) -> None:
     # 40 measurements, each without a process of its own, which the run on Spark has.
     monkeypatch.setattr(BenchmarkRun, "_measure", lambda _, name, **keywords: MEASUREMENTS[name](**keywords))
-    # But the hourly runs, which need an Airflow of their own, and the limits, which tests/limits measures.
-    others = [name for name in OTHERS if name not in ("hourly", "limits")]
+    # But hourly runs and pages, which need an Airflow of their own, and limits, which tests/limits measures.
+    others = [name for name in OTHERS if name not in ("hourly", "limits", "pages")]
     results = main(["--quick", "--cases", ",".join([*CASES, *others])])
     compared = {run["case"]: run for run in results["compare"]}
     assert set(compared) == {name for name, case in CASES.items() if case.repeats}

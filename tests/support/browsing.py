@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
@@ -122,8 +124,41 @@ def running_job(table: Table, started: float) -> str:
     return folder.job_id
 
 
+def make_large(database: Database, jobs: int = 500, columns: int = 300, nodes: int = 40) -> list[str]:
+    """Make a database with many jobs, a table of many columns, and a graph of many nodes; return its pages.
+
+    Half of the nodes are computed columns of the table, and half are views of it.
+    """
+    computed, views = (nodes - 1) // 2, nodes - 1 - (nodes - 1) // 2
+    numbers = pa.array(range(100), pa.int64())
+    plain = {f"a_measurement_{number}": numbers for number in range(columns - computed)}
+    table = database.create_table("docs", pa.table(plain))
+    names = [f"a_score_{number}" for number in range(computed)]
+    table.add_columns({name: (triple, ["a_measurement_0"]) for name in names})
+    for number in range(views):
+        query = table.query().select([names[number % computed]])
+        query.create_materialized_view(database, f"a_view_{number}")
+    done = JobFolder.of(table.location.checkpoints, table.backfill(names[0], runner="inline").job_id)
+    for number in range(jobs - 1):
+        copied = done.storage.path("").rstrip("/").replace(done.job_id, f"20260101T{number:012}-0123456789")
+        shutil.copytree(done.storage.path(""), copied)
+    shelf, home = "/databases/shelf", "/databases/shelf/tables/docs"
+    parts = ("", "/standing", "/history", "/versions")
+    of_database = [f"{shelf}{part}" for part in ("", "/live", "/graph", "/graph/live", "/plan", "/plan/live")]
+    of_tables = [f"{place}{part}" for place in (home, f"{shelf}/tables/a_view_0") for part in parts]
+    return ["/", f"{shelf}/counts", *of_database, *of_tables, of_job("docs", done.job_id)]
+
+
 def of_job(table: str, job_id: str) -> str:
     return f"/databases/shelf/tables/{table}/jobs/{job_id}"
+
+
+def whole(get: Get, path: str) -> str:
+    """Return a page, or a part of one, once everything in it is counted."""
+    until = time.monotonic() + 120
+    while ">counting<" in (page := get(path)) or "Reading the tables" in page:
+        assert time.monotonic() < until
+    return page
 
 
 def cells(html: str) -> list[list[str]]:
