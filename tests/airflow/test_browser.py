@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import getpass
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-import uvicorn
-from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from airflow.sdk import DAG
-from fastapi import FastAPI, Request
 
 from airflow_geneva import Database, udf
 from airflow_geneva.engine.job.folder import JobFolder
-from airflow_geneva.pages import access
-from airflow_geneva.pages.app import app
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.support.browser import DRIVER, Browser, open_browser
-from tests.support.browsing import PRINT, make_table, of_job, running_job
+from tests.support.browsing import PRINT, Get, make_table, of_job, running_job
 from tests.support.commands import run as command
 from tests.support.counting import double, triple
 from tests.support.driving import register
 from tests.support.rights import Rights
+from tests.support.served import ServedPages
 
 pytestmark = [
     pytest.mark.airflow,
@@ -36,50 +30,11 @@ pytestmark = [
 ]
 
 
-class Site:
-    """The pages on a port of this machine, opened by a user who may read the connection `shelf`."""
-
-    def __init__(self) -> None:
-        token = Rights.token("reader", create_auth_manager())
-        self._whole = FastAPI()
-        self._whole.mount("/geneva", app)
-
-        @self._whole.middleware("http")
-        async def log_in(request: Request, go_on: Any) -> Any:
-            request.scope["headers"].append((b"authorization", f"Bearer {token}".encode()))
-            return await go_on(request)
-
-        self.port = 0
-        self.start()
-
-    def start(self) -> None:
-        self._server = uvicorn.Server(uvicorn.Config(self._whole, port=self.port, log_level="error"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}/geneva{path}"
-
-
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, airflow_db: Path, database: Database) -> Iterator[Site]:
-    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights.Rights")
-    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
-    for name in ("dags", "connections", "triggers", "xcoms"):
-        monkeypatch.setattr(Rights, name, {})
-    monkeypatch.setattr(access, "_KEPT_SECONDS", 1e-9)
-    Rights.give("reader", connections=["shelf"])
-    made = Site()
+def site(reader: Get) -> Iterator[ServedPages]:
+    made = ServedPages()
     yield made
     made.stop()
-    purge_cached_app()
 
 
 @pytest.fixture
@@ -89,7 +44,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def test_a_page_says_since_when_the_server_is_gone_and_is_right_soon_after_it_is_back(
-    site: Site, browser: Browser, database: Database
+    site: ServedPages, browser: Browser, database: Database
 ) -> None:
     table = make_table(database)
     job_id = running_job(table, time.time())
@@ -107,7 +62,7 @@ def test_a_page_says_since_when_the_server_is_gone_and_is_right_soon_after_it_is
 
 
 def test_the_button_cancel_cancels_once_and_keeps_saying_so(
-    site: Site, browser: Browser, database: Database, caplog: pytest.LogCaptureFixture
+    site: ServedPages, browser: Browser, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "airflow_geneva.pages")
     with DAG("writes_docs", schedule=None) as dag:
@@ -137,7 +92,7 @@ def picky(x: int) -> int:
 
 
 def test_the_questions_of_the_person_on_call_take_two_clicks_and_a_command(
-    site: Site, browser: Browser, database: Database
+    site: ServedPages, browser: Browser, database: Database
 ) -> None:
     table = make_table(database)
     table.backfill("y", udf=triple, runner="inline")
@@ -161,7 +116,8 @@ def test_the_questions_of_the_person_on_call_take_two_clicks_and_a_command(
             before = browser.run("return location.href")
             browser.run(f"[...document.links].find(link => (link.textContent || '').trim() === {link!r}).click()")
             browser.wait_for(lambda before=before: browser.run("return location.href") != before)
-        return str(browser.wait_for(lambda: shown() if not re.search(WAITS, shown()) else ""))
+        browser.wait_for(browser.is_complete)
+        return shown()
 
     def shown() -> str:
         return " ".join(browser.text().split())
@@ -193,7 +149,7 @@ def test_the_questions_of_the_person_on_call_take_two_clicks_and_a_command(
 
 
 def test_the_graph_is_drawn_larger_and_smaller_and_stays_so(
-    site: Site, browser: Browser, database: Database
+    site: ServedPages, browser: Browser, database: Database
 ) -> None:
     table = make_table(database, "a_table_of_documents_with_a_long_name")
     for number in range(13):
@@ -226,4 +182,3 @@ def test_the_graph_is_drawn_larger_and_smaller_and_stays_so(
 
 
 LINKS = "return [...document.links].map(link => (link.textContent || '').trim())"
-WAITS = r"(?<!support\.)counting|Counting|Reading the tables"

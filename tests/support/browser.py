@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -38,11 +39,9 @@ class Browser:
     def text(self) -> str:
         return str(self.run("return document.body.innerText"))
 
-    def picture(self, file: Path) -> None:
-        import base64
-
-        answer = httpx.get(f"{self._session}/screenshot", timeout=60)
-        file.write_bytes(base64.b64decode(answer.json()["value"]))
+    def is_complete(self) -> bool:
+        """Whether a page of this package has counted everything that it shows."""
+        return not re.search(r"(?<!support\.)counting|Counting|Reading the tables", self.text())
 
     def wait_for(self, found: Callable[[], Any], seconds: float = 60.0) -> Any:
         """Return the first true answer; AssertionError with the page's text if there is none in time."""
