@@ -38,6 +38,8 @@ _KEPT_SECONDS, _KNOWN_SECONDS = 5.0, 600.0
 _KNOWN: ProcessMemo[tuple[object, ...], api.Freshness] = ProcessMemo(1024)
 """Cached counts; the key contains the versions that were read and the newest job, so a change of one ends its use."""
 _JOBS_SHOWN, _MOST_READ = 30, 300
+_MOST_BARS, _LEAST_BARS = 90, 3
+"""Jobs in the history of all columns together, and the fewest of each: of many columns the newest are shown."""
 _VERSIONS_SHOWN, _MOST_COUNTS = 50, 100
 """Versions on a page, and the most counts of one column at one version for it."""
 _SAMPLED = 200
@@ -128,6 +130,12 @@ class ColumnRow:
     @property
     def running(self) -> bool:
         return self.job is not None and self.job.open
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is not up to date, or rows of it failed."""
+        state = self.standing and (self.standing.state, self.standing.failed)
+        return self.running or bool(self.stale_above) or state != (api.Freshness.UP_TO_DATE, 0)
 
     @property
     def counting(self) -> bool:
@@ -426,9 +434,10 @@ def read_versions(opened: VisibleDatabase, location: TableLocation, seconds: flo
     shown = {column.name for column in described.columns}
     versions, counting = list[TableVersion](), False
     for at, row in enumerate(history.to_pylist()):
-        number, job, due = row["version"], jobs.get(row["job_id"]), None
+        number, job = row["version"], jobs.get(row["job_id"])
+        due: int | None = None
         if described.own:
-            due = job and job.rows_left
+            due = job.rows_left if job else None
         elif at < counted:
             key = (*name, number, *(item.job and (item.job.id, item.job.state) for item in computed))
             count = partial(_due_after, location, number, computed, dataset)
@@ -476,7 +485,12 @@ class JobHistory:
 def read_histories(opened: VisibleDatabase, location: TableLocation) -> list[JobHistory]:
     """Read the newest jobs of a table's columns, or of a view, that the viewer may see."""
     names = [item.name for item in describe_table(location).computed]
+    each = min(max(_MOST_BARS // max(len(names), 1), _LEAST_BARS), _JOBS_SHOWN)
     most = min(_JOBS_SHOWN * max(len(names), 1), _MOST_READ)
-    ended = [job for job in list_jobs(opened, names=[location.name], most=most).jobs if not job.open]
-    found = {name: [job for job in ended if name in (job.view, *job.columns)][:_JOBS_SHOWN] for name in names}
-    return [JobHistory(name, tuple(jobs[::-1])) for name, jobs in found.items() if jobs]
+    found = dict[str, list[api.Job]]()
+    for job in list_jobs(opened, names=[location.name], most=most).jobs:
+        for name in job.columns or (job.view or "",):
+            if name in names and not job.open:
+                found.setdefault(name, []).append(job)
+    newest = list(found)[: _MOST_BARS // _LEAST_BARS]
+    return [JobHistory(name, tuple(found[name][:each][::-1])) for name in names if name in newest]

@@ -32,6 +32,7 @@ from sqlalchemy import select
 
 from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.assets import lance_asset, watched_lance_asset
+from airflow_geneva.engine.api import Freshness
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
@@ -45,7 +46,8 @@ from airflow_geneva.pages.databases import DatabaseDetails, TableCard
 from airflow_geneva.pages.graph import Key, Node, lay_out
 from airflow_geneva.pages.jobs import JobsPage
 from airflow_geneva.pages.namespace import NamespaceRoute
-from airflow_geneva.pages.tables import CountCache
+from airflow_geneva.pages.rendering import environment
+from airflow_geneva.pages.tables import ColumnRow, CountCache, FreshnessView
 from airflow_geneva.pages.visible import VisibleDatabase
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
@@ -88,7 +90,7 @@ def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert len(programs) + len(pages) == len(app.routes)
     paths = [filled(route) for route in pages if route.methods == {"GET"}]
     posts = [filled(route) for route in pages if route.methods == {"POST"}]
-    assert (len(paths), len(posts), len(programs)) == (26, 2, 12)
+    assert (len(paths), len(posts), len(programs)) == (27, 2, 12)
     client = TestClient(app)
     for route in programs:
         for method in route.methods:
@@ -642,7 +644,7 @@ def test_a_table_lists_its_versions_and_the_rows_that_were_due_after_each(reader
     table.backfill("y", runner="inline", where="x < 60")
     table.add([{"x": 1000}, {"x": 1001}])
     assert versions(path) == [
-        ["4", "Append", "x", "2", "42", ""],
+        ["4", "Append", "x, y", "2", "42", ""],
         ["3", "DataReplacement", "y", "60", "40", "backfill"],
         ["2", "Merge", "", "", "100", ""],
         ["1", "Overwrite", "x", "100", "0", ""],
@@ -827,6 +829,25 @@ def test_the_pages_of_a_large_database_are_small(reader: Get, database: Database
         page = whole(reader, path)
         sizes[path] = len(page.encode())
     assert {path: size for path, size in sizes.items() if size >= 100_000} == {}, "see bench/pages.py for their times"
+
+
+def test_of_hundreds_of_columns_those_that_need_attention_are_listed() -> None:
+    fresh, stale = Freshness(100, 0), Freshness(100, 5)
+    rows = [
+        ColumnRow(f"a_score_{number}", "int64", "scores:score (version 0123456789abcdef) of a_measurement", standing)
+        for number in range(300)
+        for standing in [stale if number % 10 == 9 else fresh]
+    ]
+    values = {"root": "/geneva", "conn_id": "shelf", "table": "docs"}
+    page = (
+        environment()
+        .get_template("_standing.html")
+        .render(standing=FreshnessView(tuple(rows), (), counting=False), **values)
+    )
+    assert len(page.encode()) < 100_000
+    assert [row[0] for row in cells(page)[1:31]] == [f"a_score_{number}" for number in range(9, 300, 10)]
+    assert len(cells(page)) == 101
+    assert "and 200 more that need no more attention than these: all as a document" in text_of(page)
 
 
 def test_every_shard_of_a_large_job_is_on_a_page(reader: Get, database: Database) -> None:

@@ -142,6 +142,7 @@ def make_large(database: Database, jobs: int = 500, columns: int = 300, nodes: i
     for number in range(jobs - 1):
         copied = done.storage.path("").rstrip("/").replace(done.job_id, f"20260101T{number:012}-0123456789")
         shutil.copytree(done.storage.path(""), copied)
+        JobFolder.of(table.location.checkpoints, Path(copied).name).update_record(column=names[number % computed])
     shelf, home = "/databases/shelf", "/databases/shelf/tables/docs"
     parts = ("", "/standing", "/history", "/versions")
     of_database = [f"{shelf}{part}" for part in ("", "/live", "/graph", "/graph/live", "/plan", "/plan/live")]
