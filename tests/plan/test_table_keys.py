@@ -11,7 +11,6 @@ import pytest
 
 from airflow_geneva import Database, connect, expect, udf
 from airflow_geneva.engine.lance_io import table_key
-from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -230,13 +229,3 @@ def test_keys_are_read_only_for_rows_that_fail_and_fail_no_job(db: Database, mon
     assert table.backfill("n", where="x >= 0", runner="inline").rows_computed == 1
     assert reads == []
     assert (failed_keys(table), reads) == ([""], [[1]])
-
-
-def test_records_that_were_written_before_tables_had_keys_are_read(db: Database) -> None:
-    table = make(db, pa.array(["a", "b"]))
-    assert failed_keys(table) == ["b"]
-    [name] = [name for name in table.location.checkpoints.list_files() if "/errors/" in name]
-    batch = from_bytes(table.location.checkpoints.read_bytes(name))
-    before = batch.select([name for name in batch.schema.names if name != "key"])
-    table.location.checkpoints.write_bytes(name, to_bytes(before))
-    assert [record.key for record in table.get_errors()] == [""]
