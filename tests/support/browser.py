@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,22 @@ class Browser:
     def text(self) -> str:
         return str(self.run("return document.body.innerText"))
 
+    def resize(self, width: int, height: int, dark: bool = False) -> None:
+        """Show pages in a window of this size, and in light or dark."""
+        self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._tell("Emulation.setEmulatedMedia", features=[theme])
+
+    def picture(self, file: Path, above: str = "body") -> None:
+        """Write a small PNG of a window from the upper edge of an element on, which a CSS selector finds."""
+        from PIL import Image
+
+        size = "innerWidth, innerHeight"
+        y, width, height = self.run(f"return [document.querySelector({above!r}).offsetTop, {size}]")
+        clip = {"x": 0, "y": y, "width": width, "height": height, "scale": 1}
+        drawn = self._tell("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        Image.open(BytesIO(base64.b64decode(drawn["data"]))).convert("RGB").quantize(96).save(file, optimize=True)
+
     def is_complete(self) -> bool:
         """Whether a page of this package has counted everything that it shows."""
         return not re.search(r"(?<!support\.)counting|Counting|Reading the tables", self.text())
@@ -50,6 +68,10 @@ class Browser:
             assert time.monotonic() < until, self.text()
             time.sleep(0.1)
         return answer
+
+    def _tell(self, command: str, **parameters: Any) -> Any:
+        """Send a command of the DevTools protocol."""
+        return self._ask("goog/cdp/execute", cmd=command, params=parameters)
 
     def _ask(self, command: str, **body: Any) -> Any:
         answer = httpx.post(f"{self._session}/{command}", json=body, timeout=60)
