@@ -85,6 +85,7 @@ def test_the_job_ends_at_its_next_checkpoint_and_leaves_no_process(
     assert f"PARTIAL: {job.rows_computed:,} row" in told
     assert "left for the next run: canceled by" in told
     assert job.rows_left == MANY - job.rows_computed > 0
+    assert job.rows_computed > 0
 
 
 STUCK = """

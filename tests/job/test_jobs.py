@@ -102,22 +102,28 @@ def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Pat
     assert repr(future).endswith("DONE)")
 
 
-@pytest.mark.parametrize("how", ["future", "database"])
-def test_a_job_that_is_canceled_keeps_what_is_computed_and_the_next_goes_on(
-    make_table: MakeTable, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+@pytest.fixture
+def noticed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a job has noticed that it is canceled, for which it looks all the time."""
     monkeypatch.setattr(progress, "CHECK_SECONDS", 0.0)
-    noticed = threading.Event()
+    found = threading.Event()
     stop = caps.stop_if_canceled
 
     def stopping(folder: JobFolder) -> None:
         try:
             stop(folder)
         except caps.Canceled:
-            noticed.set()
+            found.set()
             raise
 
     monkeypatch.setattr(caps, "stop_if_canceled", stopping)
+    return found
+
+
+@pytest.mark.parametrize("how", ["future", "database"])
+def test_a_job_that_is_canceled_keeps_what_is_computed_and_the_next_goes_on(
+    make_table: MakeTable, tmp_path: Path, gate: Gate, noticed: threading.Event, how: str
+) -> None:
     table, db = make_table(100, per_fragment=25), connect(tmp_path / "db")
     table.add_columns({"y": gate.udf()})
     future = start(table, gate.udf(), shard_size=1, batch_size=5)
@@ -137,6 +143,23 @@ def test_a_job_that_is_canceled_keeps_what_is_computed_and_the_next_goes_on(
         db.cancel_job(future.job_id)
     again = table.backfill("y", udf=gate.udf(), runner="inline")
     assert (again.state, again.rows_computed) == ("DONE", 100 - result.rows_computed)
+
+
+def test_a_job_that_is_canceled_in_its_first_call_keeps_its_row_and_makes_no_other(
+    make_table: MakeTable, noticed: threading.Event
+) -> None:
+    table, gate = make_table(100), Gate(before=0)
+    table.add_columns({"y": gate.udf()})
+    future = start(table, gate.udf())
+    gate.reached.wait()
+    future.cancel()
+    assert noticed.wait(60)
+    for thread in threading.enumerate():
+        if thread.name == "geneva-progress":
+            thread.join()
+    gate.opened.set()
+    result = future.result()
+    assert (result.state, result.rows_run, result.rows_computed) == ("PARTIAL", 1, 1)
 
 
 def test_a_job_of_many_short_shards_is_canceled_between_them(

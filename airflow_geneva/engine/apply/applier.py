@@ -166,10 +166,11 @@ class Applier:
             sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
             self.interval,
         )
-        if self.row_by_row and sizing.watched:
-            # A step makes one call per row, and a job stops at its cap only between steps.
-            return replace(sizer, seconds=_WATCHED_SECONDS, rows=sizer.least)
-        return sizer
+        if not self.row_by_row:
+            return sizer
+        # A step makes one call per row, and a job is stopped only between steps: the first ones tell how slow it is.
+        seconds = _WATCHED_SECONDS if sizing.watched else sizer.seconds
+        return replace(sizer, seconds=seconds, rows=sizer.least)
 
     def compute(
         self,
