@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -157,13 +159,19 @@ def as_failure(error: BaseException) -> Exception:
     """Return what a user's function raised as an exception of the call; raise what asks this process to stop."""
     if isinstance(error, Exception):
         return error
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and not raised_by_signal(error):
         text = f"It called sys.exit({error.code!r}), which would end the process. Raise an exception instead."
     elif is_panic(error):
         text = f"Native code panicked: {error}"
     else:
         raise error
     return FunctionExited(text).with_traceback(error.__traceback__)
+
+
+def raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler of this process raised an exception, as Airflow's does when it stops a task."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def is_failure(error: BaseException) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dis
 import importlib
 import linecache
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from airflow_geneva.engine.storage.engine_errors import raised_by_signal
 from airflow_geneva.engine.udf import code_archive
 from airflow_geneva.engine.udf.decorator import IMPORT_PATH, UDF, find_in_module, release_instances
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
@@ -55,14 +55,14 @@ def split_path(import_path: str) -> tuple[str, str]:
 
 def _is_from_outside(error: BaseException) -> bool:
     """Whether a signal ended an import, as Ctrl-C and Airflow's timeouts do, rather than the imported code."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    at = error.__traceback__
-    while at is not None:
-        if at.tb_frame.f_code in handlers:
-            return True
-        last, at = at, at.tb_next
+    if raised_by_signal(error):
+        return True
     if isinstance(error, (Exception, SystemExit)):
         return False
+    last = error.__traceback__
+    assert last is not None
+    while last.tb_next is not None:
+        last = last.tb_next
     return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] != "RAISE_VARARGS"
 
 
