@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.spark")
 
 _POLL_SECONDS = 0.05
+_STOP_SECONDS = 20.0
+"""Seconds for which a driver that is asked to stop waits for its tasks, which keep what they computed."""
 _Stage: TypeAlias = tuple[str, str, int]
 
 
@@ -246,7 +248,9 @@ def _run_stage(
             thread.join(_POLL_SECONDS)
             watcher.look()
     except BaseException:
-        signs.write(stop=True)
+        if watcher.failure is None:  # else they are stopping already
+            signs.write(stop=True)
+            thread.join(_STOP_SECONDS)
         raise
     if failure:
         error = failure[0]

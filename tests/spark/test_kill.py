@@ -17,6 +17,10 @@ import pyarrow as pa
 import pytest
 
 import airflow_geneva
+from airflow_geneva.engine.job.folder import JobFolder
+from airflow_geneva.engine.plan.request import BackfillRequest, plan_request
+from airflow_geneva.engine.run.record import record_plan
+from airflow_geneva.spark.submit import APPLICATION
 from tests.spark.spark_udfs import seen, slow
 
 KILLS = int(os.environ.get("GENEVA_KILLS", "10" if os.environ.get("GENEVA_SOAK") == "1" else "3"))
@@ -114,3 +118,41 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(t
     assert again <= 2 * killed * SLOTS * step, f"{again} rows ran twice after {killed} kills"
     print(f"{killed} kills, {len(runs)} rows, {again} ran twice")
     assert table.plan_backfill("y", udf=slow).rows_pending == 0
+
+
+@pytest.mark.shows("Stop, kill, restart", "end the Python process of a Spark driver by SIGTERM")
+def test_the_tasks_of_a_driver_that_is_told_to_end_keep_what_they_computed(tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    data = pa.table({"x": pa.array(range(ROWS)), "log": pa.array([log] * ROWS)})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=500)
+    table.add_columns({"y": slow})
+    # No checkpoint is due, and the tasks look often.
+    sizing = {"concurrency": SLOTS, "checkpoint_interval": 1e6, "max_seconds": 1e6}
+    plan = plan_request(table.location, BackfillRequest("y", sizing=sizing), slow, None)
+    saved = record_plan(plan, table.location, store_code=True)
+    job = JobFolder.of(table.location.checkpoints, plan.spec.job_id).storage.root
+    settings = {"spark.master": f"local[{SLOTS}]", "spark.ui.enabled": "false", "spark.log.level": "OFF"}
+    asked = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+    variables = {
+        "PYSPARK_SUBMIT_ARGS": f"{asked} pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.getcwd(),
+    }
+    command = [sys.executable, str(APPLICATION), "--job", job, "--fingerprint", saved.fingerprint, "--shard", "0"]
+    driver = subprocess.Popen(command, env={**os.environ, **variables}, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        while len(seen(log)) < 20:
+            assert driver.poll() is None, driver.communicate()
+            time.sleep(0.05)
+        below = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(signal.SIGTERM)
+        driver.communicate(timeout=120)
+        gone, alive = psutil.wait_procs(below, timeout=60)
+    finally:
+        end(driver)
+    assert driver.returncode == 128 + signal.SIGTERM
+    assert gone
+    assert not alive
+    computed = seen(log)
+    assert len(computed) == len(set(computed)) < ROWS
+    assert table.plan_backfill("y", udf=slow).rows_to_run == ROWS - len(computed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping
@@ -59,6 +61,9 @@ def main(arguments: list[str]) -> int:
     storage_options = dict(option.split("=", 1) for option in options.storage_option)
     storage_options |= parse(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     place = (options.job, options.fingerprint, options.shard)
+    if threading.current_thread() is threading.main_thread():
+        # The tasks of this driver then end after their current calls, and keep what they computed.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         apply_submitted(session, watch, *place, storage_options, options.progress_seconds, not options.leave_waiting)
     except StillWaiting as still:
