@@ -160,7 +160,7 @@ class DatabasePlan(Described):
 
         Args:
             runner: as for :meth:`airflow_geneva.Table.backfill`.
-            on_result: is called with the name and the result of each job when it ends.
+            on_result: is called with the name and the result of each job when it ends, also of one that fails.
 
         Raises:
             InvalidInput: other code was given to `Database.plan`; nothing was started.
@@ -188,6 +188,8 @@ class DatabasePlan(Described):
                     done = table.backfill(target.key[-1], runner=runner)
             except GenevaError as error:
                 failed[target.key] = str(error).partition("\n")[0]
+                if isinstance(error, JobFailed) and error.result is not None and on_result is not None:
+                    on_result(target.name, error.result)
                 continue
             ran.add(target.key)
             results[target.name] = done

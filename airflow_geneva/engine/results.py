@@ -14,6 +14,8 @@ CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier attempts committed."""
 ROWS_RUN = "rows_run"
 """Field of a job's record: rows on which functions were called by plans of earlier attempts."""
+SENT = "sent"
+"""Field of a job's record: its state and counts when its metrics were sent."""
 MOST_EXAMPLES = 5
 """The maximum number of wrong rows that a check keeps as examples."""
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from airflow.providers.common.compat.sdk import Stats, conf
 
 from airflow_geneva.engine import api
-from airflow_geneva.engine.results import DONE
+from airflow_geneva.engine.results import DONE, SENT
 from airflow_geneva.errors import DamagedRecord, StorageError
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -21,31 +21,40 @@ _COUNTED = ("rows_run", "rows_computed", "rows_reused", "rows_failed")
 def send_metrics_of_plan(plan: api.Plan) -> None:
     """Send how many rows are due."""
     if _wanted():
-        Stats.gauge("geneva.rows_due", plan.rows_pending, tags=_tags(plan.spec))
+        tags = {"table": plan.spec.table_name, "target": plan.spec.target}
+        Stats.gauge("geneva.rows_due", plan.rows_pending, tags=tags)
 
 
-def send_metrics_of_job(job: api.PlannedJob) -> None:
-    """Send what a job that has ended did, how long its steps took, what it cost, and how fresh its values are."""
+def send_metrics_of_job(folder: api.JobFolder) -> None:
+    """Send what a job that has ended did, how long its steps took, what it cost, and how fresh its values are.
+
+    Its record has what was sent, so that a job whose `finish` runs again is counted once, and one that goes on by the
+    difference.
+    """
     if not _wanted():
         return
     try:
-        found = api.read_job(job.folder)
+        found, sent = api.read_job(folder), folder.record.get(SENT) or {}
+        if found is None:
+            return
+        ended = {"state": found.state, **{name: getattr(found, name) for name in _COUNTED}}
+        if ended != sent:
+            folder.update_record(**{SENT: ended})
     except (StorageError, DamagedRecord) as error:
-        logger.warning("The metrics of job %s are not sent: %s", job.spec.job_id, error)
+        logger.warning("The metrics of job %s are not sent: %s", folder.job_id, error)
         return
-    if found is None:
-        return
-    tags = _tags(job.spec)
-    for name in _COUNTED:
-        Stats.incr(f"geneva.{name}", getattr(found, name), tags=tags)
-    Stats.incr("geneva.jobs", tags={**tags, "state": found.state, "runner": found.runner or ""})
-    Stats.timing("geneva.job_duration", timedelta(seconds=found.took), tags=tags)
-    for step, seconds in found.seconds.items():
-        Stats.timing(f"geneva.step_duration.{step}", timedelta(seconds=seconds), tags=tags)
+    tags = {"table": found.table, "target": found.target}
+    if ended != sent:
+        for name in _COUNTED:
+            Stats.incr(f"geneva.{name}", max(ended[name] - int(sent.get(name, 0)), 0), tags=tags)
+        Stats.incr("geneva.jobs", tags={**tags, "state": found.state, "runner": found.runner or ""})
+        Stats.timing("geneva.job_duration", timedelta(seconds=found.took), tags=tags)
+        for step, seconds in found.seconds.items():
+            Stats.timing(f"geneva.step_duration.{step}", timedelta(seconds=seconds), tags=tags)
     # Failed rows stay due: every run computes them again.
     Stats.gauge("geneva.rows_due", found.rows_left + found.rows_failed, tags=tags)
-    if found.state == DONE:  # else older changes may not be visible
-        Stats.gauge("geneva.staleness", time.time() - job.spec.read.written / 1e9, tags=tags)
+    if found.state == DONE and found.version_at is not None:  # else older changes may not be visible
+        Stats.gauge("geneva.staleness", time.time() - found.version_at, tags=tags)
     for name, figure in {"cost": found.cost, "function_busy": found.busy_share}.items():
         if figure is not None:
             Stats.gauge(f"geneva.{name}", figure, tags=tags)
@@ -54,7 +63,3 @@ def send_metrics_of_job(job: api.PlannedJob) -> None:
 def _wanted() -> bool:
     # Reading a job costs requests.
     return any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
-
-
-def _tags(spec: api.JobSpec) -> dict[str, str]:
-    return {"table": spec.table_name, "target": spec.target}

@@ -95,7 +95,7 @@ class FinishOperator(LanceOperator):
         with configured.retrying_commits(), failing_at_once(InvalidInput):
             result = job.finish(there, _seconds(job, summary, there))
         self._finished = (job, result)
-        send_metrics_of_job(job)
+        send_metrics_of_job(job.folder)
         of_view = job.spec.of_view
         self.log.info("%s: %s", job.spec.target, result)
         missing = [index for index in indexes if committed[index] is None]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, lance_asset
+from airflow_geneva.engine import api
 from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
@@ -17,6 +18,7 @@ from airflow_geneva.operators._lance_task import (
     push_error_to_xcom,
     required_text,
 )
+from airflow_geneva.operators._metrics import send_metrics_of_job
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.results import BackfillResult
@@ -61,8 +63,9 @@ class RefreshDatabaseOperator(LanceOperator):
             self.log.info("%s", plan)
 
             def on_result(name: str, result: BackfillResult) -> None:
-                changed[plan[name].table] = None
+                changed[table := plan[name].table] = None
                 self.log.info("%s: %s", name, result)
+                send_metrics_of_job(api.JobFolder.of(database.location(table).checkpoints, result.job_id))
 
             results = plan.run(runner, on_result)
         if context["ti"].try_number > 1:

@@ -15,12 +15,12 @@ from opentelemetry import metrics
 
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.results import BackfillResult
-from airflow_geneva.operators import _metrics
+from airflow_geneva.operators import RefreshDatabaseOperator, _metrics
 from airflow_geneva.operators._metrics import _COUNTED as COUNTED, send_metrics_of_job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.collector import Collector, collecting, settings
-from tests.support.desk import ROWS
+from tests.support.desk import ROWS, make_dag
 from tests.support.driving import Driver
 from tests.support.tables import MakeTable
 
@@ -74,6 +74,45 @@ def test_a_job_sends_what_it_did_how_long_it_took_and_how_fresh_its_values_are(
     assert 0 < sent["staleness"] < time.time() - began + 60
 
 
+def test_a_job_that_fails_and_goes_on_and_whose_finish_runs_again_is_counted_once(
+    desk: Desk, collector: Collector
+) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    name = desk.table.name
+    desk.break_at("b05")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "failed"
+    desk.mend()
+    run.clear("backfill.shards.apply").go()
+    assert run.state == "success", run.errors
+    run.clear("backfill.finish").go()
+    assert run.state == "success", run.errors
+    metrics.get_meter_provider().force_flush()  # type: ignore[attr-defined]
+    [job] = desk.database.jobs(table=name)
+    assert (job.state, job.rows_computed) == ("DONE", 2 * ROWS)
+    assert collector.sum("airflow.geneva.rows_run", table=name) == job.rows_run == len(desk.calls())
+    assert collector.sum("airflow.geneva.rows_computed", table=name) == 2 * ROWS
+    assert collector.sum("airflow.geneva.jobs", table=name, state="FAILED") == 1
+    assert collector.sum("airflow.geneva.jobs", table=name, state="DONE") == 1
+
+
+def test_a_task_that_computes_all_columns_sends_the_metrics_of_each_job(desk: Desk, collector: Collector) -> None:
+    desk.append("ab")
+    desk.define(n="length", u="upper")
+    name = desk.table.name
+    desk.break_at("b05")
+    with DAG(f"all_{name}", schedule=None) as dag:
+        RefreshDatabaseOperator(task_id="all", runner="inline")
+    run = Driver.trigger(dag).go()
+    assert run.state == "failed"
+    metrics.get_meter_provider().force_flush()  # type: ignore[attr-defined]
+    assert collector.sum("airflow.geneva.jobs", target=f"{name}.n", state="FAILED", runner="inline") == 1
+    assert collector.sum("airflow.geneva.jobs", target=f"{name}.u", state="DONE", runner="inline") == 1
+    assert collector.sum("airflow.geneva.rows_computed", target=f"{name}.u") == 2 * ROWS
+    assert collector.sum("airflow.geneva.rows_due", target=f"{name}.u") == 0
+
+
 @pytest.mark.parametrize(("state", "sends"), [("DONE", True), ("PARTIAL", False), ("FAILED", False)])
 def test_a_view_is_as_fresh_as_its_source_was_and_only_once_a_job_has_done_all(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, state: str, sends: bool
@@ -89,7 +128,7 @@ def test_a_view_is_as_fresh_as_its_source_was_and_only_once_a_job_has_done_all(
     monkeypatch.setattr(_metrics, "Stats", said)
     monkeypatch.setattr(_metrics, "_wanted", lambda: True)
     monkeypatch.setattr(_metrics, "time", SimpleNamespace(time=lambda: now))
-    send_metrics_of_job(SimpleNamespace(spec=spec, folder=folder))  # type: ignore[arg-type]
+    send_metrics_of_job(folder)
     assert gauges.get("geneva.staleness") == (pytest.approx(5) if sends else None)
     assert "geneva.rows_due" in gauges
 

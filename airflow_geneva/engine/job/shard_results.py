@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_geneva.engine.job.folder import COMMIT, COMMITTED, JobFolder
 from airflow_geneva.engine.job.progress import usage_of
-from airflow_geneva.engine.results import CARRIED, DONE, PARTIAL, ROWS_RUN, ShardResult
+from airflow_geneva.engine.results import CARRIED, DONE, PARTIAL, ROWS_RUN, SENT, ShardResult
 
 
 def write_shard_result(folder: JobFolder, result: ShardResult) -> None:
@@ -36,4 +36,6 @@ def carried_counts(folder: JobFolder, record: Mapping[str, Any]) -> dict[str, An
     found = [read_shard_result(folder, str(plan), index) for index in shards]
     used = usage_of(folder.read_shard(str(plan), index) for index in shards)
     visible = [shard.to_json() for shard in found if shard is not None and shard.visible]
-    return {CARRIED: [*record.get(CARRIED, ()), *visible], ROWS_RUN: int(record.get(ROWS_RUN, 0)) + used.rows}
+    rows = int(record.get(ROWS_RUN, 0)) + used.rows
+    sent = {SENT: record[SENT]} if SENT in record else {}
+    return {CARRIED: [*record.get(CARRIED, ()), *visible], ROWS_RUN: rows, **sent}

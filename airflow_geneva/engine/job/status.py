@@ -91,6 +91,7 @@ class Job(Listed, Counts):
         siblings: the other columns that the UDF fills.
         key_column: the column's name in checkpoint keys; None: `column`.
         time_left: estimated time until its end; None once it has ended, or is dead.
+        version_at: when that version was committed, in seconds since the epoch.
         started_by: the user, host and program that started it, or the kind of DAG run and its user.
         cost: what it has cost, as calls reported it or at the declared cost of rows, and at the price of slots once it
             has ended; None if nothing has a price.
@@ -138,6 +139,7 @@ class Job(Listed, Counts):
     time_left: TimeLeft | None = None
     usage: Usage = field(default_factory=Usage)
     started_by: str | None = None
+    version_at: float | None = None
     cost: float | None = None
     cost_expected: Interval | None = None
     busy_share: float | None = None
@@ -438,7 +440,9 @@ def _interval(document: object) -> Interval | None:
     return Interval(*map(float, document)) if isinstance(document, list) and len(document) == 2 else None
 
 
-_AS_RECORDED = ("kind", "table", "column", "view", "source", "where", "version", "read_version", "started_by")
+_AS_RECORDED = (
+    "kind", "table", "column", "view", "source", "where", "version", "version_at", "read_version", "started_by",
+)  # fmt: skip
 
 
 def _resumed(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:

@@ -260,6 +260,7 @@ class _JobSpec(ABC):
             "udf": ", ".join(udfs),
             "udf_version": ", ".join(udfs.values()),
             "version": self.version,
+            "version_at": self.read.written / 1e9,
             "read_version": self.read_version,
         }
 
