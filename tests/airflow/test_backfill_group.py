@@ -412,6 +412,26 @@ def test_commits_that_nobody_announced_are_announced_by_a_later_run_that_has_not
     assert len(events(desk.asset)) == 1
 
 
+@pytest.mark.shows(
+    "Stop, kill, restart", "lose all tries of `apply` and of `finish`, as in a long outage of the API server"
+)
+def test_a_run_whose_apply_and_finish_are_lost_is_made_whole_by_the_next_one(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    planned_on, dag = desk.table.version, make_dag(desk, checkpoint_size=1)
+    desk.break_at("b05")
+    assert Driver.trigger(dag).go(kill="backfill.finish").state == "failed"
+    assert events(desk.asset) == []
+    desk.mend()
+    desk.calls()
+    later = Driver.trigger(dag).go()
+    assert later.state == "success", later.errors
+    assert desk.calls() == texts("b")[5:]
+    assert desk.values() == dict.fromkeys(texts("ab"), 3)
+    [event] = events(desk.asset)
+    assert (event["from_version"], event["to_version"]) == (planned_on, desk.table.version)
+
+
 def test_a_backfill_outside_of_airflow_is_not_announced_by_a_run_that_changed_nothing(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")

@@ -48,6 +48,10 @@ def example(name: str, dag_id: str | None = None) -> DAG:
     return bag.dags[dag_id or name]
 
 
+def snippet(file: str, dag_id: str) -> DAG:
+    return DagBag(EXAMPLES.parent / "docs" / "snippets" / f"{file}.py").dags[dag_id]
+
+
 def go(dag: DAG) -> Driver:
     run = Driver.trigger(dag).go()
     assert run.state == "success", run.errors
@@ -141,9 +145,9 @@ def test_a_refresh_on_arrival_makes_its_view_and_can_be_started_by_hand(desk: De
         assert f"{LONG} {more}" in texts(desk, "long_verses")
 
 
-@pytest.mark.parametrize("name", ["hourly_refresh", "refresh_on_new_data", "refresh_when_settled"])
+@pytest.mark.parametrize("name", ["hourly_refresh", "refresh_on_new_data", "refresh_when_settled", "hourly_too"])
 def test_the_scheduler_finds_a_second_run_after_the_first(airflow_db: Path, name: str) -> None:
-    dag = register(example(name))
+    dag = register(snippet("hourly_too_dag", "on_events_and_hourly") if name == "hourly_too" else example(name))
     restriction = TimeRestriction(dag.start_date, None, catchup=False)
     first = dag.timetable.next_dagrun_info(last_automated_data_interval=None, restriction=restriction)
     second = dag.timetable.next_dagrun_info(last_automated_data_interval=first.data_interval, restriction=restriction)
@@ -152,7 +156,7 @@ def test_the_scheduler_finds_a_second_run_after_the_first(airflow_db: Path, name
 
 @pytest.mark.skipif(not hasattr(sdk, "AssetAndTimeSchedule"), reason="came with Airflow 3.4")
 def test_an_hourly_refresh_that_waits_for_an_event_is_due_when_both_are_there(airflow_db: Path) -> None:
-    dag = DagBag(EXAMPLES.parent / "docs/snippets/hourly_if_new_dag.py").dags["hourly_if_new"]
+    dag = snippet("hourly_if_new_dag", "hourly_if_new")
     register(dag)
 
     def due() -> bool:
