@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,10 +160,19 @@ def test_databases_may_have_functions_of_one_name_and_version(tmp_path: Path) ->
         table.backfill("n", runner="inline")
         view.refresh(runner="inline")
     assert [values(one) for one in (*tables, *views)] == [[1], [2], [1], [2]]
-    copied = connect(tmp_path / "c").copy_table(tables[1])
-    copied.add({"id": [1], "x": [1]})
-    copied.backfill("n", runner="inline")
-    assert values(copied) == [2, 3]
+    for table, view, more in zip(tables, views, (1, 2), strict=True):
+        there = connect(tmp_path / f"copies {more}")
+        copied, shown = there.copy_table(table), there.copy_table(view)
+        copied.add({"id": [1], "x": [1]})
+        copied.backfill("n", runner="inline")
+        shown.refresh(runner="inline")
+        assert values(copied) == values(shown) == [more, 1 + more]
+        for one in (table, view):
+            with pytest.raises(InvalidInput, match="A function 'add' with version '1' and other code"):
+                connect(tmp_path / "ba"[more - 1]).copy_table(one, "copied")
+    shutil.copytree(tmp_path / "a", tmp_path / "moved")
+    with pytest.raises(InvalidInput, match="cannot be found"):
+        connect(tmp_path / "moved").open_table("docs").backfill("n", where="x = 1", runner="inline")
 
 
 def test_a_cell_that_runs_again_takes_the_place_of_its_function_in_all_columns(

@@ -35,6 +35,7 @@ from airflow_geneva.engine.storage.location import TableLocation, locate_or_none
 from airflow_geneva.engine.storage.places import Options, base_folders
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf.definition import columns_to_take, definition_in, read_definition
+from airflow_geneva.engine.udf.of_process import give_to_copy
 from airflow_geneva.engine.views.definition import BASE_DATABASE_KEY, QUERY_KEY, ViewDefinition, is_view
 from airflow_geneva.engine.views.state import CommittedViewState, read_advance_note, write_advance_note
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
@@ -94,7 +95,8 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
             rows by their ids, are left out.
 
     Raises:
-        InvalidInput: the table exists, a view's source is not in the other database, or the rows cannot be rewritten.
+        InvalidInput: the table exists, a view's source is not in the other database, the rows cannot be rewritten, or
+            a function of a notebook has the name and version of another one in the other database.
         StorageError: a store refuses to read or write a file.
     """
     dataset = source.open()
@@ -108,6 +110,7 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
             raise _taken(target)
         _complete(target, begun)
         return
+    _give_udfs(dataset, source, target, moved)
     target.checkpoints.delete_all(target.checkpoints.list_files())  # of an attempt that was killed
     rewritten = RewrittenTable(dataset, target) if rewrite else None
     for output, state, computed in _computed_outputs(dataset, source.checkpoints):
@@ -128,6 +131,22 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
     fault_point("copy.cloned")
     if begun is not None:
         _complete(target, begun)
+
+
+def _give_udfs(
+    dataset: lance.LanceDataset, source: TableLocation, target: TableLocation, moved: _MovedSource | None
+) -> None:
+    """Let this process find the functions of the table for the copy, too."""
+    if is_view(dataset.schema.metadata):
+        query = ViewDefinition.read(dataset.schema.metadata, source.name)
+        udfs = {column.name: column.udf for column in query.columns}
+        before, after = query.source_database, query.source_database if moved is None else target.database_uri
+    else:
+        udfs = {field.name: definition_in(field) for field in dataset.schema}
+        before, after = source.database_uri, target.database_uri
+    for name, definition in udfs.items():
+        if definition is not None:
+            give_to_copy(definition, before, after, f"column {name!r} of {target.uri}")
 
 
 def _facts(state: ColumnState, computed: ComputedRows) -> Facts:

@@ -49,6 +49,20 @@ def give_udf(udf: UDF, database: str, column: str) -> None:
     _columns.setdefault(key, set()).add(column)
 
 
+def give_to_copy(definition: UdfDefinition, source: str, target: str, column: str) -> None:
+    """Give the copy of a column the UDF that `find_udf` would find for the column, if it has no import path.
+
+    Args:
+        source, target: URIs of the databases of the column and its copy.
+        column: the table and name of the copy.
+
+    Raises:
+        InvalidInput: as `give_udf`, for the database of the copy.
+    """
+    if definition.import_path is None and (found := _made_here(definition, source)) is not None:
+        give_udf(found, target, column)
+
+
 def keep_udf(udf: UDF, database: str, column: str = "") -> bool:
     """Keep a UDF that has no import path, and that a job of a column uses.
 
@@ -102,8 +116,10 @@ def _made_here(definition: UdfDefinition, database: str) -> UDF | None:
     bound = vars(sys.modules.get("__main__", ModuleType("")))
     named = [value for value in bound.values() if isinstance(value, UDF) and value.name == definition.name]
     own = without_credentials(database), definition.name, definition.version
-    # A copy of a table is in another database, to which no function was given.
-    given = _given.get(own) or next((_given[key] for key in [*_given][::-1] if key[1:] == own[1:]), None)
+    if (given := _given.get(own)) is None:
+        # A clone or a moved table is in a database to which no function was given, so others must agree on one.
+        others = [_given[key] for key in [*_given][::-1] if key[1:] == own[1:]]
+        given = others[0] if others and all(_takes_place_of(others[0], one) for one in others) else None
     given = given or next((udf for udf in named if udf.code_version == definition.version), None)
     # A cell that ran again, with other code or in a new kernel, has bound the name to another function.
     again = bound.get(definition.name if given is None else getattr(given.func, "__qualname__", ""))
