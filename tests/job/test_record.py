@@ -641,5 +641,7 @@ def test_a_page_of_errors_is_read_from_the_files_that_hold_it(
     write_errors(folder.storage, "range-a", [error(100, key="a")])
     errors = JobErrors.of(checkpoints, folder.job_id)
     assert [record.key for record in errors.page([("key", "descending")], 0, 2)] == ["a", "99"], "keys are texts"
+    monkeypatch.setattr(error_records, "_MOST_RECORDS", 13)
+    assert len(JobErrors.of(checkpoints, folder.job_id)) == 13, "as many as the last page that can be asked for"
     monkeypatch.setattr(error_records, "_MOST_BYTES_OF_RECORDS", 1)
     assert len(JobErrors.of(checkpoints, folder.job_id)) == 10

@@ -50,7 +50,7 @@ _MOST_BYTES, _MOST_ROWS = 32 << 20, 1 << 16
 _FILES_AT_ONCE = 16
 _ROWS_AT_ONCE = 1_024
 _MOST_RECORDS, _MOST_BYTES_OF_RECORDS = 1_000_000, 256 << 20
-"""What `newest_records` holds at most, and one more file."""
+"""What `newest_records` returns at most; it reads one file more."""
 _LONG_SECONDS = 0.05
 _COUNTED: ProcessMemo[str, tuple[float, int]] = ProcessMemo(256)
 """Error counts of running jobs by folder, with their expiry times. They are the process's: each request of a page opens
@@ -186,7 +186,8 @@ def newest_records(job: Storage, columns: Sequence[str] = ()) -> pa.Table:
         if rows > _MOST_RECORDS or size > _MOST_BYTES_OF_RECORDS:
             break
     rest = [name for name in names if name not in IDENTITY]
-    by_row = pa.concat_tables(parts).sort_by([("time", "descending")]).group_by(list(IDENTITY), use_threads=False)
+    found = pa.concat_tables(parts).slice(0, _MOST_RECORDS)
+    by_row = found.sort_by([("time", "descending")]).group_by(list(IDENTITY), use_threads=False)
     return by_row.aggregate([(name, "first") for name in rest]).rename_columns([*IDENTITY, *rest])
 
 
