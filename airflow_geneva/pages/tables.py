@@ -97,6 +97,8 @@ class CountCache:
 
 
 _COUNTS = CountCache()
+_OLD_COUNTS = CountCache(kept_seconds=_KNOWN_SECONDS)
+"""Counts at a version, which change with the newest jobs only: kept until those of all versions on a page are made."""
 
 
 @dataclass(frozen=True)
@@ -439,10 +441,11 @@ def read_versions(opened: VisibleDatabase, location: TableLocation, seconds: flo
         if described.own:
             due = job.rows_left if job else None
         elif at < counted:
-            key = (*name, number, *(item.job and (item.job.id, item.job.state) for item in computed))
+            of = tuple((item.name, item.job and (item.job.id, item.job.state)) for item in computed)
+            key = location, number, row["time"], of
             count = partial(_due_after, location, number, computed, dataset)
             try:
-                due = _COUNTS.get(location.database_uri, key, count, until)
+                due = _OLD_COUNTS.get(location.database_uri, key, count, until)
                 counting |= due is None
             except BaseException as error:
                 if not is_failure(error):

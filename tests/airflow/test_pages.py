@@ -15,6 +15,7 @@ from functools import partial
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pyarrow as pa
@@ -667,6 +668,28 @@ def test_the_due_rows_of_many_columns_are_counted_for_the_newest_versions_only(
     found = tables.read_versions(opened, table.location, 60)
     assert (len(found.versions), found.counting) == (50, False)
     assert [version.due for version in found.versions[:4]] == [320, 318, 316, None]
+
+
+def test_a_page_that_polls_a_slow_store_counts_each_version_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(database)
+    counted, due_after = list[int](), tables._due_after
+
+    def counting(location: Any, version: int, *about: Any) -> int:
+        counted.append(version)
+        return due_after(location, version, *about)
+
+    monkeypatch.setattr(tables, "_due_after", counting)
+    monkeypatch.setattr(tables._COUNTS, "_kept_seconds", 0.0)
+    opened = VisibleDatabase("shelf", Everybody(), database)
+    for _ in range(2):
+        assert [one.due for one in tables.read_versions(opened, table.location, 60).versions] == [100, 0]
+    table.add([{"x": 1000}])
+    assert [one.due for one in tables.read_versions(opened, table.location, 60).versions] == [101, 100, 0]
+    assert sorted(counted) == [1, 2, 3]
+    table.backfill("y", runner="inline")
+    assert tables.read_versions(opened, table.location, 60).versions[0].due == 0
 
 
 def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(reader: Get, database: Database) -> None:

@@ -51,6 +51,7 @@ PERMITTED = {
         "pages.databases._CARDS",
         "pages.tables._COUNTS",
         "pages.tables._KNOWN",
+        "pages.tables._OLD_COUNTS",
     ),
     "One client, session or budget of a service or a store serves all jobs": (
         "engine.lance_io.table_versions._KEPT",
