@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
+from typing import Any
 
 from airflow.providers.common.compat.sdk import Stats, conf
 
@@ -34,7 +35,7 @@ def send_metrics_of_job(folder: api.JobFolder) -> None:
     if not _wanted():
         return
     try:
-        found, sent = api.read_job(folder), folder.record.get(SENT) or {}
+        found, sent = api.read_job(folder), _sent(folder)
         if found is None:
             return
         ended = {"state": found.state, **{name: getattr(found, name) for name in _COUNTED}}
@@ -46,7 +47,7 @@ def send_metrics_of_job(folder: api.JobFolder) -> None:
     tags = {"table": found.table, "target": found.target}
     if ended != sent:
         for name in _COUNTED:
-            Stats.incr(f"geneva.{name}", max(ended[name] - int(sent.get(name, 0)), 0), tags=tags)
+            Stats.incr(f"geneva.{name}", max(ended[name] - sent.get(name, 0), 0), tags=tags)
         Stats.incr("geneva.jobs", tags={**tags, "state": found.state, "runner": found.runner or ""})
         Stats.timing("geneva.job_duration", timedelta(seconds=found.took), tags=tags)
         for step, seconds in found.seconds.items():
@@ -58,6 +59,14 @@ def send_metrics_of_job(folder: api.JobFolder) -> None:
     for name, figure in {"cost": found.cost, "function_busy": found.busy_share}.items():
         if figure is not None:
             Stats.gauge(f"geneva.{name}", figure, tags=tags)
+
+
+def _sent(folder: api.JobFolder) -> dict[str, Any]:
+    """Return what was sent of a job; nothing if the note of it is missing or damaged."""
+    noted = folder.record.get(SENT)
+    if isinstance(noted, dict) and all(type(noted.get(name)) is int for name in _COUNTED):
+        return noted
+    return {}
 
 
 def _wanted() -> bool:

@@ -20,6 +20,7 @@ from airflow_geneva.operators._metrics import _COUNTED as COUNTED, send_metrics_
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.collector import Collector, collecting, settings
+from tests.support.counting import double
 from tests.support.desk import ROWS, make_dag
 from tests.support.driving import Driver
 from tests.support.tables import MakeTable
@@ -144,3 +145,23 @@ def test_the_page_and_the_dashboard_name_the_metrics_that_are_sent() -> None:
     queries = re.findall(r"airflow_geneva_(\w+)", (DOCS / "snippets" / "dashboard.json").read_text())
     endings = r"_(total|milliseconds_(sum|count)|(plan|spark|apply|commit|finish)_milliseconds_(sum|count))$"
     assert {re.sub(endings, "", query) for query in queries} == sent
+
+
+@pytest.mark.parametrize("noted", [[1], {"rows_run": "x"}, {"rows_run": None}, "x", 7])
+def test_a_damaged_note_of_what_was_sent_fails_no_task(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, noted: object
+) -> None:
+    table = make_table(3)
+    table.add_columns({"y": double})
+    folder = JobFolder.of(table.location.checkpoints, table.backfill("y", runner="inline").job_id)
+    folder.update_record(sent=noted)
+    counted: dict[str, int] = {}
+
+    def count(name: str, rows: int = 1, **_tags: object) -> None:
+        counted[name] = rows
+
+    said = SimpleNamespace(incr=count, timing=nothing, gauge=nothing)
+    monkeypatch.setattr(_metrics, "Stats", said)
+    monkeypatch.setattr(_metrics, "_wanted", lambda: True)
+    send_metrics_of_job(folder)
+    assert counted["geneva.rows_run"] == 3
