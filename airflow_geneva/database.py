@@ -207,9 +207,9 @@ class Database(Summarized):
         Raises:
             InvalidInput: there is no such table; the message lists the existing ones.
         """
-        return self._open_newest(name)[0]
+        return self.open_newest(name)[0]
 
-    def _open_newest(self, name: str) -> tuple[Table, LanceDataset]:
+    def open_newest(self, name: str) -> tuple[Table, LanceDataset]:
         """Open a table or view, and return it with its newest version; raises as `open_table` does."""
         check_name(name, "table")
         try:

@@ -121,7 +121,7 @@ class PlanOperator(LanceOperator, SkipMixin):
     def _execute(self, context: Context) -> list[dict[str, Any]]:
         began = time.monotonic()
         configured = Configuration.read()
-        table, newest = self.open_database()._open_newest(self._target())
+        table, newest = self.open_database().open_newest(self._target())
         job_id = _job_id_of(context, table.location.checkpoints)
         job = api.JobFolder.of(table.location.checkpoints, job_id)
         # The job id of a first attempt is new, so no other process writes the documents of the job.
