@@ -208,6 +208,23 @@ def test_rows_whose_inputs_changed_are_computed_without_a_question(db: Database,
     assert_exact(trace, [1000, 1001, 1002, 1003, 1004, 50])
 
 
+def test_rows_whose_inputs_changed_are_known_after_a_cleanup_that_kept_only_a_version_without_their_values(
+    db: Database, trace: Trace
+) -> None:
+    table = db.create_table("t", pa.table({"x": range(20)}), max_rows_per_file=10)
+    table.add_columns({"y": double()})
+    run(table, where="x < 10")
+    table.lance.tags.create("old", table.version)  # at this version, no job has computed the others
+    run(table)
+    table.lance.update({"x": "x + 1000"}, where="x = 12")
+    run(table, where="x < 10")  # finds and records the changed row, and leaves it
+    table.add([{"x": 40}])
+    table.lance.cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+    trace.clear()
+    run(table)
+    assert_exact(trace, [1012, 40])
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_clone_knows_what_the_table_recorded_that_it_was_made_from(db: Database, trace: Trace, times: int) -> None:
     table = computed(db)
