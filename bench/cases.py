@@ -73,7 +73,7 @@ CASES = {
         Case("c", "c: 20k rows -> 384 x float32", 20_000, 4, udfs.embed, peer="8.5", cold=_BOTH),
         Case("d", "d: a again, nothing to do", 1_000_000, 16, udfs.double, kind="again", peer="3.6"),
         Case("e", "e: a after 10 % more rows", 1_000_000, 16, udfs.double, kind="grow", peer="4.9"),
-        Case("a16m", "a at 16M rows", 16_000_000, 16, udfs.double, peer="9.8 (8M rows)", repeats=3, cold=_BOTH),
+        Case("a16m", "a at 16M rows", 16_000_000, 16, udfs.double, peer="9.8 (8M rows)", repeats=2, cold=_BOTH),
         Case("20k", "20,000 fragments of 10 rows, x*2", 200_000, 20_000, udfs.double, repeats=0, cold=("inline",)),
     )
 }

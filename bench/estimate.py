@@ -104,8 +104,7 @@ def measure(folder: str, jobs: int, quick: bool = False, seed: object = SEED) ->
     """Run the jobs; return the estimated and the actual cost of each."""
     database = airflow_geneva.connect(Path(folder) / "db")
     found = [
-        _on_warm_spark(database, f"s{at}", shape)
-        for at, shape in enumerate(shapes(0 if quick else 10, quick, ON_SPARK))
+        _on_warm_spark(database, f"s{at}", shape) for at, shape in enumerate(shapes(0 if quick else 6, quick, ON_SPARK))
     ]
     for at, shape in enumerate(shapes(jobs, quick, seed)):
         function = shape.make(f"f{at}")

@@ -49,7 +49,7 @@ def measure(folder: str, rows: int, hours: int, added: int, ends: int) -> dict[s
         taken.append((time.perf_counter() - began, time.process_time() - cpu))
         unindexed.append(result.unindexed_rows)
         segments.append(sum(len(index.segments) for index in table.lance.describe_indices()))
-    searches = max(rows // 200, 100)
+    searches = max(rows // 1_000, 100)
     kept = _recall(table.lance, searches)
     table.lance.create_index("v", replace=True, **made)
     return {

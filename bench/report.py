@@ -298,7 +298,7 @@ def _time_left(found: Mapping[str, Any]) -> str:
         f"{near} of {len(rows) - early} are within 30 % of the actual time."
     )
     if early:
-        about += f" The other {early} were still starting Spark; without an earlier job, no row was measured yet."
+        about += f" Of {early}, Spark was still starting; without an earlier job, no row was measured yet."
     return f"{about}\n\n{_table(head, rows)}"
 
 

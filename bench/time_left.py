@@ -59,9 +59,8 @@ SHAPES = (
     *(Shape(skew, udf) for skew, udf in (("even", "plain"), ("rising", "plain"), ("falling", "plain"))),
     *(Shape("heavy", udf) for udf in ("plain", "failing")),
     *(Shape("even", udf) for udf in ("loading", "failing")),
-    *(Shape("even", udf, "spark") for udf in ("plain", "loading")),
-    Shape("heavy", "plain", "spark", 3),
-    Shape("even", "failing", "spark", 3),
+    Shape("even", "loading", "spark"),
+    Shape("heavy", "failing", "spark", 3),
     Shape("heavy", "plain", "spark", 1, history=True),
 )
 

@@ -62,8 +62,10 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     pending = {(run["fragments"], run["columns"], run["computed"]): run["rows_pending"] for run in results["plan"]}
     assert pending == {
         (fragments, columns, computed): 0 if computed else FIRST_ROWS + (fragments - 1) * ROWS
-        for fragments, columns in ((50, 3), (200, 3), (50, 30))
-        for computed in (False, True)
+        for fragments, columns, computed in (
+            *((50, columns, computed) for columns in (3, 30) for computed in (False, True)),
+            (200, 3, True),
+        )
     }
     assert set(results["slow"]["sides"]) == {"none", "10 s", "1 s"}
     assert {about["files"] > 0 for about in (results["aging"]["ours"], results["aging"]["lances"])} == {True}
