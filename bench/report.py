@@ -22,23 +22,38 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def render(results: Mapping[str, Any]) -> str:
-    """Return what a run measured as the text of the page between its markers."""
+    """Return what a run measured: how the cases stand to their aims, and the tables."""
+    return "\n\n".join([summary(results), tables(results)])
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """Return the charts, and how the cases stand to their aims."""
     parts = [_machine(results), *(f"![{chart.title}]({chart.file})" for chart in charts.draw(results))]
     if rows := [_standing(one) for one in aims.stand(results)]:
-        parts.append(f"### How the cases stand to their aims\n\n{_table(('case', 'figure', 'aim', ''), rows)}")
-    parts += [f"### {heading}\n\n{table(results[name])}" for name, heading, table in _SECTIONS if results.get(name)]
+        parts.append(f"## How the cases stand to their aims\n\n{_table(('case', 'figure', 'aim', ''), rows)}")
     return "\n\n".join(parts)
 
 
-def write(page: Path, results: Mapping[str, Any]) -> None:
-    """Replace what a page has between its markers, and its charts, by what a run measured."""
+def tables(results: Mapping[str, Any]) -> str:
+    """Return a table for each kind of measurement."""
+    found = ((heading, table(results[name])) for name, heading, table in _SECTIONS if results.get(name))
+    return "\n\n".join(f"## {heading}\n\n{text}" for heading, text in found)
+
+
+def write(page: Path, behind: Path, results: Mapping[str, Any]) -> None:
+    """Replace what two pages have between their markers, and the charts, by what a run measured."""
+    _replace(page, summary(results))
+    _replace(behind, tables(results))
+    for chart in charts.draw(results):
+        (page.parent / chart.file).write_text(chart.image)
+
+
+def _replace(page: Path, measured: str) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{page} has no lines {BEGIN} and {END}. Put them where the figures belong.")
-    page.write_text(f"{before}{BEGIN}\n\n{render(results)}\n\n{END}{after}")
-    for chart in charts.draw(results):
-        (page.parent / chart.file).write_text(chart.image)
+    page.write_text(f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}")
 
 
 def _standing(one: aims.Standing) -> tuple[str, ...]:
