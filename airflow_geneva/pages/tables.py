@@ -19,14 +19,15 @@ from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.storage.uri import without_credentials
-from airflow_geneva.engine.udf.definition import stored_definition
+from airflow_geneva.engine.udf.definition import definition_in, stored_definition
 from airflow_geneva.engine.udf.lancedb import lancedb_column, lancedb_view
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
-from airflow_geneva.pages.jobs import list_jobs
+from airflow_geneva.pages.jobs import JOBS_A_PAGE, list_jobs
 from airflow_geneva.pages.visible import VisibleDatabase
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 _T = TypeVar("_T")
 _Key = tuple[Hashable, Hashable]
@@ -199,13 +200,14 @@ def describe_table(location: TableLocation) -> TableDetails:
         fragments=int(dataset.stats.dataset_stats()["num_fragments"]),
         dataset=dataset,
     )
-    if not api.is_view(dataset.schema.metadata):
-        query = lancedb_view(dataset.schema.metadata)
+    schema = dataset.schema  # pylance makes it anew each time
+    if not api.is_view(schema.metadata):
+        query = lancedb_view(schema.metadata)
         note = None if query is None else f"A materialized view that LanceDB maintains: {query}"
-        return described(columns=tuple(_column(dataset, part.name) for part in dataset.schema), note=note)
-    kept = [dataset.schema.field(name) for name in api.visible_columns(dataset.schema)]
+        return described(columns=tuple(map(_column, schema)), note=note)
+    kept = [schema.field(name) for name in api.visible_columns(schema)]
     try:
-        definition = api.ViewDefinition.read(dataset.schema.metadata, name)
+        definition = api.ViewDefinition.read(schema.metadata, name)
     except GenevaError as error:
         plain = tuple(ColumnRow(part.name, str(part.type), None) for part in kept)
         return described(columns=plain, error=str(error))
@@ -221,11 +223,10 @@ def describe_whole_table(location: TableLocation) -> TableDetails:
     return described
 
 
-def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
-    found = dataset.schema.field(name)
-    kind = str(found.type)
+def _column(found: pa.Field) -> ColumnRow:
+    name, kind = found.name, str(found.type)
     try:
-        definition = stored_definition(dataset.schema, name)
+        definition = definition_in(found)
     except GenevaError as error:
         return ColumnRow(name, kind, "a UDF", error=str(error))
     if definition is None:
@@ -486,14 +487,19 @@ class JobHistory:
 
 
 def read_histories(opened: VisibleDatabase, location: TableLocation) -> list[JobHistory]:
-    """Read the newest jobs of a table's columns, or of a view, that the viewer may see."""
+    """Read the newest jobs of a table's columns, or of a view, that the viewer may see, until each has enough."""
     names = [item.name for item in describe_table(location).computed]
     each = min(max(_MOST_BARS // max(len(names), 1), _LEAST_BARS), _JOBS_SHOWN)
     most = min(_JOBS_SHOWN * max(len(names), 1), _MOST_READ)
-    found = dict[str, list[api.Job]]()
-    for job in list_jobs(opened, names=[location.name], most=most).jobs:
-        for name in job.columns or (job.view or "",):
-            if name in names and not job.open:
-                found.setdefault(name, []).append(job)
-    newest = list(found)[: _MOST_BARS // _LEAST_BARS]
+    found, newest, older = dict[str, list[api.Job]](), list[str](), None
+    for read in range(0, most, JOBS_A_PAGE):
+        page = list_jobs(opened, older, [location.name], min(JOBS_A_PAGE, most - read))
+        for job in page.jobs:
+            for name in job.columns or (job.view or "",):
+                if name in names and not job.open:
+                    found.setdefault(name, []).append(job)
+        newest, older = list(found)[: _MOST_BARS // _LEAST_BARS], page.older
+        whole = len(newest) == min(len(names), _MOST_BARS // _LEAST_BARS)
+        if older is None or (whole and all(len(found[name]) >= each for name in newest)):
+            break
     return [JobHistory(name, tuple(found[name][:each][::-1])) for name in names if name in newest]

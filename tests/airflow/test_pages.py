@@ -37,6 +37,7 @@ from airflow_geneva.engine.api import Freshness
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.engine.job.status import Job, JobList
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.udf.definition import UDF_KEY
 from airflow_geneva.errors import JobFailed, UdfError
@@ -49,7 +50,7 @@ from airflow_geneva.pages.jobs import JobsPage
 from airflow_geneva.pages.namespace import NamespaceRoute
 from airflow_geneva.pages.rendering import environment
 from airflow_geneva.pages.tables import ColumnRow, CountCache, FreshnessView
-from airflow_geneva.pages.visible import VisibleDatabase
+from airflow_geneva.pages.visible import Owner, VisibleDatabase
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.browsing import (
@@ -629,6 +630,35 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     assert [row[:2] for row in cells(history)[1:]] == [["y", "1"], ["gone", "1"]]
     assert history.count('class="done"') == 6  # rows due and computed, and seconds; none failed
     assert cells(reader("/databases/shelf/tables/small/history"))[1][:2] == ["small", "1"]
+
+
+@pytest.mark.parametrize(("oldest", "read"), [("y", 100), ("z", 150)])
+def test_a_history_reads_jobs_until_each_column_has_enough_of_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch, oldest: str, read: int
+) -> None:
+    table = make_table(database)
+    others = ["a", "b", "c", "z"]
+    table.add_columns(dict.fromkeys(others, triple))
+    done = JobFolder.of(table.location.checkpoints, table.backfill("y", runner="inline").job_id)
+    frequent = ["y", *others] if oldest == "y" else ["y", *others[:-1]]
+    for number in range(149):
+        copied = f"20260101T{number:012}-0123456789"
+        shutil.copytree(done.storage.path(""), Path(done.storage.path("")).with_name(copied))
+        column = oldest if number == 10 else frequent[number % len(frequent)]
+        JobFolder.of(table.location.checkpoints, copied).update_record(column=column)
+    found, jobs = list[str](), JobList.read
+
+    def read_and_note(listed: JobList, start: int, most: int) -> list[Job]:
+        part = jobs(listed, start, most)
+        found.extend(job.id for job in part)
+        return part
+
+    monkeypatch.setattr(JobList, "read", read_and_note)
+    histories = tables.read_histories(VisibleDatabase("shelf", Owner(), database), table.location)
+    assert {one.name: len(one.jobs) for one in histories} == {
+        name: 1 if name == oldest == "z" else 18 for name in ("y", *others)
+    }
+    assert len(found) == len({*found}) == read
 
 
 def test_a_table_lists_its_versions_and_the_rows_that_were_due_after_each(reader: Get, database: Database) -> None:

@@ -359,8 +359,9 @@ class JobList:
 
     def read(self, start: int, most: int) -> list[Job]:
         """Read this part of the jobs, without removed and damaged ones."""
-        part = self.ids[start : start + most]
-        by_table = {name: [one for one, own in part if own == name] for _, name in part}
+        by_table: dict[str, list[str]] = {}
+        for one, name in self.ids[start : start + most]:
+            by_table.setdefault(name, []).append(one)
         found = [job for name, ids in by_table.items() for job in read_jobs(self.checkpoints[name], ids)]
         return sorted(found, key=lambda job: job.id, reverse=True)
 
