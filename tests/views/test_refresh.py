@@ -529,6 +529,14 @@ def test_only_lists_are_exploded_and_cuts_are_refused(make_table: MakeTable) -> 
     assert list(zip(*parts.to_pydict().values(), strict=True)) == exploded(table)
 
 
+def test_a_view_is_exploded_beside_a_string_view(make_table: MakeTable) -> None:
+    query = make_table(4).query().select({"left": "left(CAST(id + 10 AS VARCHAR), 1)", "part": udfs.digits})
+    view = query.explode("part").create_materialized_view(name="parts")
+    assert query.output_schema().field("left").type == pa.string_view()
+    view.refresh(runner="inline")
+    assert set(view.to_arrow()["left"].to_pylist()) == {"1"}
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_view_with_a_limit_reads_no_row_ids_when_nothing_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None

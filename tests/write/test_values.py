@@ -222,13 +222,17 @@ def test_items_of_fixed_size_lists_may_be_declared_not_null(make_table: MakeTabl
     [
         pa.array([[[i, -i], [i + 0.5, i]] for i in range(9)], pa.list_(pa.list_(pa.float64(), 2), 2)),
         pa.array([{"a": [[i], [-i]]} for i in range(9)], pa.struct([("a", pa.list_(pa.list_(pa.int16(), 1), 2))])),
+        pa.array([None, *"bcdefghi"], pa.string_view()),
+        pa.array([b"%d" % i for i in range(9)], pa.binary_view()),
     ],
-    ids=["list", "struct"],
+    ids=["list", "struct", "texts", "bytes"],
 )
-def test_rows_of_sliced_nested_fixed_size_lists_are_those_that_were_asked_for(values: pa.Array) -> None:
+def test_rows_of_layouts_that_pyarrow_does_not_take_are_those_that_were_asked_for(values: pa.Array) -> None:
     plain = values.to_pylist()
     part = values.slice(3, 4)
     assert rows_at(part, pa.array([2, None, 0])).to_pylist() == [plain[5], None, plain[3]]
     batch = pa.record_batch({"row": pa.array(range(4)), "v": part})
     for rows in (batch, pa.Table.from_batches([batch, batch])):
-        assert rows_at(rows, pa.array([3, 1])).to_pylist() == [{"row": at, "v": plain[3 + at]} for at in (3, 1)]
+        taken = rows_at(rows, pa.array([3, 1]))
+        assert taken.to_pylist() == [{"row": at, "v": plain[3 + at]} for at in (3, 1)]
+        assert taken.schema == batch.schema
