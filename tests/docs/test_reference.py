@@ -30,14 +30,15 @@ def is_all(node: ast.Assign) -> bool:
     return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
 
 
-def described(page: str) -> set[str]:
-    return {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", REFERENCE[page], re.MULTILINE)}
+def described(*pages: str) -> set[str]:
+    texts = (REFERENCE[page] for page in pages)
+    return {path.rpartition(".")[2] for text in texts for path in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
 
 
 def test_everything_the_package_exports_is_described() -> None:
     # The page on errors describes its whole module.
-    assert set(airflow_geneva.__all__) - {"BatchFailed", "GenevaError", "UdfCrashed"} <= described("python")
-    assert set(exported("functions")) <= described("python")
+    assert set(airflow_geneva.__all__) - {"BatchFailed", "GenevaError", "UdfCrashed"} <= described(*REFERENCE)
+    assert set(exported("functions")) <= described("ready-made-functions")
     assert "errors" in described("errors")
 
 
