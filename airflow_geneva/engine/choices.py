@@ -1,4 +1,4 @@
-"""What users choose by a word, each parameter with its words and what they mean, and how they write an age."""
+"""What users choose by a word, with what each word means, and how they write an age or a whole number."""
 
 from __future__ import annotations
 
@@ -145,3 +145,9 @@ def parse_age(parameter: str, given: timedelta | str) -> timedelta:
             "above 0."
         )
     return span
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raise InvalidInput if a parameter is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInput(f"{name}={value!r:.200} is not valid: give a whole number of at least {least}.")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.functions.made import check_choice, check_whole, filled, library, make
+from airflow_geneva.functions.made import check_choice, filled, library, make
 
 _CHANNELS = {"RGB": 3, "RGBA": 4, "L": 1}
 _EMBEDS = "image_embeds"

@@ -58,11 +58,6 @@ def library(name: str, install: str) -> Any:
     return importlib.import_module(name)
 
 
-def check_whole(setting: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidInput(f"{setting}={value!r}: give a whole number of at least {least}.")
-
-
 def check_choice(setting: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         raise InvalidInput(f"{setting}={value!r}: give one of {', '.join(map(repr, choices))}.")

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.limits.rate_limit import check_limit, report
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import BatchFailed, InvalidInput
 from airflow_geneva.functions import answers
 from airflow_geneva.functions.answers import ForeignAnswer, RefusedAnswer, TooLarge, at_most, decode
-from airflow_geneva.functions.made import check_price, check_prices, check_whole, filled, make
+from airflow_geneva.functions.made import check_price, check_prices, filled, make
 from airflow_geneva.functions.schema import check_answer, json_schema, misfit
 from airflow_geneva.functions.service import RETRIES, Service, settings_now
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.udf import UDF
-from airflow_geneva.functions.made import check_choice, check_whole, library, make
+from airflow_geneva.functions.made import check_choice, library, make
 
 _NUMBER, _TEXT = pa.field("number", pa.int32()), pa.field("text", pa.string())
 _IMAGE = pa.field("image", pa.binary())

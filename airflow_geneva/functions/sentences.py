@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.functions.made import check_whole, filled, library, make
+from airflow_geneva.functions.made import filled, library, make
 
 WORDLLAMA = "wordllama"
 _OF_WORDLLAMA = (64, 128, 256)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.functions.made import check_choice, check_whole, make
+from airflow_geneva.functions.made import check_choice, make
 
 CHUNKS = pa.list_(
     pa.struct([pa.field("text", pa.string()), pa.field("start", pa.int32()), pa.field("end", pa.int32())])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import re
 import shutil
 import warnings
+from collections.abc import Callable
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -182,6 +184,23 @@ def test_a_table_is_read_in_part(make_table: MakeTable) -> None:
     for read in (table, view):
         with pytest.raises(InvalidInput, match="has no columns"):
             read.to_arrow(["__is_set"])
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda table: table.head("x"), "n='x' is not valid: give a whole number of at least 0"),
+        (lambda table: table.to_pandas(limit=-1), "limit=-1 is not valid: give a whole number of at least 0"),
+        (lambda table: next(table.to_batches(batch_size=0)), "batch_size=0 is not valid"),
+        (lambda table: table.count_rows(5), "The filter 5 is not valid: give an SQL condition as text"),
+        (lambda table: table.backfill("y", concurrency="2"), "concurrency='2' is not valid: give a whole number"),
+    ],
+)
+def test_a_number_of_rows_that_is_none_is_named(tmp_path: Path, read: Callable[[Table], Any], message: str) -> None:
+    table = connect(tmp_path).create_table("docs", pa.table({"x": [1]}))
+    table.add_columns({"y": plus})
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        read(table)
 
 
 def test_the_first_rows_of_nested_data_are_a_grid(tmp_path: Path) -> None:

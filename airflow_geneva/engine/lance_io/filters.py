@@ -74,6 +74,8 @@ def where_columns(where: str | None, columns: list[str]) -> list[str]:
 def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
     if where is None:
         return
+    if not isinstance(where, str):
+        raise InvalidInput(f"The filter {where!r:.200} is not valid: give an SQL condition as text.")
     read_sql(where)
     try:
         with engine_errors():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.display import Rows
 from airflow_geneva.engine.lance_io.filters import check_where
 from airflow_geneva.engine.storage.engine_errors import panics_as_errors
@@ -68,8 +69,10 @@ class Readable(ABC):
             limit: maximum number of rows to read; by default all.
 
         Raises:
-            InvalidInput: a column does not exist.
+            InvalidInput: a column does not exist, or `limit` is not a number of rows.
         """
+        if limit is not None:
+            check_whole("limit", limit, 0)
         with panics_as_errors():
             return self._scan(columns, limit=limit).to_table()
 
@@ -97,12 +100,15 @@ class Readable(ABC):
         Raises:
             InvalidInput: a column does not exist.
         """
+        if batch_size is not None:
+            check_whole("batch_size", batch_size)
         more = {} if batch_size is None else {"batch_size": batch_size}
         with panics_as_errors():
             yield from self._scan(columns, **more).to_batches()
 
     def head(self, n: int = 5) -> Rows:
         """Read the first rows: a `pyarrow.Table` that prints as a grid and shortens long and nested values."""
+        check_whole("n", n, 0)
         return Rows(self.to_arrow(limit=n))
 
     def preview(self) -> pa.Table:

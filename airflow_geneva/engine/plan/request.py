@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues
+from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues, check_whole
 from airflow_geneva.engine.code_hash.hasher import deps_version
 from airflow_geneva.engine.job.folder import new_job_id
 from airflow_geneva.engine.lance_io.filters import freeze_where
@@ -182,8 +182,8 @@ class RefreshRequest(UdfRequest):
             )
         for name in ("src_version", "max_rows_per_fragment"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidInput(f"{name}={value!r} is not valid: give a whole number of at least 1.")
+            if value is not None:
+                check_whole(name, value)
 
 
 def plan_request(
@@ -261,9 +261,11 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
     for name, value in given.items():
         if value is None and getattr(Sizing(), name) is None:
             continue
-        kinds = (int,) if Sizing.is_whole(name) else (int, float)
         least = Sizing.least(name)
-        number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        if Sizing.is_whole(name):
+            check_whole(name, value, least)
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
             raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")
     sizing = Sizing(**{"task_memory_bytes": task_memory_bytes(), **given})
