@@ -115,6 +115,10 @@ class DeviceFailed(GenevaError, RuntimeError):
     kept: tuple[list[int], pa.Array | None] = ([], None)
 
 
+class SumTooLarge(GenevaError, OverflowError):
+    """The sum or average of a group's values does not fit the type of its column."""
+
+
 class CodeChanged(GenevaError):
     """A column or view holds values of another code version, and ``on_code_change`` is "error"."""
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.query_columns import CARRIED, RUNS, take_rows
+from airflow_geneva.engine.apply.query_columns import CARRIED, RUNS
 from airflow_geneva.engine.apply.reader import RowBatch
+from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.blobs import is_blob

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +14,20 @@ import pyarrow.compute as pc
 
 from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wait_for_first
+from airflow_geneva.engine.apply.group_calls import GROUP_ROWS, aggregate_alias, input_aliases
 from airflow_geneva.engine.apply.isolation.runner import OpenMapper, open_batch_mapper
 from airflow_geneva.engine.apply.stages import prepare_some, prepared_columns, with_prepared
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.checkpoint.records import ROW_ID
-from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.failures import RowFailure
-from airflow_geneva.engine.lance_io import pylance_internals
-from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, single_batch
-from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob, is_blob_type, scan_bytes
+from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
+from airflow_geneva.engine.lance_io.blobs import as_bytes, is_blob_type
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import rules_of
 from airflow_geneva.engine.views.definition import OutputColumn, filled_by, source_inputs
-from airflow_geneva.engine.views.rows import RowIdArray
 from airflow_geneva.errors import UdfError
 
-if TYPE_CHECKING:
-    import lance
-
-_BLOB_ROWS = 1_024
 RUNS, CARRIED = "__geneva_runs ", "__geneva_carried "
 """Prefixes of columns of a batch: whether the UDF of a column runs on a row, and values of rows on which it does not.
 
@@ -64,6 +57,8 @@ class QueryComputer(BatchMapper):
         self.columns = tuple(columns)
         self.keeps_before = keeps_before
         self.projection, self._aliases, self.input_aliases = _projection(self.columns)
+        self._group_inputs = input_aliases(self.columns)
+        self._groups = {name: udf.groups for name, udf in udfs.items() if udf.groups}
         self.filled_by = filled_by(self.columns)
         self._stack = ExitStack()
         opens = open_mapper or (lambda name, inputs: open_batch_mapper(udfs[name], inputs))
@@ -108,6 +103,8 @@ class QueryComputer(BatchMapper):
 
     def needed(self, column: OutputColumn) -> list[str]:
         """Return the UDF columns whose values are inputs of a column."""
+        if column.name in self._groups:
+            return []
         from_source = self.input_aliases[column.name]
         found = (self.filled_by.get(name) for name in column.columns if name not in from_source)
         return [name for name in dict.fromkeys(found) if name is not None]
@@ -193,6 +190,10 @@ class QueryComputer(BatchMapper):
 
     def inputs(self, column: OutputColumn, batch: pa.RecordBatch, others: Mapping[str, pa.Array]) -> pa.RecordBatch:
         """Return the inputs of a column's UDF, from a batch of the source and other columns of the query."""
+        if (form := self._groups.get(column.name)) is not None:
+            aliases = {GROUP_ROWS: GROUP_ROWS} if form == "batches" else self._group_inputs
+            taken = [GROUP_ROWS] if form == "batches" else list(dict.fromkeys(column.inputs))
+            return pa.record_batch([batch.column(aliases[name]) for name in taken], names=taken)
         from_source, names = self.input_aliases[column.name], list(column.columns)
         given = [batch.column(from_source[name]) if name in from_source else others[name] for name in names]
         if self.mappers[column.name].needs_row_ids:
@@ -477,7 +478,10 @@ def read_for(columns: Sequence[OutputColumn], running: Collection[str]) -> dict[
 def _projection(
     columns: Sequence[OutputColumn],
 ) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
-    """Return the scan's columns by alias, the alias of each output column, and the aliases of each UDF's inputs."""
+    """Return the scan's columns by alias, the alias of each output column, and the aliases of each UDF's inputs.
+
+    `GroupColumns` adds aggregates, and the inputs of UDFs of groups.
+    """
     sources: dict[str, str] = {}
     expressions: dict[str, str] = {}
     outputs: dict[str, str] = {}
@@ -493,32 +497,10 @@ def _projection(
         elif column.kind == "sql":
             outputs[column.name] = f"value_{position}"
             expressions[f"value_{position}"] = f"({column.expression})"
+        elif column.kind == "aggregate":
+            outputs[column.name] = aggregate_alias(position)
+        elif column.udf is not None and column.udf.groups:
+            inputs[column.name] = {}
         elif column.udf is not None:
             inputs[column.name] = {name: source(name) for name in from_source[column.name]}
     return {**{alias: f"`{name}`" for name, alias in sources.items()}, **expressions}, outputs, inputs
-
-
-def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
-    """Read existing rows in the order of their ids, which must be distinct; a projection has SQL or quoted columns."""
-    with_id = {**projection, "_rowid": "_rowid"}
-    blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
-    if not blobs & set(projection.values()):
-        return _one_batch(pylance_internals.take_rows(dataset, pa.array(row_ids.view(np.uint64)), with_id), row_ids)
-    parts = []
-    for start in range(0, len(row_ids), _BLOB_ROWS):
-        # Taking rows returns only the descriptors of blobs, so scan for their bytes.
-        listed = ",".join(map(str, row_ids[start : start + _BLOB_ROWS].tolist()))
-        scanner = scan_bytes(dataset, projection, filter=f"_rowid IN ({listed})", with_row_id=True)
-        parts.append(scanner.to_table())
-    return _one_batch(pa.concat_tables(parts), row_ids)
-
-
-def _one_batch(table: pa.Table, row_ids: RowIdArray) -> pa.RecordBatch:
-    found = table.column("_rowid").to_numpy().view(np.int64)
-    if len(found) != len(row_ids):
-        missing = f"{len(row_ids) - len(found):,} of {counted(len(row_ids), 'row')}"
-        raise KeyError(f"{missing} not found in this version of the table")
-    if not np.array_equal(found, row_ids):
-        order = np.argsort(found, kind="stable")
-        table = rows_at(table, pa.array(order[np.searchsorted(found, row_ids, sorter=order)]))
-    return single_batch(table)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from airflow_geneva.engine.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.engine.apply.device import is_device_failure, is_out_of_memory, release
 from airflow_geneva.engine.apply.event_loop import call_within
+from airflow_geneva.engine.apply.group_calls import group_arguments
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.failures import CallFailure, RowFailure
@@ -35,6 +36,7 @@ from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
+    from airflow_geneva.engine.apply.source_rows import SourceRows
     from airflow_geneva.engine.udf import UDF
 
 _MESSAGE_CHARS = 2_000
@@ -87,11 +89,19 @@ def describe_failure(
 class Mapper:
     """A UDF and its input columns; a record-batch UDF without any is called on all columns.
 
-    `known_to_fit` is the largest batch that fitted into the device's memory in earlier jobs.
+    `known_to_fit` is the largest batch that fitted into the device's memory in earlier jobs. `source` has
+    the rows of groups for a UDF that takes iterators of batches, whose batches have only row ids.
     """
 
-    def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None, known_to_fit: float = inf) -> None:
+    def __init__(
+        self,
+        udf: UDF,
+        input_columns: Sequence[str] | None = None,
+        known_to_fit: float = inf,
+        source: SourceRows | None = None,
+    ) -> None:
         self.udf = udf
+        self.source = source
         self.known_to_fit = known_to_fit
         self.input_columns = udf.resolve_inputs(input_columns)
 
@@ -107,7 +117,7 @@ class Mapper:
 
     def inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Select the UDF's input columns, in order; `InvalidInput` if the batch lacks one or has it twice."""
-        if self.input_columns is None:
+        if self.input_columns is None or self.udf.groups == "batches":
             return batch
         found = {name: _column_at(batch, name) for name in dict.fromkeys(self.input_columns)}
         bad = [name for name, column in found.items() if column is None]
@@ -182,6 +192,8 @@ class Mapper:
         """Return the arguments of a scalar UDF, for each column the values of all rows, and why a row has none."""
         columns: list[Sequence[Any]] = []
         missing: dict[int, UdfError] = {}
+        if self.udf.groups is not None and self.udf.groups != "scalar":
+            return group_arguments(inputs, self.udf.groups, self.input_columns or (), self.source), missing
         for at, name in enumerate(inputs.schema.names):
             values, unreadable = self._row_values(inputs.column(at), at)
             columns.append(values)

@@ -58,7 +58,8 @@ class Udfs:
                 )
         archives = tuple(code.zip for code in spec.codes)
         references = {
-            name: UdfReference(udf.import_path, udf.version, archives=archives) for name, udf in spec.udfs.items()
+            name: UdfReference(udf.import_path, udf.version, archives=archives, groups=udf.groups is not None)
+            for name, udf in spec.udfs.items()
         }
         return Udfs(references)
 
@@ -217,7 +218,7 @@ def computing(
     def open_mapper(name: str, inputs: Sequence[str] | None) -> BatchMapper:
         size, fits = (given or loaded[name].batch_size) if in_windows else None, known_to_fit(loaded[name], fitting)
         return open_batch_mapper(
-            opened[name], inputs, (known or {}).get(name), (submissions or {}).get(name), size, fits
+            opened[name], inputs, (known or {}).get(name), (submissions or {}).get(name), size, fits, target.source_rows
         )
 
     return target.computing(loaded, open_mapper)

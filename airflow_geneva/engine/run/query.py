@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.query_columns import QueryComputer, take_rows
+from airflow_geneva.engine.apply.query_columns import QueryComputer
+from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns

@@ -22,6 +22,7 @@ from airflow_geneva.engine.apply.batch_mapper import BatchMapper
 from airflow_geneva.engine.apply.checkpoint_writer import CheckpointWriter, joint_filter_evaluated
 from airflow_geneva.engine.apply.isolation.runner import OpenMapper
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_fragment, windows
+from airflow_geneva.engine.apply.source_rows import SourceRows
 from airflow_geneva.engine.checkpoint.provenance import Failures, RowsByColumn, join_columns
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
@@ -244,6 +245,11 @@ class Target(Reusable):
         """Return the target to stage a fragment again, whose rows in the earlier file may be in other fragments now."""
         lost = staged is not None and bool(staged.computed - live)
         return replace(self, replaced=staged, delayed=None) if lost else self
+
+    @property
+    def source_rows(self) -> SourceRows | None:
+        """The rows of the source of a view of groups, for functions that take iterators of batches."""
+        return None
 
     @property
     @abstractmethod

@@ -199,6 +199,13 @@ def check_input_fields(
     udf: UDF, fields: Mapping[str, pa.Field], input_columns: Sequence[str] | None, table_name: str
 ) -> None:
     """Check like `check_inputs`, given the table's fields by name."""
+    if wrong := [one for one in (udf, udf.input_stage) if one.signature.takes_groups_only]:
+        takes = "an iterator of batches" if wrong[0].form == "batches" else "whole columns, and is a generator"
+        raise InvalidInput(
+            f"UDF {wrong[0].name!r} takes {takes}, and so cannot compute a value for each row. Use it in "
+            'query().group_by(...).agg({"name": (function, ["column"])}), which calls it once per group; or take the '
+            "values of one row, or whole columns, and return an array."
+        )
     columns = udf.resolve_inputs(input_columns)
     if columns is None:
         return
@@ -219,9 +226,17 @@ def check_input_fields(
         )
     first = udf.input_stage
     for position, column in enumerate(columns):
-        annotation = first.signature.annotation_at(position) if first.form != "record_batch" else UNKNOWN
+        annotation = UNKNOWN if first.signature.takes_batches else first.signature.annotation_at(position)
         found = found_fields[column]
-        if found is not None and accepts(annotation, found.type) is False:
+        if found is None:
+            continue
+        if udf.groups == "scalar" and accepts(annotation, pa.list_(found.type)) is False:
+            raise InvalidInput(
+                f"Type mismatch for column {column!r} of table {table_name!r}: UDF {first.name!r} takes "
+                f"{_show(annotation)} there, and gets the values of all rows of a group, each of type {found.type}. "
+                "Annotate the parameter as a list, such as list[str], or as pa.Array."
+            )
+        if udf.groups != "scalar" and accepts(annotation, found.type) is False:
             raise InvalidInput(
                 f"Type mismatch for column {column!r} of table {table_name!r}: it is {found.type}, and UDF "
                 f"{first.name!r} takes {_show(annotation)} there. Correct the annotation, or map another column to it."

@@ -15,6 +15,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from airflow_geneva.engine.code_hash.hasher import code_version, identity_of_code
+from airflow_geneva.engine.lance_io.arrays import is_list
 from airflow_geneva.engine.limits.rate_limit import RateLimit, check_limit
 from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.udf.annotations import accepts, output_type
@@ -35,7 +36,14 @@ from airflow_geneva.engine.udf.settings import (
     check_setup_timeout,
     check_workers,
 )
-from airflow_geneva.engine.udf.signature import Form, Signature, is_batch_api, read_batch_api, read_signature
+from airflow_geneva.engine.udf.signature import (
+    Form,
+    Signature,
+    is_batch_api,
+    read_batch_api,
+    read_signature,
+    union_members,
+)
 from airflow_geneva.errors import InvalidInput
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
@@ -56,6 +64,7 @@ class UDF:
         module: the module that applied the decorator.
         preprocess: its stage, which makes its input from the input columns, or None.
         method_of: the class on whose instance the function is called as a method, or None.
+        plain: the UDF as it was decorated, if this is its `of_groups`.
 
     The other attributes are the arguments of `udf`, or None.
     """
@@ -92,6 +101,7 @@ class UDF:
     preprocess: UDF | None = None
     preprocess_workers: int | None = None
     method_of: type | None = field(default=None, compare=False, repr=False)
+    plain: UDF | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.func.__doc__)
@@ -112,6 +122,48 @@ class UDF:
     def form(self) -> Form:
         """The form of its calls: "scalar", "array" or "record_batch"."""
         return self.signature.form
+
+    @property
+    def groups(self) -> Form | None:
+        """The form in which it takes the rows of a group, if it is called once per group; else None."""
+        return self.signature.groups
+
+    @property
+    def of_groups(self) -> UDF:
+        """The UDF as a view of groups calls it: once per group, as a scalar UDF is called once per row.
+
+        Raises:
+            InvalidInput: it cannot be called with the rows of a group.
+        """
+        if self.plain is not None:
+            return self
+        if why := self._why_not_of_groups():
+            raise InvalidInput(f"UDF {self.name!r} {why}")
+        return replace(self, signature=replace(self.signature, form="scalar", groups=self.form), plain=self)
+
+    def _why_not_of_groups(self) -> str:
+        if self.is_batch_api:
+            return (
+                "is a batch API, which takes rows and not groups. Make a view of groups with its inputs, and a view of "
+                "that with the batch API."
+            )
+        if self.preprocess is not None or self.batch_by is not None:
+            setting = "preprocess" if self.preprocess is not None else "batch_by"
+            return f"has {setting}, which is for calls on batches, and would be called once per group. Leave it out."
+        if self.is_async and self.form == "batches":
+            return (
+                "is async and takes an iterator, whose batches are read while the event loop waits. Give a plain "
+                "function, or take pa.Array or pa.RecordBatch."
+            )
+        arrays = [
+            one for one in union_members(self.signature.result) if isinstance(one, type) and issubclass(one, pa.Array)
+        ]
+        if arrays and not is_list(self.data_type):
+            return (
+                f"is annotated to return a {arrays[0].__name__}, and is called once per group, for one value. Annotate "
+                "the type of that value."
+            )
+        return ""
 
     @property
     def is_async(self) -> bool:
@@ -174,7 +226,7 @@ class UDF:
         """The UDF without its stage, with the stage's value as its input."""
         if self.preprocess is None:
             return self
-        takes = None if self.form == "record_batch" else self.signature.parameters[:1]
+        takes = None if self.signature.takes_batches else self.signature.parameters[:1]
         return replace(self, preprocess=None, preprocess_workers=None, version=self.code_version, input_columns=takes)
 
     @property
@@ -200,6 +252,8 @@ class UDF:
     @property
     def import_path(self) -> str | None:
         """`"module:name"` from which another process imports this object; None in a notebook or inside a function."""
+        if self.plain is not None:
+            return self.plain.import_path
         for module_name in (self.module, getattr(self.func, "__module__", "")):
             module = sys.modules.get(module_name)
             # Airflow imports a DAG file under its own module name, which no other process has.
@@ -217,9 +271,9 @@ class UDF:
         """Return the input columns in the order of the parameters; None: a batch with all columns."""
         given = self.input_columns if input_columns is None else tuple(input_columns)
         if self.preprocess is not None:
-            self._check_weight(None if self.form == "record_batch" else self.signature.parameters[:1])
+            self._check_weight(None if self.signature.takes_batches else self.signature.parameters[:1])
             return self.preprocess.resolve_inputs(given)
-        if self.form == "record_batch":
+        if self.signature.takes_batches:
             self._check_weight(given)
             return given
         columns = self.signature.required if given is None else given
@@ -320,8 +374,10 @@ def udf(
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
     The annotations determine how it is called: with the Python values of one row (`text: str`, or no annotations), with
-    one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
-    arguments, once per process. Calls of an `async def` function run concurrently, in one event loop per process.
+    one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. In a view of groups, a call gets all
+    rows of one group, as `pa.Array`s, lists (`text: list[str]`), one `pa.RecordBatch`, or an `Iterator[pa.RecordBatch]`
+    that reads a group of any size, and returns one value. A class is instantiated without arguments, once per process.
+    Calls of an `async def` function run concurrently, in one event loop per process.
     A class with `submit`, `poll` and `fetch` is a batch API, which answers after minutes or hours.
 
     Args:
@@ -426,7 +482,7 @@ def udf(
                 "if a row's value depends on nothing but the row's inputs and the code."
             )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
-        if made.input_columns is not None and made.input_stage.form != "record_batch":
+        if made.input_columns is not None and not made.input_stage.signature.takes_batches:
             _check_count(made.input_stage.signature, made.input_columns, made.input_stage.name)
         return made
 

@@ -33,6 +33,7 @@ def give_udf(udf: UDF, database: str, column: str) -> None:
     Raises:
         InvalidInput: another column of the database still has a function of that name and version with other code.
     """
+    udf = udf.plain or udf
     key = _key(udf, database)
     for columns in _columns.values():
         columns.discard(column)
@@ -69,6 +70,7 @@ def keep_udf(udf: UDF, database: str, column: str = "") -> bool:
     Returns:
         False if it is not kept, because another column has a function of that name and version with other code.
     """
+    udf = udf.plain or udf
     if udf.import_path is None:
         key = _key(udf, database)
         if _columns.get(key, set()) - {column} and not _takes_place_of(udf, _given[key]):
@@ -102,10 +104,11 @@ def find_udf(definition: UdfDefinition, database: str, where: str, advice: str) 
         InvalidInput: it has no import path and this process did not make it, or it cannot be imported here.
     """
     if definition.import_path is not None:
-        return load_stored_udf(definition.import_path)
-    if (found := _made_here(definition, database)) is not None:
-        keep_udf(found, database)
-        return found
+        found = load_stored_udf(definition.import_path)
+        return found.of_groups if definition.groups else found
+    if (made := _made_here(definition, database)) is not None:
+        keep_udf(made, database)
+        return made.of_groups if definition.groups else made
     raise InvalidInput(
         f"The UDF {definition.name!r} of {where} was defined in a notebook, a script or a function, and not in this "
         f"process, so it cannot be found. {advice}"

@@ -216,7 +216,8 @@ class UdfDefinition:
     """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display.
 
     With `reports_cost`, calls report their cost. `connection` names the connection of the service that the function
-    calls, which Airflow tasks look up.
+    calls, which Airflow tasks look up. `groups` is the form in which it takes the rows of a group, if it is called once
+    per group.
     """
 
     name: str
@@ -242,6 +243,7 @@ class UdfDefinition:
     expect: list[dict[str, Any]] | None = None
     reports_cost: bool | None = None
     connection: str | None = None
+    groups: Form | None = None
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:

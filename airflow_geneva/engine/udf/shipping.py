@@ -84,7 +84,7 @@ def cannot_import(import_path: str, error: BaseException) -> InvalidInput:
 class UdfReference:
     """Refers to a UDF, or its stage, in another process: by import path and planned code version, or as a pickle.
 
-    `archives` are the names of the archives with the code that was planned.
+    `archives` are the names of the archives with the code that was planned. With `groups`, it is called once per group.
     """
 
     import_path: str | None
@@ -92,6 +92,7 @@ class UdfReference:
     pickled: bytes | None = field(default=None, repr=False)
     stage: bool = False
     archives: tuple[str, ...] = ()
+    groups: bool = False
 
     @staticmethod
     def of(udf: UDF, stage: bool = False) -> UdfReference:
@@ -101,7 +102,8 @@ class UdfReference:
             _ = udf.value_identity  # computed here, where its source is available
         sent = (udf.stage if stage else None) or udf
         try:
-            return UdfReference(path, version, None if path else cloudpickle.dumps(sent), stage)
+            pickled = None if path else cloudpickle.dumps(sent)
+            return UdfReference(path, version, pickled, stage, groups=udf.groups is not None)
         except Exception as error:
             raise InvalidInput(
                 f"UDF {sent.name!r} cannot be sent to another process: {what_cannot_be_pickled(sent.func)} cannot be "
@@ -128,6 +130,8 @@ class UdfReference:
                 "planned: its source changed since, or another copy of its module comes first on the worker's path. "
                 f"Plan again, or remove that copy, or start a new session.{_why_unused()}"
             )
+        if self.groups:
+            return udf.of_groups
         return (udf.stage if self.stage else None) or udf
 
 

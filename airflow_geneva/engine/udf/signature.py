@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_geneva.engine.code_hash.values import cells_of
 from airflow_geneva.errors import InvalidInput
 
-Form = Literal["scalar", "array", "record_batch"]
+Form = Literal["scalar", "array", "record_batch", "batches"]
 
 UNKNOWN = inspect.Parameter.empty
 """Stands for a missing annotation, or one that cannot be resolved."""
@@ -30,7 +30,8 @@ class Signature:
     """How a UDF is called.
 
     Attributes:
-        form: "scalar" (Python values of one row), "array" (one `pa.Array` per column) or "record_batch".
+        form: "scalar" (Python values of one row), "array" (one `pa.Array` per column), "record_batch", or "batches" (an
+            iterator of record batches, which only a group of rows is passed as).
         required: parameters without a default value, in order; `parameters`: all that can take a column.
         takes_any_number: whether there is a `*args`.
         annotations: by parameter, as far as they can be resolved.
@@ -38,6 +39,8 @@ class Signature:
         is_async: whether a call returns a coroutine.
         is_batch_api: whether it is a batch API, whose `submit` has these parameters.
         takes_key: whether `submit` takes a key besides the batch.
+        groups: if it is called once per group, like a scalar UDF once per row: the form in which it takes a group's
+            rows, "scalar" for Python lists; else None.
     """
 
     form: Form
@@ -50,6 +53,17 @@ class Signature:
     is_async: bool = False
     is_batch_api: bool = False
     takes_key: bool = False
+    groups: Form | None = None
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether its only parameter takes all input columns."""
+        return (self.groups or self.form) in ("record_batch", "batches")
+
+    @property
+    def takes_groups_only(self) -> bool:
+        """Whether it cannot compute a value for each row: it takes an iterator of batches, or yields from columns."""
+        return self.groups is None and (self.form == "batches" or (self.yields and self.form != "scalar"))
 
     def annotation_at(self, position: int) -> Any:
         """Return the annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
@@ -89,19 +103,13 @@ def read_signature(func: Any, name: str) -> Signature:
     if not positional and not any_number:
         raise InvalidInput(f"UDF {name!r} has no parameters. Give it one for each input column.")
     form = _form(annotations, name)
-    if form == "record_batch" and len(required) != 1:
-        raise InvalidInput(
-            f"UDF {name!r} takes a pa.RecordBatch and {required!r}. Give it one pa.RecordBatch parameter."
-        )
+    if form in ("record_batch", "batches") and len(required) != 1:
+        what = "pa.RecordBatch" if form == "record_batch" else "Iterator[pa.RecordBatch]"
+        raise InvalidInput(f"UDF {name!r} takes {what} and {required!r}. Give it one {what} parameter.")
     result = hints.get("return", UNKNOWN)
     yields = inspect.isgeneratorfunction(plain)
     is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(function)
     if yields:
-        if form != "scalar":
-            raise InvalidInput(
-                f"UDF {name!r} is a generator and takes whole batches. A generator takes the values of one row; give a "
-                "function of batches that returns an array of lists."
-            )
         item = typing.get_args(result)
         result = list[item[0]] if item and typing.get_origin(result) in _ITERABLES else UNKNOWN  # type: ignore[valid-type]
     return Signature(form, tuple(required), tuple(positional), any_number, annotations, result, yields, is_async)
@@ -184,6 +192,8 @@ def _form(annotations: dict[str, Any], name: str) -> Form:
                 )
             whole_column = isinstance(part, type) and issubclass(part, pa.Array)
             form: Form = "array" if whole_column else "record_batch" if part is pa.RecordBatch else "scalar"
+            if typing.get_origin(part) in _ITERABLES and typing.get_args(part)[:1] == (pa.RecordBatch,):
+                form = "batches"
             forms.setdefault(form, []).append(parameter)
     if len(forms) > 1:
         said = ", ".join(f"{', '.join(map(repr, names))} as {form}" for form, names in sorted(forms.items()))

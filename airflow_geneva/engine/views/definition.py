@@ -53,18 +53,20 @@ _NAMED = {
     "explode": "exploded column",
 }
 
-Kind = Literal["column", "sql", "udf", "sibling"]
+Kind = Literal["column", "sql", "aggregate", "udf", "sibling"]
+_ORIGINS = {"column": "source column", "sql": "SQL", "aggregate": "aggregate"}
 
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
+    """One column of a query, with its Arrow type as text: a column or SQL of the source, an aggregate, or a UDF.
 
     A UDF may fill several columns with the fields of its struct: the first one has the UDF, and `field` names the field
     of each. The others are siblings, and `of` is the first one's first name.
 
-    `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
-    that name, or else a column of the source. `expect` are the view's own expectations, in addition to the UDF's.
+    `expression` is the source column's name, the SQL, or the SQL aggregate. An input of the UDF is an earlier column of
+    the query with that name, or else a column of the source; an input of a UDF of groups is always the latter. `expect`
+    are the view's own expectations, in addition to the UDF's.
     Promotions change `name`; `first_name` is then the name at the view's creation. `since` is the version of the view
     that added the column, if that was not its first, and `revision` the version that gave it another UDF or inputs.
     """
@@ -117,7 +119,7 @@ class OutputColumn:
             return f"computed by {self.udf.call}"
         if self.kind == "sibling":
             return f"field {self.field!r} of what computes {self.of!r}"
-        return f"{'source column' if self.kind == 'column' else 'SQL'} {self.expression}"
+        return f"{_ORIGINS[self.kind]} {self.expression}"
 
     def to_document(self) -> dict[str, Any]:
         values = {**vars(self), "udf": self.udf and parse(self.udf.to_json())}
@@ -287,7 +289,7 @@ class ViewDefinition:
         for one in self.columns:
             now = {name: names[name] for name in names if name in earlier}
             earlier.add(one.name)
-            if one.udf is not None and not now.keys().isdisjoint(one.columns):
+            if one.udf is not None and not one.udf.groups and not now.keys().isdisjoint(one.columns):
                 one = replace(one, udf=replace(one.udf, input_columns=renamed_inputs(one.inputs, now)))
             found.append(one.called(names[one.name]) if one.name in names else one)
         return replace(self, columns=tuple(found))
@@ -310,7 +312,8 @@ class ViewDefinition:
         """Yield the columns that each column is computed from: whether they are the view's, and their first names."""
         earlier = dict[str, str]()
         for one in self.columns:
-            yield [(name in earlier, earlier.get(name, name)) for name in one.columns]
+            of_view = {} if one.udf is not None and one.udf.groups else earlier
+            yield [(name in of_view, of_view.get(name, name)) for name in one.columns]
             earlier[one.name] = one.first_name or one.name
 
     def to_json(self) -> str:
@@ -354,7 +357,7 @@ class ViewDefinition:
 
     def check_sql(self) -> None:
         """Raise `InvalidInput` if the filter or an expression is too large to be evaluated."""
-        for sql in (self.where, *(column.expression for column in self.columns if column.kind == "sql")):
+        for sql in (self.where, *(column.expression for column in self.columns if column.kind in ("sql", "aggregate"))):
             read_sql(sql or "")
 
     @staticmethod
@@ -473,12 +476,15 @@ def filled_by(columns: Sequence[OutputColumn]) -> dict[str, str]:
 
 
 def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:
-    """Return the inputs of each UDF column that are columns of the source, not earlier columns of the query."""
+    """Return the inputs of each UDF column that are columns of the source, not earlier columns of the query.
+
+    All inputs of a UDF of groups are columns of the source.
+    """
     found: dict[str, tuple[str, ...]] = {}
     earlier: set[str] = set()
     for column in columns:
         if column.udf is not None:
-            found[column.name] = tuple(name for name in column.columns if name not in earlier)
+            found[column.name] = tuple(name for name in column.columns if column.udf.groups or name not in earlier)
         earlier.add(column.name)
     return found
 

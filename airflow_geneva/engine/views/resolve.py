@@ -20,6 +20,7 @@ from airflow_geneva.engine.storage.engine_errors import EngineError, engine_erro
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.definition import check_column_name, key_names
+from airflow_geneva.engine.views.aggregates import parse_aggregate, result_type
 from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
 from airflow_geneva.errors import InvalidInput
 
@@ -53,6 +54,7 @@ def resolve_columns(
     specs: Sequence[tuple[Any, Any]],
     earlier: Mapping[str, pa.Field] | None = None,
     computed: Collection[str] = (),
+    groups: bool = False,
 ) -> ResolvedColumns:
     """Check a query's columns, given by name and `QuerySpec`, and find their types.
 
@@ -62,6 +64,8 @@ def resolve_columns(
     Args:
         earlier: the columns that the query has before these.
         computed: those of them that UDFs compute.
+        groups: whether these are columns of groups: a text is an SQL aggregate, and a UDF is called once per group, on
+            columns of the source.
     """
     visible = visible_columns(dataset.schema)
     names = [name for key, _ in specs for name in key_names(key)]
@@ -87,10 +91,13 @@ def resolve_columns(
         if isinstance(spec, str) and isinstance(key, tuple):
             raise InvalidInput(f"Columns {list(key)} need a UDF that returns a struct, not {spec!r:.200}.")
         if isinstance(spec, str):
-            column, made, read = source.resolve_text(name, spec)
+            column, made, read = source.resolve_aggregate(name, spec) if groups else source.resolve_text(name, spec)
         else:
-            udf, inputs = _split(name, spec)
-            column = source.resolve_udf(name, udf, inputs, fields, names[len(fields) - len(before) :])
+            udf, inputs = _split(name, spec, "an SQL aggregate" if groups else "a column's name or an SQL expression")
+            if groups:
+                udf = udf.of_groups
+            usable = {} if groups else fields
+            column = source.resolve_udf(name, udf, inputs, usable, () if groups else names[len(fields) - len(before) :])
             if udf.is_batch_api and (fed := sorted({*udfs, *computed} & set(column.columns))):
                 raise InvalidInput(
                     f"Column {name!r}: UDF {udf.name!r} is a batch API, and takes {fed}, which other UDFs compute; "
@@ -98,7 +105,7 @@ def resolve_columns(
                     "with the batch API, or a computed column."
                 )
             made = pa.field(name, udf.data_type)
-            read = {given for given in column.columns if given not in fields}
+            read = {given for given in column.columns if given not in usable}
             udfs[name] = udf
         for one, its in _filled(key, column, made):
             columns.append(one)
@@ -183,7 +190,18 @@ class _Source:
         made = pa.field(name, self._sql_type(name, sql))
         return OutputColumn(name, "sql", str(made.type), expression=sql), made, set(where_columns(sql, self.visible))
 
-    def _sql_type(self, name: str, sql: str) -> pa.DataType:
+    def resolve_aggregate(self, name: str, text: str) -> tuple[OutputColumn, pa.Field, set[str]]:
+        """Resolve an SQL aggregate of the rows of a group; return also the source columns that it reads."""
+        found = parse_aggregate(text, name)
+        argument, read = None, set[str]()
+        if found.argument is not None:
+            sql = check_expression(found.argument, f"The argument of {found.function} of column {name!r}")
+            check_repeatable(sql)
+            argument, read = self._sql_type(name, sql, of_group=True), set(where_columns(sql, self.visible))
+        made = pa.field(name, result_type(found, argument, name))
+        return OutputColumn(name, "aggregate", str(made.type), expression=text.strip()), made, read
+
+    def _sql_type(self, name: str, sql: str, of_group: bool = False) -> pa.DataType:
         try:
             # Lance cannot scan an expression alone, so add row ids: a column's name might contain a backtick. An empty
             # scan also finds errors in the execution plan.
@@ -192,7 +210,7 @@ class _Source:
                 found = scanner.to_table().schema.field("value")
         except EngineError as error:
             listed = ", ".join(self.visible)
-            if sql.strip("`") == name:
+            if sql.strip("`") == name and not of_group:
                 raise InvalidInput(
                     f"Column {name!r} is not in table {self.table!r}, which has: {listed}. Select one of these, or "
                     f'give an expression: select({{"{name}": "..."}}).'
@@ -203,7 +221,8 @@ class _Source:
                 "columns of the table, without aggregates."
             ) from None
         if is_blob(found):
-            raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")
+            remedy = "Give the column to a function" if of_group else "Select the blob column by its name alone"
+            raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. {remedy}.")
         if pa.types.is_null(found.type):
             raise InvalidInput(f"Column {name!r} has no type: {sql!r} is NULL. Give one, as in CAST(NULL AS BIGINT).")
         return found.type
@@ -232,14 +251,13 @@ class _Source:
         return OutputColumn(name, "udf", str(udf.data_type), udf=definition)
 
 
-def _split(name: str, spec: Any) -> tuple[UDF, Sequence[str] | None]:
+def _split(name: str, spec: Any, text: str) -> tuple[UDF, Sequence[str] | None]:
     pair = isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == 2
     udf, inputs = spec if pair else (spec, None)
     inputs = [inputs] if isinstance(inputs, str) else inputs
     udf = load_udf(udf) if pair and isinstance(udf, str) else udf
     if not isinstance(udf, UDF):
         raise InvalidInput(
-            f"Column {name!r} is given {spec!r:.200}. Give a column's name or an SQL expression as text, a UDF, or "
-            '(udf, ["input", ...]).'
+            f'Column {name!r} is given {spec!r:.200}. Give {text} as text, a UDF, or (udf, ["input", ...]).'
         )
     return udf, inputs

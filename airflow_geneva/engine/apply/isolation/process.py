@@ -29,6 +29,7 @@ from airflow_geneva.engine.apply.isolation.worker import (
     send,
     values_from_bytes,
 )
+from airflow_geneva.engine.apply.udf_call import Mapper
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.limits.calls import limits_at_hand
@@ -124,11 +125,14 @@ class WorkerProcess:
             self.close()
             raise
 
-    def load(self, batch: pa.RecordBatch) -> None:
+    def load(self, batch: pa.RecordBatch, mapper: Mapper | None = None) -> None:
         """Send a batch for `map`, which replaces the previous one; `WorkerLost` if the worker died."""
         limits = limits_at_hand()
         kept = limits and (limits.root, dict(limits.options))
-        self._ask({"order": "load", "limits": kept}, batch_to_bytes(batch))
+        reads = None
+        if mapper is not None and mapper.source is not None and mapper.udf.groups == "batches":
+            reads = {"columns": mapper.input_columns, "source": mapper.source.to_document()}
+        self._ask({"order": "load", "limits": kept, "reads": reads}, batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
         """Map rows of the batch; end early after a failed row on which the caller has to decide.
@@ -207,7 +211,7 @@ class WorkerProcess:
         self._deadline = None if within is None else time.monotonic() + within
         udf_reference = self.worker_key.udf_reference
         named = {"import_path": udf_reference.import_path, "version": udf_reference.version}
-        header = {"order": "open", **named, "stage": udf_reference.stage}
+        header = {"order": "open", **named, "stage": udf_reference.stage, "groups": udf_reference.groups}
         try:
             try:
                 os.write(self.orders, json.dumps(self.worker_key.path).encode() + b"\n")

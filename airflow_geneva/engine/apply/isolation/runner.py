@@ -17,6 +17,7 @@ from airflow_geneva.engine.apply.dedup import DedupMapper, KnownValues
 from airflow_geneva.engine.apply.device import device_failed, is_device_failure
 from airflow_geneva.engine.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.engine.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
+from airflow_geneva.engine.apply.source_rows import SourceRows
 from airflow_geneva.engine.apply.stages import PreprocessedMapper
 from airflow_geneva.engine.apply.udf_call import BatchResults, MappedBatch, Mapper, call_failure_of, is_of_a_row
 from airflow_geneva.engine.checkpoint.submissions import Submissions
@@ -38,6 +39,7 @@ def open_batch_mapper(
     submissions: Submissions | None = None,
     batch_size: int | None = None,
     known_to_fit: float = inf,
+    source: SourceRows | None = None,
 ) -> BatchMapper:
     """Prepare a UDF to be called on batches; a `UdfReference` saves pickling it again.
 
@@ -47,10 +49,11 @@ def open_batch_mapper(
     worker, but not the import of the UDF's module or the instantiation of its class, which `setup_timeout` bounds.
     With ``known``, the UDF is called only on inputs without a known value. ``submissions`` are those of a batch API's
     column. Unless the UDF is scalar, batches are cut into smaller ones of ``batch_size`` rows, and by `batch_by`. No
-    call is larger than ``known_to_fit`` into the device's memory.
+    call is larger than ``known_to_fit`` into the device's memory. ``source`` has the rows of groups for a UDF that
+    takes iterators of batches.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
-    mapper = Mapper(opened, input_columns, known_to_fit)
+    mapper = Mapper(opened, input_columns, known_to_fit, source)
     made: BatchMapper
     if opened.is_batch_api:
         return BatchApiMapper(mapper, submissions)
@@ -196,7 +199,7 @@ class _WorkerMapper(BatchMapper):
             if self.loaded is inputs:
                 return self.child
             try:
-                self.child.load(inputs)
+                self.child.load(inputs, self.mapper)
             except WorkerLost as lost:
                 self.child, reason = None, lost.reason
             else:

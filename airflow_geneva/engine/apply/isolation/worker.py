@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.apply.source_rows import SourceRows
 from airflow_geneva.engine.apply.udf_call import (
     Mapper,
     call_failure_of,
@@ -118,7 +119,7 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
                 else:
                     send(answers, {})
             case "load":
-                run = _BatchRun(udf, batch_from_bytes(body), answers, mark)
+                run = _BatchRun(udf, batch_from_bytes(body), answers, mark, header["reads"])
                 limits = header["limits"] and Storage(header["limits"][0], freeze_options(header["limits"][1]))
                 send(answers, {})
             case "map":
@@ -133,7 +134,8 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
 
 
 def _open(header: dict[str, Any], body: bytearray) -> UDF:
-    udf = UdfReference(header["import_path"], header["version"], bytes(body), header["stage"]).open().without_stage
+    named = {name: header[name] for name in ("import_path", "version", "stage", "groups")}
+    udf = UdfReference(**named, pickled=bytes(body)).open().without_stage
     _ = udf.function
     # Arrow imports pandas when it makes its first array; that must not count as time of a call.
     pa.array([None])
@@ -141,13 +143,18 @@ def _open(header: dict[str, Any], body: bytearray) -> UDF:
 
 
 class _BatchRun:
-    def __init__(self, udf: UDF, inputs: pa.RecordBatch, answers: int, mark: mmap.mmap) -> None:
+    def __init__(
+        self, udf: UDF, inputs: pa.RecordBatch, answers: int, mark: mmap.mmap, reads: dict[str, Any] | None
+    ) -> None:
         self.udf = udf
         self.inputs = inputs
         self.answers = answers
         self.mark = mark
         self.rules = rules_of(udf.on_error)
-        self.mapper = Mapper(udf, inputs.schema.names)
+        columns, source = inputs.schema.names, None
+        if reads is not None:
+            columns, source = reads["columns"], SourceRows.of_document(reads["source"])
+        self.mapper = Mapper(udf, columns, source=source)
         self.meter = Meter()
 
     def map_rows(self, start: int, stop: int) -> None:

@@ -1,0 +1,95 @@
+"""What a function gets that is called once per group: the values of the group's rows, in the form that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+
+if TYPE_CHECKING:
+    from airflow_geneva.engine.apply.source_rows import SourceRows
+    from airflow_geneva.engine.udf.signature import Form
+    from airflow_geneva.engine.views.definition import OutputColumn
+    from airflow_geneva.engine.views.rows import RowIdArray
+
+GROUP_ROWS = "__geneva_group_rows"
+"""The column of a batch of groups with the ids of each group's rows in the source, in order."""
+
+_BATCH_BYTES = 8 << 20
+
+
+def aggregate_alias(position: int) -> str:
+    """Name the column of a batch of groups that has the results of the aggregate at a position of the query."""
+    return f"aggregate_{position}"
+
+
+def input_aliases(columns: Sequence[OutputColumn]) -> dict[str, str]:
+    """Name the columns of a batch of groups that have the inputs of functions, by the names of the inputs."""
+    taken = (name for column in columns if column.udf is not None and column.udf.groups for name in column.inputs)
+    return {name: f"rows_{at}" for at, name in enumerate(dict.fromkeys(taken))}
+
+
+def group_arguments(
+    inputs: pa.RecordBatch, form: Form, columns: Sequence[str], source: SourceRows | None
+) -> list[Sequence[Any]]:
+    """Return the arguments of calls on groups: for each parameter, one value per group.
+
+    Args:
+        inputs: a list column for each input, with one list per group; or `GROUP_ROWS` for iterators of batches.
+        columns, source: what these iterators read, and where.
+    """
+    if form == "batches":
+        assert source is not None
+        return [_Batches(inputs.column(GROUP_ROWS), columns, source)]
+    parts = [_parts(lists) for lists in inputs.columns]
+    if form == "array":
+        return list(parts)
+    names = inputs.schema.names
+    return [[pa.record_batch(list(arrays), names=names) for arrays in zip(*parts, strict=True)]]
+
+
+def _parts(lists: pa.LargeListArray) -> list[pa.Array]:
+    items = lists.values
+    return [items.slice(start, end - start) for start, end in pairwise(lists.offsets.to_numpy().tolist())]
+
+
+class _Batches(Sequence[Iterator[pa.RecordBatch]]):
+    """An iterator of record batches for each group, made when it is asked for.
+
+    Each batch has at most `_BATCH_BYTES`. Rows of several small groups are read together.
+    """
+
+    def __init__(self, row_ids: pa.LargeListArray, columns: Sequence[str], source: SourceRows) -> None:
+        offsets: RowIdArray = row_ids.offsets.to_numpy()
+        self._bounds = (offsets - offsets[0]).tolist()
+        self._row_ids: RowIdArray = row_ids.values.to_numpy()[offsets[0] : offsets[-1]]
+        self._columns, self._source = columns, source
+        self._fitting = RowsPerBudget(_BATCH_BYTES)
+        self._held, self._first = pa.record_batch({}), 0
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._batches(self._bounds[at], self._bounds[at + 1])
+
+    def _batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        while start < stop:
+            held, skipped = self._rows_from(start)
+            part = held.slice(skipped, stop - start)
+            start += part.num_rows
+            yield part
+
+    def _rows_from(self, start: int) -> tuple[pa.RecordBatch, int]:
+        """Return a batch that has a row, and the row's position in it."""
+        if not self._first <= start < self._first + self._held.num_rows:
+            ids = self._row_ids[start : start + self._fitting.careful_rows]
+            # Drop the previous batch before the next one is read.
+            self._held = pa.record_batch({})
+            self._held, self._first = self._source.take(ids, self._columns), start
+            self._fitting.record(len(ids), self._held.nbytes)
+        return self._held, start - self._first
