@@ -33,8 +33,13 @@ class GroupColumns:
         return GroupColumns(tuple(columns), frozenset(running))
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether values of the rows are read, and not only their number or ids."""
+        return bool(self.projection)
+
+    @cached_property
     def projection(self) -> dict[str, str]:
-        """SQL to read of each row of the source, by alias; empty if the number of rows, or their ids, suffice."""
+        """What is read of each row of the source: SQL by alias."""
         arguments = {alias: f"({one.argument})" for alias, _, one in self._aggregates if one.argument is not None}
         roots = dict.fromkeys(name.partition(".")[0] for name in self._inputs)
         return arguments | {self._root(name): f"`{name}`" for name in roots}
