@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,10 @@ def test_aggregates_equal_those_of_plain_python(kind: pa.DataType, data: st.Data
         for one, values in zip(found.to_pylist(), given_values, strict=True):
             assert same(one, PLAIN[text](values)), (text, values)
     assert aggregate("count(*)", groups, kind).to_pylist() == [len(group) for group in groups]
-    assert [*map(repr, aggregate("first(x)", groups, kind).to_pylist())] == [
-        repr(group[0] if group else None) for group in stored
-    ]
-    assert [*map(repr, aggregate("last(x)", groups, kind).to_pylist())] == [
-        repr(group[-1] if group else None) for group in stored
-    ]
+    for text, at in (("first(x)", 0), ("last(x)", -1)):
+        found = aggregate(text, groups, kind)
+        assert found.type == result_type(parse_aggregate(text, "n"), kind, "n")
+        assert [*map(repr, found.to_pylist())] == [repr(group[at] if group else None) for group in stored]
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64()], ids=str)
@@ -125,7 +123,7 @@ def test_sums_of_integers_are_exact_or_refused(kind: pa.DataType, data: st.DataO
         assert found.type == wanted
         assert found.to_pylist() == [None if null else total for null, total in zip(is_null, expected, strict=True)]
     else:
-        with pytest.raises(SumTooLarge, match=r"sum\(x\) of a group .* does not fit u?int64.*AS DOUBLE"):
+        with pytest.raises(SumTooLarge, match=r"sum\(x\) of a group, .* does not fit u?int64.*AS DOUBLE"):
             aggregate("sum(x)", groups, kind)
 
 
@@ -156,9 +154,10 @@ def test_sums_and_averages_of_decimals(kind: pa.DataType, data: st.DataObject) -
     unit = Decimal(1).scaleb(-means.type.scale)
     for total, mean, group in zip(sums.to_pylist(), means.to_pylist(), groups, strict=True):
         values = [value for value in group if value is not None]
-        assert total == (sum(values) if values else None)
-        if values:
-            assert abs(mean - sum(values) / len(values)) <= unit
+        with localcontext(prec=100):
+            assert total == (sum(values) if values else None)
+            if values:
+                assert abs(mean - sum(values) / len(values)) <= unit
 
 
 def test_an_average_of_decimals_is_rounded_half_up() -> None:
@@ -182,7 +181,7 @@ def test_a_sum_of_decimals_that_does_not_fit_is_refused() -> None:
         ("count(1)", Aggregate("count", "1")),
         ("Count(DISTINCT kind)", Aggregate("count", "kind", True)),
         ("count(distinct (a || b))", Aggregate("count", "(a || b)", True)),
-        ("sum(CASE WHEN a > 1 THEN b ELSE 0 END)", Aggregate("sum", "CASE WHEN a > 1 THEN b ELSE 0 END")),
+        ("sum(b * CAST(a > 1 AS BIGINT))", Aggregate("sum", "b * CAST(a > 1 AS BIGINT)")),
         ("max(`odd name`) -- the newest", Aggregate("max", "`odd name`")),
         ("first(coalesce(a, b))", Aggregate("first", "coalesce(a, b)")),
         ("avg(m['k'])", Aggregate("avg", "m['k']")),
@@ -208,7 +207,7 @@ def test_a_text_is_one_aggregate(text: str, expected: Aggregate) -> None:
         ("sum(max(x))", "an aggregate within an aggregate.*Make a view"),
         ("row_number() over (order by x)", r"calls row_number\(\)"),
         ("sum(x) OVER (PARTITION BY k)", "is a window.*leave OVER out"),
-        ("sum(x) FILTER (WHERE x > 1)", "has FILTER.*CASE WHEN"),
+        ("sum(x) FILTER (WHERE x > 1)", "has FILTER.*nullif"),
         ("first(x) IGNORE NULLS", "has IGNORE after the aggregate"),
         ("first(x ORDER BY y)", r"agg\(..., order_by="),
         ("sum(*)", "names no value: only count"),
@@ -268,10 +267,17 @@ def table(tmp_path: Path) -> Table:
 
 
 def test_aggregates_of_a_query_get_the_types_of_their_results(table: Table) -> None:
-    specs = {"n": "count(*)", "total": "sum(x * 2)", "mean": "avg(x)", "text": "max(text)", "lang": "first(meta.lang)"}
+    specs = {
+        "n": "count(*)",
+        "total": "sum(x * 2)",
+        "left": "min(left(text, 1))",
+        "mean": "avg(x)",
+        "text": "max(text)",
+        "lang": "first(meta.lang)",
+    }
     found = resolve_columns(table.lance, "events", tuple(specs.items()), groups=True)
     assert {field.name: field.type for field in found.schema} == {
-        "n": pa.int64(), "total": pa.int64(), "mean": pa.float64(), "text": pa.string(), "lang": pa.string(),
+        "n": pa.int64(), "total": pa.int64(), "left": pa.string(), "mean": pa.float64(), "text": pa.string(), "lang": pa.string(),
     }  # fmt: skip
     assert [(column.kind, column.expression) for column in found.columns] == [
         ("aggregate", text) for text in specs.values()
@@ -310,7 +316,12 @@ SCHEMA = pa.schema({"k": pa.int64(), "x": pa.int64(), "f": pa.float64(), "s": pa
 OF_LANCE = [
     *("count(*)", "count(x)", "count(DISTINCT x)", "sum(x)", "avg(x)", "min(x)", "max(x + 1)"),
     *("sum(f)", "avg(f)", "min(f)", "max(f)", "count(DISTINCT s)", "min(s)", "max(s)"),
-    *("sum(CASE WHEN x > 0 THEN x END)", "sum(CAST(x AS DECIMAL(9, 2)))", "avg(CAST(x AS DECIMAL(9, 2)))"),
+    *(
+        "sum(x * CAST(x > 0 AS BIGINT))",
+        "count(nullif(x > 0, false))",
+        "sum(CAST(x AS DECIMAL(9, 2)))",
+        "avg(CAST(x AS DECIMAL(9, 2)))",
+    ),
 ]
 
 
@@ -320,18 +331,16 @@ OF_LANCE = [
 def test_aggregates_equal_those_of_sql(rows: list[tuple[Any, ...]], tmp_path_factory: Any) -> None:
     data = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
     dataset = lance.write_dataset(data, str(tmp_path_factory.mktemp("sql") / "t.lance"))
-    listed = ", ".join(f"{text} AS c{at}" for at, text in enumerate(OF_LANCE))
-    query = dataset.sql(f"SELECT k, {listed} FROM dataset GROUP BY k ORDER BY k")
-    expected = pa.Table.from_batches(query.build().to_batch_records())
     keys = data["k"].to_numpy()
     order, lengths = pa.array(np.argsort(keys, kind="stable")), np.unique(keys, return_counts=True)[1]
-    for at, text in enumerate(OF_LANCE):
+    for text in OF_LANCE:
+        query = dataset.sql(f"SELECT k, {text} AS made FROM dataset GROUP BY k ORDER BY k")
+        wanted = pa.Table.from_batches(query.build().to_batch_records())["made"]
         one, values = parse_aggregate(text, "n"), None
         if one.argument is not None:
             scanned = dataset.to_table(columns={"k": "k", "v": f"({one.argument})"})
             values = scanned.take(order)["v"].combine_chunks()
         found = aggregate_groups(one, values, lengths, "n")
-        wanted = expected.column(f"c{at}")
         assert found.type == wanted.type, text
         for mine, theirs in zip(found.to_pylist(), wanted.to_pylist(), strict=True):
             if isinstance(theirs, Decimal) and isinstance(mine, Decimal):

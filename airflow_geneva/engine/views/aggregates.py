@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from airflow_geneva.engine.display import counted
-from airflow_geneva.engine.lance_io.arrays import rows_at
+from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, stored_as
 from airflow_geneva.engine.lance_io.sql_text import Token, read_sql
 from airflow_geneva.errors import InvalidInput, SumTooLarge
 
@@ -107,7 +107,10 @@ def _why_no_end(rest: Sequence[Token]) -> str:
                 "out, group by its partition, and give its order as agg(..., order_by=[...])."
             )
         case "filter":
-            return "has FILTER. Write it as an expression: sum(CASE WHEN condition THEN x END)."
+            return (
+                "has FILTER. Write the condition into the argument: count(nullif(condition, false)), or "
+                "sum(x * CAST(condition AS BIGINT))."
+            )
         case "ignore" | "respect" | "within":
             return f"has {rest[0].text.upper()} after the aggregate, which is not known here. {_WRITE}."
     return (
@@ -136,9 +139,10 @@ def result_type(aggregate: Aggregate, argument: pa.DataType | None, column: str)
     """
     if argument is None or (aggregate.function == "count" and not aggregate.distinct):
         return pa.int64()
-    if aggregate.function in ("first", "last"):
-        return argument
-    kind = argument.value_type if pt.is_dictionary(argument) else argument
+    stored = stored_as(argument)
+    if aggregate.is_ordered:
+        return stored
+    kind = stored.value_type if pt.is_dictionary(stored) else stored
     if isinstance(kind, pa.BaseExtensionType) or pt.is_nested(kind) or pt.is_interval(kind):
         what = "be compared"
     elif aggregate.function == "count":
@@ -186,12 +190,14 @@ def aggregate_groups(aggregate: Aggregate, values: pa.Array | None, lengths: Len
         SumTooLarge: a sum does not fit its type.
     """
     groups = _Groups(lengths)
-    if values is None:
+    if aggregate.argument is None or values is None:
         return pa.array(lengths, pa.int64())
+    wanted, values = result_type(aggregate, values.type, column), _without_views(values)
     if aggregate.is_ordered:
-        return groups.values_at(values, groups.starts if aggregate.function == "first" else groups.starts + lengths - 1)
-    wanted = result_type(aggregate, values.type, column)
-    values = _plain(values)
+        rows = groups.starts if aggregate.function == "first" else groups.starts + lengths - 1
+        return convert_array(groups.values_at(values, rows), wanted)
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
     if aggregate.distinct:
         return groups.hashed(_comparable(values), "count_distinct", pc.CountOptions(mode="only_valid"), fill=0)
     counts = groups.sums(values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64))
@@ -199,7 +205,7 @@ def aggregate_groups(aggregate: Aggregate, values: pa.Array | None, lengths: Len
         case "count":
             return pa.array(counts, pa.int64())
         case "min" | "max":
-            return groups.extremes(aggregate.function, values, counts).cast(wanted)
+            return convert_array(groups.extremes(aggregate.function, values, counts), wanted)
     made = _total(groups, aggregate, values, counts, wanted)
     if made is not None:
         return made
@@ -309,10 +315,8 @@ class _Groups:
         return made if fill is None else pc.fill_null(made, fill)
 
 
-def _plain(values: pa.Array) -> pa.Array:
-    """Return values in a layout that pyarrow's hash aggregates take."""
-    if pt.is_dictionary(values.type):
-        values = values.dictionary_decode()
+def _without_views(values: pa.Array) -> pa.Array:
+    """Return values in a layout that pyarrow can take and aggregate."""
     if pt.is_string_view(values.type):
         return values.cast(pa.large_string())
     return values.cast(pa.large_binary()) if pt.is_binary_view(values.type) else values
