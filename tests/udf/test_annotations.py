@@ -186,10 +186,6 @@ async def _async_generator(x: int) -> Any:
     yield x
 
 
-def _generator_of_batches(x: pa.Int64Array) -> Any:
-    yield x
-
-
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -200,7 +196,6 @@ def _generator_of_batches(x: pa.Int64Array) -> Any:
         (_nothing, "has no parameters"),
         (_keyword, "keyword-only parameter 'y'"),
         (_async_generator, "is an async generator"),
-        (_generator_of_batches, "is a generator and takes whole batches"),
     ],
 )
 def test_what_cannot_be_called_on_columns_is_refused(function: Callable[..., Any], says: str) -> None:

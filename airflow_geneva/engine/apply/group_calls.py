@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.apply.reader import joint_width
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.apply.source_rows import SourceRows
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 GROUP_ROWS = "__geneva_group_rows"
 """The column of a batch of groups with the ids of each group's rows in the source, in order."""
-
-_BATCH_BYTES = 8 << 20
 
 
 def aggregate_alias(position: int) -> str:
@@ -60,7 +59,7 @@ def _parts(lists: pa.LargeListArray) -> list[pa.Array]:
 class _Batches(Sequence[Iterator[pa.RecordBatch]]):
     """An iterator of record batches for each group, made when it is asked for.
 
-    Each batch has at most `_BATCH_BYTES`. Rows of several small groups are read together.
+    A batch takes the bytes of a batch of a task. Rows of several small groups are read together.
     """
 
     def __init__(self, row_ids: pa.LargeListArray, columns: Sequence[str], source: SourceRows) -> None:
@@ -68,7 +67,7 @@ class _Batches(Sequence[Iterator[pa.RecordBatch]]):
         self._bounds = (offsets - offsets[0]).tolist()
         self._row_ids: RowIdArray = row_ids.values.to_numpy()[offsets[0] : offsets[-1]]
         self._columns, self._source = columns, source
-        self._fitting = RowsPerBudget(_BATCH_BYTES)
+        self._fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
         self._held, self._first = pa.record_batch({}), 0
 
     def __len__(self) -> int:
@@ -91,5 +90,7 @@ class _Batches(Sequence[Iterator[pa.RecordBatch]]):
             # Drop the previous batch before the next one is read.
             self._held = pa.record_batch({})
             self._held, self._first = self._source.take(ids, self._columns), start
+            if (width := joint_width(self._held.schema.types)) is not None:
+                self._fitting = RowsPerBudget(self._fitting.limit, width)
             self._fitting.record(len(ids), self._held.nbytes)
         return self._held, start - self._first

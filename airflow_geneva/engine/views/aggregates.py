@@ -290,6 +290,7 @@ class _Groups:
     def extremes(self, function: Function, values: pa.Array, counts: Lengths) -> pa.Array:
         """Return the smallest or the largest value of each group."""
         kind, is_min = values.type, function == "min"
+        reduce: np.ufunc = np.minimum if is_min else np.maximum
         if not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_temporal(kind)):
             return self.hashed(values, function)
         if pt.is_temporal(kind):
@@ -299,7 +300,7 @@ class _Groups:
             missing, reduce = (np.nan, np.fmin) if is_min else (-np.inf, np.maximum)
         else:
             bounds = np.iinfo(values.type.to_pandas_dtype())
-            missing, reduce = (bounds.max, np.minimum) if is_min else (bounds.min, np.maximum)
+            missing = bounds.max if is_min else bounds.min
         filled = pc.fill_null(values, pa.scalar(missing, values.type)).to_numpy(zero_copy_only=False)
         made = pa.array(self.reduced(reduce, filled), values.type, mask=counts == 0)
         return made.view(kind) if pt.is_temporal(kind) else made
