@@ -243,7 +243,7 @@ def _targets(database: Database) -> Iterator[_Target]:
             if isinstance(table, View):
                 definition = table.view_definition
                 inside = definition.source_database == database.uri
-                reads = tuple(column.name.partition(".")[0] for column in definition.reads)
+                reads = tuple(column.name.partition(".")[0] for column in definition.source_reads)
                 yield _Target(table, (), definition.source_table if inside else "", reads)
             else:
                 yield from _columns_of(table)
@@ -373,6 +373,8 @@ def _within_cascade(
         for fragment, rows in one.rows.items():
             coming[fragment] = coming.get(fragment, api.Ranges.empty()) | rows
         others = None if others is None or one.others is None else others + one.others
+    if isinstance(target.table, View) and target.table.view_definition.grouping is not None:
+        coming, others = {}, None if changed else 0  # the rows come into groups, which only a refresh finds
     more = sum(len(rows - missing.get(fragment, api.Ranges.empty())) for fragment, rows in coming.items())
     least, most = found.rows, None if others is None else found.rows + more + others
     definition = None if not isinstance(target.table, View) else target.table.view_definition

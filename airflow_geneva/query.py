@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from airflow_geneva.engine.api import QuerySpec, TableQuery, ViewDefinition
+    from airflow_geneva.engine.api import Grouped, QuerySpec, TableQuery, ViewDefinition
 
 ROWS_PER_FRAGMENT = 1_048_576
 _SEEDS = 1 << 64
@@ -42,6 +42,7 @@ class Query:
         max_rows: see :meth:`limit`.
         skipped_rows: see :meth:`offset`.
         exploded: see :meth:`explode`.
+        grouped: see :meth:`group_by`.
 
     Example:
         ```python
@@ -57,11 +58,13 @@ class Query:
     max_rows: int | None = None
     skipped_rows: int = 0
     exploded: str | None = None
+    grouped: Grouped | None = None
 
     def where(self, sql: str) -> Query:
         """Keep the rows for which an SQL condition over the table's columns holds; several conditions must all hold."""
         if not isinstance(sql, str) or not sql.strip():
             raise InvalidInput(f"where({sql!r:.200}) is not valid: give an SQL condition as text.")
+        self._refuse_for_groups("where", "It keeps rows: call it before group_by. To keep groups, make a view of this")
         return replace(self, conditions=(*self.conditions, sql.strip()))
 
     def select(self, columns: Sequence[str] | Mapping[Any, QuerySpec]) -> Query:
@@ -72,6 +75,9 @@ class Query:
                 a UDF, or a UDF, or its import path, with its inputs. An input is an earlier column of the query, or
                 else one of the table. Several new names in a tuple are filled by the fields of a UDF's struct.
         """
+        self._refuse_for_groups(
+            "select", "The result has the key and the columns of agg. To select some, make a view of this"
+        )
         if isinstance(columns, Mapping):
             return replace(self, selected=tuple(columns.items()))
         if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -85,6 +91,9 @@ class Query:
         """Add columns after the others, as a mapping like that of :meth:`select`."""
         if not isinstance(columns, Mapping):
             raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not {columns!r:.200}.')
+        self._refuse_for_groups(
+            "add_columns", "Give columns of the groups to agg. To compute others from these, make a view of this"
+        )
         return replace(self, added=(*self.added, *columns.items()))
 
     def add_column(self, udf: UDF | str, name: str | None = None) -> Query:
@@ -96,14 +105,17 @@ class Query:
 
     def shuffle(self, seed: int = 0) -> Query:
         """Order the rows by a fixed hash of seed and row id: the same on every machine and in every version."""
+        self._refuse_for_groups("shuffle", "Groups have no order. To order or limit them, make a view of this")
         return replace(self, shuffle_seed=_check_int("shuffle", seed, _SEEDS - 1))
 
     def limit(self, n: int) -> Query:
         """Return at most ``n`` rows."""
+        self._refuse_for_groups("limit", "Groups have no order. To order or limit them, make a view of this")
         return replace(self, max_rows=_check_int("limit", n))
 
     def offset(self, n: int) -> Query:
         """Skip the first ``n`` rows."""
+        self._refuse_for_groups("offset", "Groups have no order. To order or limit them, make a view of this")
         return replace(self, skipped_rows=_check_int("offset", n))
 
     def explode(self, column: str) -> Query:
@@ -127,6 +139,38 @@ class Query:
         if not isinstance(column, str) or not column:
             raise InvalidInput(f"explode({column!r:.200}) is not valid: give the name of a list column.")
         return replace(self, exploded=column)
+
+    def group_by(self, *keys: str) -> GroupedQuery:
+        """Make one row of all rows that have the same values in some columns; call ``agg`` on the result.
+
+        NULL is a value like others, NaN equals NaN, and -0.0 equals 0.0. A view of groups is refreshed by group: a
+        refresh computes the groups whose rows were added, changed, moved or deleted.
+
+        Args:
+            keys: names of columns of numbers, booleans, texts, bytes, dates, times or decimals.
+
+        Raises:
+            InvalidInput: no key is given, or the query selects, adds, explodes, shuffles or limits rows.
+
+        Example:
+            ```python
+            query = events.query().where("kind <> 'test'").group_by("user").agg({"n": "count(*)", "last": "max(at)"})
+            ```
+        """
+        if not keys or not all(isinstance(key, str) for key in keys):
+            raise InvalidInput(f"group_by{keys!r:.200} is not valid: give the names of columns.")
+        self._refuse_for_groups("group_by", "It groups rows already. To group the groups, make a view of this")
+        plain = Query(self.table, self.conditions)
+        if self != plain:
+            raise InvalidInput(
+                "group_by groups the rows of a table as they are, after where: a query that selects, adds or explodes "
+                "columns, or shuffles or limits rows, cannot be grouped. Group a view of such a query."
+            )
+        return GroupedQuery(self, keys)
+
+    def _refuse_for_groups(self, method: str, why: str) -> None:
+        if self.grouped is not None:
+            raise InvalidInput(f"{method} cannot follow group_by(...).agg(...). {why} view, and query that.")
 
     def output_schema(self) -> pa.Schema:
         """Return the schema of the result: nullable columns, with blob columns as blobs.
@@ -211,6 +255,52 @@ class Query:
     def _asked(self) -> TableQuery:
         own = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "table"}
         return api.TableQuery(self.table.location, **own)
+
+
+@dataclass(frozen=True)
+class GroupedQuery:
+    """Rows of a query by the values of some columns; created by :meth:`Query.group_by`.
+
+    Args:
+        query: the query whose rows are grouped.
+        keys: the columns.
+    """
+
+    query: Query
+    keys: tuple[str, ...]
+
+    def agg(
+        self, columns: Mapping[Any, QuerySpec], order_by: Sequence[str] = (), max_group_rows: int | None = None
+    ) -> Query:  # fmt: skip
+        """Compute columns of the rows of each group; the result has the columns of the key first.
+
+        Args:
+            columns: by name, an SQL aggregate as text (``count(*)``, ``count``, ``sum``, ``min``, ``max``, ``avg``,
+                ``first`` or ``last`` of a column or an SQL expression, and ``count(distinct ...)``); a UDF, or a UDF
+                or its import path with its inputs. A UDF is called once per group, with the values of all of its rows:
+                as one `pa.Array` per input, or as a list, see :func:`airflow_geneva.udf`. Several names in a tuple are
+                filled by the fields of a UDF's struct. A UDF that returns a list can be exploded into rows.
+            order_by: the columns by which the rows of a group are sorted, each perhaps followed by ``desc``; NULL comes
+                last. Rows with equal values, and by default all rows, are in the order of their row ids.
+            max_group_rows: the most rows that a group may have: a refresh that finds a larger one fails before it
+                computes anything. None: any number.
+
+        Raises:
+            InvalidInput: an argument is not of such a form.
+
+        Example:
+            ```python
+            profiles = events.query().group_by("user").agg(
+                {"n": "count(*)", "profile": (profile_of, ["kind", "at"])}, order_by=["at"]
+            ).create_materialized_view(db, "profiles")
+            ```
+        """
+        if not isinstance(columns, Mapping):
+            raise InvalidInput(f'agg takes columns by name, such as {{"n": "count(*)"}}, not {columns!r:.200}.')
+        if isinstance(order_by, str) or not all(isinstance(name, str) for name in order_by):
+            raise InvalidInput(f'order_by={order_by!r:.200} is not valid: give names in a list, such as ["at desc"].')
+        grouped = api.Grouped(self.keys, tuple(columns.items()), tuple(order_by), max_group_rows)
+        return replace(self.query, grouped=grouped)
 
 
 def _check_int(name: str, value: object, most: int | None = None, least: int = 0) -> int:

@@ -100,12 +100,15 @@ class View(Table):
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Return a short summary of the contents."""
         dataset = self.lance if dataset is None else dataset
-        source = self.view_definition.source_table
+        definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
+        source = definition.source_table
         state = api.CommittedViewState(self.location, dataset)
-        shown = f"refreshed to its version {state.source_version}"
-        if state.source_version is None:
+        version = api.source_version_of(self.location, definition, state)
+        shown = f"refreshed to its version {version}"
+        if version is None:
             shown = "changed by another writer since its refresh" if state.newest.changed else "never refreshed"
-        return f"{counted(dataset.count_rows(api.IS_SET), 'row')}, a view of {source!r}, {shown}"
+        kind = "view" if definition.grouping is None else "view of groups"
+        return f"{counted(dataset.count_rows(api.IS_SET), 'row')}, a {kind} of {source!r}, {shown}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         origin = {column.name: column.origin for column in api.ViewDefinition.read(schema.metadata, self.name).columns}
@@ -118,6 +121,8 @@ class View(Table):
         if own := api.key_columns(dataset.schema):
             return own
         definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
+        if definition.grouping is not None:
+            return ()
         return definition.columns_of_key(api.key_columns(self._source(definition).schema))
 
     @property
@@ -155,7 +160,18 @@ class View(Table):
         return self._failed(self.view_definition).ids(column)
 
     def _failed(self, definition: ViewDefinition) -> FailedSourceRows:
-        return api.FailedSourceRows(self.location, self.lance, self._source(definition).lance)
+        dataset = self.lance
+        if definition.grouping is None:
+            return api.FailedSourceRows(self.location, dataset, self._source(definition).lance)
+        return api.FailedSourceRows(self.location, dataset, api.groups_of(self.location) or dataset)
+
+    def _refuse_for_groups(self, what: str) -> None:
+        definition = self.view_definition
+        if definition.grouping is not None:
+            raise InvalidInput(
+                f"View {self.name!r} {what}: it has one row for all rows of {definition.source_table!r} with the same "
+                f"{', '.join(definition.grouping.keys)}. Create a view with another query instead."
+            )
 
     def plan_refresh(
         self,
@@ -168,6 +184,8 @@ class View(Table):
         **sizing: Unpack[SizingOptions],
     ) -> Plan:
         """Plan a refresh: which rows it would compute, and why; writes nothing.
+
+        The rows of a view of groups are groups: the touched ones.
 
         Args:
             src_version: the source version to refresh to, which may be an earlier one; by default the newest.
@@ -241,19 +259,25 @@ class View(Table):
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         RunnerName.check("runner", runner)
         watch = api.Stopwatch()
-        return *self._plan_refresh(request, self.location.patient()), watch
+        return *self._plan_refresh(request, self.location.patient(), to_run=True), watch
 
-    def _plan_refresh(self, request: RefreshRequest, location: TableLocation) -> tuple[Plan, Udfs]:
+    def _plan_refresh(
+        self, request: RefreshRequest, location: TableLocation, to_run: bool = False
+    ) -> tuple[Plan, Udfs]:  # fmt: skip
         dataset = location.open()
-        plan = self._plan_version(dataset, request, location)
+        plan = self._plan_version(dataset, request, location, to_run)
         return plan, api.Udfs.of_refresh(plan, api.ViewDefinition.read(dataset.schema.metadata, self.name))
 
     def _plan_version(
-        self, dataset: LanceDataset, request: RefreshRequest, location: TableLocation | None = None
+        self,
+        dataset: LanceDataset,
+        request: RefreshRequest,
+        location: TableLocation | None = None,
+        to_run: bool = False,
     ) -> Plan:
         """Plan the refresh of the view's newest version, which the caller has opened."""
         try:
-            return api.plan_refresh(location or self.location, dataset, self.sources, request)
+            return api.plan_refresh(location or self.location, dataset, self.sources, request, to_run)
         except InvalidInput:
             self.source()  # which says more if it is the source that cannot be opened
             raise
@@ -282,6 +306,7 @@ class View(Table):
         definition = self.view_definition
         if isinstance(other, str) and (":" not in other or other in self.schema.names):
             return super().compare(column, other, sample, neighbors, queries)
+        self._refuse_for_groups("cannot be compared with what other code gives")
         given = load_udf(other) if isinstance(other, str) else other
         rows = 100 if sample is None else sample
         source = self._source(definition).location
@@ -289,6 +314,7 @@ class View(Table):
 
     def _column_function(self, dataset: LanceDataset, name: str) -> ColumnFunction:
         definition = api.ViewDefinition.read(dataset.schema.metadata, self.name)
+        self._refuse_for_groups("has no function that takes values of one row")
         return api.ColumnFunction.find(self.location, name, dataset, self._source(definition).lance)
 
     def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
@@ -330,6 +356,7 @@ class View(Table):
             view.refresh()  # runs count_words and length only
             ```
         """
+        self._refuse_for_groups("cannot get other columns")
         self._edit.add(columns)
 
     def alter_columns(self, columns: Mapping[Any, QuerySpec]) -> None:
@@ -343,6 +370,7 @@ class View(Table):
         Raises:
             InvalidInput: no UDF computes the column, or the UDF's output type is not the column's.
         """
+        self._refuse_for_groups("cannot get other functions")
         self._edit.alter(columns)
 
     def drop_columns(self, columns: Sequence[str]) -> None:
@@ -352,6 +380,7 @@ class View(Table):
             InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, it is
                 the view's key, or no column would be left.
         """
+        self._refuse_for_groups("cannot lose columns")
         self._unopened.drop(columns)
 
     def rename_column(self, column: Any, to: Any) -> NoReturn:

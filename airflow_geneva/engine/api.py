@@ -2,7 +2,8 @@
 
 A job takes the same steps in a notebook and in Airflow:
 
-1. `plan_request`, `plan_refresh` or `plan_load` finds what is left to compute. Nothing is written.
+1. `plan_request`, `plan_refresh` or `plan_load` finds what is left to compute. Nothing is written, but of a view of
+   groups its hidden tables.
 2. `choose` decides where to compute it, and `record_job` writes the job's record and its plan. From then on any process
    can continue the job.
 3. `open_job` opens it there, as a `PlannedJob`: `apply` computes a shard, `commit` verifies it and makes it visible,
@@ -101,6 +102,11 @@ if TYPE_CHECKING:
         is_view as is_view,
         visible_columns as visible_columns,
     )
+    from airflow_geneva.engine.views.group_tables import (
+        groups_of as groups_of,
+        source_version_of as source_version_of,
+    )
+    from airflow_geneva.engine.views.grouping import Grouped as Grouped
     from airflow_geneva.engine.views.resolve import QuerySpec as QuerySpec
     from airflow_geneva.engine.views.sources import (
         find_views as find_views,
@@ -116,13 +122,19 @@ if TYPE_CHECKING:
 
 
 def plan_refresh(
-    view: TableLocation, newest: lance.LanceDataset, sources: Iterable[str], request: RefreshRequest
-) -> Plan:  # fmt: skip
-    """Plan the refresh of a view from its stored definition; write nothing.
+    view: TableLocation,
+    newest: lance.LanceDataset,
+    sources: Iterable[str],
+    request: RefreshRequest,
+    to_run: bool = False,
+) -> Plan:
+    """Plan the refresh of a view from its stored definition; write nothing, unless it is a view of groups.
 
     Args:
         newest: the view's newest version.
         sources: the databases in which its source may lie, beside its own.
+        to_run: whether the plan will be run. Then the plan of a view of groups brings its hidden tables to the version
+            of the source; otherwise it writes nothing, and cannot be run.
 
     Raises:
         InvalidInput: the request does not fit the view, or its source cannot be opened.
@@ -134,7 +146,12 @@ def plan_refresh(
     from airflow_geneva.engine.views.sources import locate_source
 
     definition = ViewDefinition.read(newest.schema.metadata, view.name)
-    return plan(view, definition, locate_source(view, definition, frozenset(sources)), request, newest)
+    source = locate_source(view, definition, frozenset(sources))
+    if definition.grouping is not None:
+        from airflow_geneva.engine.run.groups import plan_groups
+
+        return plan_groups(view, definition, source, request, newest, to_run)
+    return plan(view, definition, source, request, newest)
 
 
 def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bool = False) -> PlannedJob:
@@ -190,6 +207,7 @@ _HOMES = (
     ("lance_io.table_versions", "open_version"),
     ("views.definition", "is_view", "visible_columns"),
     ("views.sources", "find_views", "locate_source"),
+    ("views.group_tables", "groups_of", "source_version_of"),
     # Changes.
     ("run.copying", "copy_table"),
     ("cleanup", "clean_up"),
@@ -204,6 +222,7 @@ _HOMES = (
     ("lance_io.rows", "RowData"),
     ("run.query", "TableQuery"),
     ("views.resolve", "QuerySpec"),
+    ("views.grouping", "Grouped"),
     ("run.table_columns", "TableColumns"),
     ("run.view_columns", "ViewColumns"),
     # a job from its plan to its end,

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lance
@@ -137,3 +138,15 @@ class doubled_later:
     def fetch(self, handle: str) -> list[int]:
         report(cost=0.5)
         return [2 * x for x in json.loads(Path(handle).read_text())]
+
+
+@udf(data_type=pa.int64())
+def logged_total(g: pa.Int64Array, x: pa.Int64Array, log: pa.StringArray) -> int:
+    """Called once per group."""
+    note(log[0].as_py(), [g[0].as_py()])
+    return int(sum(x.to_pylist()))
+
+
+@udf(data_type=pa.int64())
+def total_of_batches(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(sum(batch["x"].to_pylist()) for batch in batches)

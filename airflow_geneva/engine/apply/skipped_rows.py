@@ -71,7 +71,7 @@ def error_records(
     for before, rows in spec.tried(fragment):
         runs[rows.mask(failed)] = before + 1
     now = time.time()
-    source = spec.source_name
+    source = spec.source_name if spec.rows_of is spec.read else f"groups of {spec.source_name}"
     records, makers = [], dict[str, tuple[str, str, str]]()
     for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
         for one in (failure, *failure.also):

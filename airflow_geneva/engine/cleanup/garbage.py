@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -73,6 +73,23 @@ class Garbage:
     version: int = 0
     owners: tuple[tuple[str, str], ...] = ()
     found: float = 0.0
+
+    def below(self, folder: str) -> Garbage:
+        """Name the files relative to the folder in which the table's folder lies."""
+        groups = (
+            FileGroup(one.kind, tuple(replace(file, name=f"{folder}/{file.name}") for file in one.files))
+            for one in self.file_groups
+        )
+        return replace(self, file_groups=tuple(groups))
+
+    @staticmethod
+    def joined(parts: Sequence[Garbage]) -> Garbage:
+        """Add the garbage of the hidden tables of a view to its own."""
+        first, *others = parts
+        if not others:
+            return first
+        kinds = [FileGroup(kind, tuple(f for part in parts for f in part.file_group(kind).files)) for kind in FileKind]
+        return replace(first, file_groups=tuple(kinds), notes=tuple(note for part in parts for note in part.notes))
 
     def file_group(self, kind: FileKind) -> FileGroup:
         return next((file_group for file_group in self.file_groups if file_group.kind == kind), FileGroup(kind))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 
 from airflow_geneva.engine.checkpoint.facts import fields_with_state, prune_state
@@ -19,6 +20,7 @@ from airflow_geneva.engine.checkpoint.view_snapshot import (
     snapshot_job,
     snapshot_key,
 )
+from airflow_geneva.engine.choices import parse_age
 from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage, group_files
 from airflow_geneva.engine.cleanup.in_use import (
     ActiveJobs,
@@ -31,10 +33,13 @@ from airflow_geneva.engine.cleanup.in_use import (
 )
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import FileEntry, Storage
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.errors import StorageError
 
 _FILES_PER_CHECK = 200
+_LEAST_AGE = timedelta(days=1)
 
 
 def collect(location: TableLocation, garbage: Garbage) -> Garbage:
@@ -44,6 +49,20 @@ def collect(location: TableLocation, garbage: Garbage) -> Garbage:
         StorageError: the jobs can no longer be read, or a file cannot be removed.
     """
     return _Collector(location, garbage).collect()
+
+
+def remove_old_versions(location: TableLocation, ttl: timedelta | str) -> None:
+    """Remove the versions of a hidden table that are older than `ttl`, but at least a day, with their files.
+
+    Raises:
+        StorageError: pylance cannot remove them.
+    """
+
+    def failed(error: BaseException) -> StorageError:
+        return StorageError(f"Old versions of {location.uri} cannot be removed: {error}")
+
+    with engine_errors(failed):
+        location.open().cleanup_old_versions(older_than=max(parse_age("ttl", ttl), _LEAST_AGE))
 
 
 class _Collector:

@@ -157,7 +157,7 @@ def _swap_of_rows(
     replaced = lance.LanceOperation.Overwrite(dataset.lance_schema, added) if whole else None
     return lance.Transaction(
         read_version=dataset.version,
-        operation=replaced or _replace_rows(dataset, removed, updated, added),
+        operation=replaced or replace_rows(dataset, removed, updated, added),
         transaction_properties={
             JOB_PROPERTY: spec.job_id,
             ROWS_PROPERTY: str(sum(rows for _, rows in files)),
@@ -235,17 +235,17 @@ def _with_a_fragment(dataset: lance.LanceDataset, location: TableLocation, plann
 def _rows_to_remove(
     dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
 ) -> tuple[list[int], list[Any], list[Any]]:
-    """Return what `_without_rows` does, without the rows of source rows and without placeholders."""
+    """Return what `without_rows` does, without the rows of source rows and without placeholders."""
     if gone == ALL_ROW_IDS:
         return sorted(fragment.fragment_id for fragment in dataset.get_fragments()), [], []
     out, unset = _rows_by_fragment(dataset, gone, placeholders) if gone or placeholders else ({}, Counter[int]())
-    return _without_rows(dataset, {at: np.concatenate(parts) for at, parts in out.items()}, unset)
+    return without_rows(dataset, {at: np.concatenate(parts) for at, parts in out.items()}, unset)
 
 
-def _replace_rows(
+def replace_rows(
     dataset: lance.LanceDataset, removed: list[int], updated: list[Any], added: list[Any]
 ) -> lance.LanceOperation.Update:
-    """Return the operation that removes and adds rows; `removed` and `updated` are from `_without_rows`."""
+    """Return the operation that removes and adds rows; `removed` and `updated` are from `without_rows`."""
     import lance
 
     return lance.LanceOperation.Update(
@@ -259,7 +259,7 @@ def _replace_rows(
     )
 
 
-def _without_rows(
+def without_rows(
     dataset: lance.LanceDataset, out: Mapping[int, Offsets], unset: Counter[int]
 ) -> tuple[list[int], list[Any], list[Any]]:
     """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged.

@@ -32,6 +32,7 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import definition_in, former_names, read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
+from airflow_geneva.engine.views.group_tables import GroupTables
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import CommittedViewState
 
@@ -152,12 +153,31 @@ def view_freshness(
     )
 
 
+def groups_freshness(
+    source: lance.LanceDataset, definition: ViewDefinition, shown: CommittedViewState, hidden: GroupTables
+) -> Freshness:
+    """Count the rows of the source that groups lack or must lose, and the groups that the view lacks or must lose."""
+    if hidden.rows is None or hidden.groups is None or hidden.shown is None:
+        rows = source.count_rows()
+        return Freshness(rows, source.count_rows(definition.source_where), computed=False)
+    rows_of = ViewDefinition.read(hidden.rows.schema.metadata)
+    of_rows = view_freshness(source, rows_of, hidden.shown)
+    of_groups = view_freshness(hidden.groups, definition, shown)
+    return replace(
+        of_groups,
+        rows=of_rows.rows,
+        pending=of_rows.pending + of_groups.pending,
+        gone=of_rows.gone + of_groups.gone,
+    )
+
+
 @dataclass(frozen=True)
 class FreshnessCount:
     """What is read to count the rows of a column, or of a view, and the count itself.
 
     Args:
-        read: the version of the table; of a view, its newest version, and the version of its source.
+        read: the version of the table; of a view, its newest version, and the version of its source; of a view of
+            groups, those of its hidden tables between them.
     """
 
     read: tuple[lance.LanceDataset, ...]
@@ -198,9 +218,12 @@ class FreshnessCount:
         dataset = view.open() if opened is None else opened
         definition = ViewDefinition.read(dataset.schema.metadata, view.name)
         source = _at(locate_source(view, definition, sources).open(), version)
-        return FreshnessCount(
-            (dataset, source), lambda: view_freshness(source, definition, CommittedViewState(view, dataset))
-        )
+        shown = CommittedViewState(view, dataset)
+        if definition.grouping is None:
+            return FreshnessCount((dataset, source), lambda: view_freshness(source, definition, shown))
+        hidden = GroupTables.open(view)
+        read = [one for one in (hidden.rows, hidden.groups) if one is not None]
+        return FreshnessCount((dataset, *read, source), lambda: groups_freshness(source, definition, shown, hidden))
 
     @property
     def key(self) -> tuple[tuple[str, int, int], ...]:

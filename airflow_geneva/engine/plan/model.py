@@ -46,7 +46,8 @@ class _JobSpec(ABC):
         where: frozen filter that the tasks evaluate, or None; the filter of a view is evaluated when it is planned.
         nested: the nested fields of structs that a backfill reads, see `Columns.nested`.
         version: the version to read; `read_version` is the one that the user requested.
-        tables: the planned versions of the table to read and of the table to write; one entry for a column.
+        tables: the planned versions of the table to read and of the table to write; one entry for a column. Between
+            them, those of the source of a view of groups and of its table `rows`.
         udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
         agreement: hash of the properties that UDF versions must share for their values to be mixed.
         rows: number of due rows of the job.
@@ -183,6 +184,11 @@ class _JobSpec(ABC):
         return ""
 
     @property
+    def rows_of(self) -> PlannedTable:
+        """The planned version of the table whose rows are computed: of a view of groups, the table that it groups."""
+        return self.read
+
+    @property
     def expectations(self) -> list[tuple[str, Expectation]]:
         """The expectations that a view itself declares, each with the name of its column."""
         return []
@@ -259,8 +265,8 @@ class _JobSpec(ABC):
             "table": self.table_name,
             "udf": ", ".join(udfs),
             "udf_version": ", ".join(udfs.values()),
-            "version": self.version,
-            "version_at": self.read.written / 1e9,
+            "version": self.rows_of.version,
+            "version_at": self.rows_of.written / 1e9,
             "read_version": self.read_version,
         }
 
@@ -479,15 +485,19 @@ class RefreshSpec(_JobSpec):
 
     @property
     def heading(self) -> str:
-        return f"Refresh of view {self.target} to version {self.version} of its source"
+        return f"Refresh of view {self.target} to version {self.rows_of.version} of its source"
 
     @property
     def selects(self) -> str | None:
-        return self.definition.where
+        return self.definition.source_where
 
     @property
     def source_name(self) -> str:
         return self.definition.source_table
+
+    @property
+    def rows_of(self) -> PlannedTable:
+        return self.tables[0 if self.definition.grouping is None else 1]
 
     @property
     def expectations(self) -> list[tuple[str, Expectation]]:

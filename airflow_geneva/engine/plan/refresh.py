@@ -695,6 +695,7 @@ def _work(
     described = [replace(column, udf=None, expect=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
     about = [described, inputs, code, definition.where, definition.explode]
+    about += [] if definition.grouping is None else [str(definition.grouping)]
     version = md5(json.dumps(about, sort_keys=True))[:16]
     return RefreshSpec(
         job_id=request.job_id,

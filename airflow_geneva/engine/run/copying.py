@@ -101,6 +101,11 @@ def copy_table(source: TableLocation, target: TableLocation, rewrite: bool = Fal
     """
     dataset = source.open()
     of_view = is_view(dataset.schema.metadata)
+    if of_view and ViewDefinition.read(dataset.schema.metadata, source.name).grouping is not None:
+        raise InvalidInput(
+            f"{source.name!r} is a view of groups, whose copy would have to find all groups anew. Copy its source, and "
+            "create the view with the same query there; or copy its rows: db.create_table(name, view.to_arrow())."
+        )
     if of_view and rewrite:
         raise InvalidInput(f"{source.name!r} is a view, which is copied as it is. Leave out rewrite=True.")
     moved = _moved_source(dataset, source, target) if of_view else None

@@ -20,7 +20,7 @@ from airflow_geneva.engine.lance_io.fragments import live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, RowIds
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
-from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.model import Plan, RefreshSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
 from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, ready_to_open
@@ -183,6 +183,11 @@ def estimate_plan(
     """Estimate a plan as a job with ``runner="auto"``, by earlier jobs, or by a sample of this number of rows."""
     if sample is not None:
         check_rows("sample", sample)
+        if isinstance(plan.spec, RefreshSpec) and plan.spec.definition.grouping is not None:
+            raise InvalidInput(
+                f"Groups of view {plan.spec.target!r} cannot be computed as a sample: a plan writes nothing, and only "
+                "the refresh gathers their rows. Leave sample out: earlier refreshes tell the seconds."
+            )
     if not plan.shards:
         return Estimate.of_nothing()
     choice = choose_runner(plan, udfs, INLINE_BELOW_SECONDS, try_new_code=True)

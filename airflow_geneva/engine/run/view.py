@@ -13,9 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.carried import CarriedValues
+from airflow_geneva.engine.apply.group_columns import GroupColumns
+from airflow_geneva.engine.apply.group_rows import GroupRows, group_reads
 from airflow_geneva.engine.apply.isolation.runner import OpenMapper
 from airflow_geneva.engine.apply.query_columns import QueryComputer, read_for
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, joint_width
+from airflow_geneva.engine.apply.source_rows import SourceRows
 from airflow_geneva.engine.checkpoint.provenance import RowsByColumn
 from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
@@ -101,15 +104,35 @@ class ViewTarget(ReusableView, Target):
         reads: Sequence[str] | Mapping[str, str],
         size: ReadSize,
     ) -> Iterator[RowBatch]:
-        if (carried := fragment.carried) is None:
-            yield from super().read(fragment, live, parts, reads, size)
-            return
-        columns = self.spec.definition.columns
-        if carried.rows.contains(fragment.due):
-            needed = read_for(columns, {name for names, _ in carried.runs for name in names})
-            assert isinstance(reads, Mapping)
+        definition, carried, running = self.spec.definition, fragment.carried, set(self.spec.all_udfs)
+        assert isinstance(reads, Mapping)
+        if carried is not None and carried.rows.contains(fragment.due):
+            running = {name for names, _ in carried.runs for name in names}
+            needed = read_for(definition.columns, running)
             reads = {alias: text for alias, text in reads.items() if alias in needed}
-        yield from self._carried.add(super().read(fragment, live, parts, reads, size), carried)
+        if definition.grouping is not None:
+            reads = {**reads, **group_reads(definition.grouping.keys)}
+        rows = super().read(fragment, live, parts, reads, size)
+        if definition.grouping is not None:
+            rows = self._group_rows.add(rows, fragment.due, GroupColumns.of(definition.columns, frozenset(running)))
+        yield from rows if carried is None else self._carried.add(rows, carried)
+
+    @cached_property
+    def source_rows(self) -> SourceRows | None:
+        if self.spec.definition.grouping is None:
+            return None
+        table = self.spec.tables[1]
+        return SourceRows(table.location(self.store.storage.options), table.version)
+
+    @cached_property
+    def _group_rows(self) -> GroupRows:
+        grouping, opened = self.spec.definition.grouping, list[Any]()
+        assert grouping is not None
+        for table in self.spec.tables[1:3]:
+            opened.append(table.location(self.store.storage.options).open(table.version))
+            table.check(opened[-1])
+        source, rows = opened
+        return GroupRows(rows, source, grouping, self.spec.sizing.batch_bytes)
 
     @cached_property
     def _carried(self) -> CarriedValues:

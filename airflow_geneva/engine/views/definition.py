@@ -21,6 +21,7 @@ from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
 from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.grouping import Grouping
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -171,6 +172,8 @@ class ViewDefinition:
         shuffle_seed: see `airflow_geneva.engine.views.rows`; None: by row id.
         explode: the list column whose elements become rows, or None.
         reads: every source column that the filter or a column reads, or that their SQL mentions.
+        grouping: of a view of groups, what it reads of its source; then `where`, `columns` and `reads` are about its
+            table `groups`, which has one row a group. None: its rows are those of the source.
     """
 
     source_table: str
@@ -185,6 +188,17 @@ class ViewDefinition:
     offset: int
     explode: str | None
     reads: tuple[SourceColumn, ...]
+    grouping: Grouping | None = None
+
+    @property
+    def source_reads(self) -> tuple[SourceColumn, ...]:
+        """Every column of the source itself that the query reads."""
+        return self.reads if self.grouping is None else tuple(SourceColumn(*one) for one in self.grouping.reads)
+
+    @property
+    def source_where(self) -> str | None:
+        """The filter on the source's rows."""
+        return self.where if self.grouping is None else self.grouping.where
 
     @property
     def version(self) -> str:
@@ -242,7 +256,7 @@ class ViewDefinition:
 
     def filter_columns(self, names: Sequence[str]) -> list[str]:
         """Return which of these columns the filter names."""
-        return where_columns(self.where, list(names))
+        return where_columns(self.source_where, list(names))
 
     @property
     def keys(self) -> dict[str, str]:
@@ -321,7 +335,10 @@ class ViewDefinition:
             "columns": [c.to_document() for c in self.columns],
             "reads": [column.to_document() for column in self.reads],
         }
-        marked = {"made_by": _MADE_BY, "format": _FORMAT, **vars(self), **lists}
+        marked: dict[str, Any] = {"made_by": _MADE_BY, "format": _FORMAT, **vars(self), **lists}
+        grouping = marked.pop("grouping")
+        if grouping is not None:
+            marked["grouping"] = grouping.to_document()
         return json.dumps(marked, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
@@ -344,7 +361,9 @@ class ViewDefinition:
                 f"airflow-geneva reads format {_FORMAT}. Upgrade airflow-geneva."
             )
         try:
-            values = {field.name: document[field.name] for field in fields(ViewDefinition)}
+            values = {field.name: document[field.name] for field in fields(ViewDefinition) if field.name != "grouping"}
+            if "grouping" in document:
+                values["grouping"] = Grouping.of_document(document["grouping"])
             values["columns"] = tuple(map(OutputColumn.of_document, values["columns"]))
             filled_by(values["columns"])
             values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
@@ -357,7 +376,8 @@ class ViewDefinition:
 
     def check_sql(self) -> None:
         """Raise `InvalidInput` if the filter or an expression is too large to be evaluated."""
-        for sql in (self.where, *(column.expression for column in self.columns if column.kind in ("sql", "aggregate"))):
+        expressions = (column.expression for column in self.columns if column.kind in ("sql", "aggregate"))
+        for sql in (self.where, self.source_where, *expressions):
             read_sql(sql or "")
 
     @staticmethod
@@ -390,10 +410,13 @@ class ViewDefinition:
             ours, theirs = ("none" if (v := getattr(one, name)) is None else repr(v) for one in (self, wanted))
             if ours != theirs:
                 yield f"the {what} is {ours} and would be {theirs}"
+        ours, theirs = (str(one.grouping or "none") for one in (self, wanted))
+        if ours != theirs:
+            yield f"the grouping is {ours} and would be {theirs}"
         if self.stable_row_ids != wanted.stable_row_ids:
             yield "the source " + ("has lost its" if self.stable_row_ids else "now has") + " stable row ids"
-        reads_now = {column.name: column for column in wanted.reads}
-        for read in self.reads:
+        reads_now = {column.name: column for column in wanted.source_reads}
+        for read in self.source_reads:
             found = reads_now.get(read.name, read)
             if found.fields != read.fields and read.fields[0] not in found.before:
                 yield f"column {read.name!r} of the source was dropped and added again"

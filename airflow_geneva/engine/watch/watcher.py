@@ -22,6 +22,7 @@ from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
+from airflow_geneva.engine.views.group_tables import GroupTables, source_version_of
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.new_rows import (
@@ -201,9 +202,14 @@ class _Check:
                 f"The source of view {name!r} is {definition.source_table!r} in {definition.source_database}, not "
                 f"{table!r} in {database.uri}. Wait for the view's own source."
             )
-        reads = [column.name for column in definition.reads]
-        snapshot = CommittedViewState(location, view).snapshot
-        return new_rows_for_view(self.dataset, reads, snapshot, self.wanted.changed_rows)
+        reads, shown = [column.name for column in definition.source_reads], CommittedViewState(location, view)
+        if definition.grouping is None:
+            return new_rows_for_view(self.dataset, reads, shown.snapshot, self.wanted.changed_rows)
+        hidden, version = GroupTables.open(location), source_version_of(location, definition, shown)
+        if hidden.shown is not None and version is not None and version == hidden.source_version:
+            return new_rows_for_view(self.dataset, reads, hidden.shown.snapshot, self.wanted.changed_rows)
+        # A refresh began and did not end: the view does not show what its hidden tables do.
+        return new_rows_since(self.dataset, version or 0, self.wanted.changed_rows)
 
     def _event(self, found: NewRows) -> dict[str, Any]:
         return {

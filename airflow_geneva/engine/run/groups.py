@@ -1,0 +1,352 @@
+"""Refresh a view of groups: bring its two hidden tables to a version of the source, then plan it over them.
+
+1. Plan the table `rows`, an ordinary view of the source, against the source version. The groups of the rows that leave
+   it or come into it are touched.
+2. Replace the touched groups in the table `groups`, in one commit, which says what the table `rows` showed before.
+3. Refresh the table `rows`.
+4. Plan the view over the table `groups`, as any view over a table. The tasks read the rows of a group by the table
+   `rows`.
+
+A process that dies between two of these steps leaves tables that say which step comes next: `GroupTables.state`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_geneva.engine.choices import RunnerName
+from airflow_geneva.engine.commit.group_table import (
+    by_fragment,
+    compact,
+    create_groups,
+    has_many_fragments,
+    index_column,
+    replace_groups,
+    without_groups,
+)
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
+from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
+from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, FragmentFiles
+from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.engine.lance_io.table_versions import (
+    PlannedTable,
+    open_version,
+    open_version_or_none,
+    reporting_cleaned_up,
+)
+from airflow_geneva.engine.plan.due_columns import Decisions
+from airflow_geneva.engine.plan.model import Plan, ReasonCount
+from airflow_geneva.engine.plan.refresh import CHANGED, REFLECTED, choose_rows, compare_source, plan_refresh
+from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
+from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows, check_sizing
+from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks, cut_shards
+from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS
+from airflow_geneva.engine.run.pipeline import run_new
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.touched_groups import RowChanges, TouchedGroups, find_touched
+from airflow_geneva.engine.run.view import definitions_now, load_udfs
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.udf.definition import check_view_type
+from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, GroupsCommit, GroupTables
+from airflow_geneva.engine.views.grouping import (
+    HASH,
+    Grouping,
+    groups_schema,
+    groups_table,
+    hash_of_key,
+    key_schema,
+    rows_table,
+)
+from airflow_geneva.engine.views.rows import create_view
+from airflow_geneva.engine.views.state import CommittedViewState
+from airflow_geneva.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.run")
+
+_ROWS_PER_FRAGMENT = 1 << 20
+_LOST = "others changed its hidden tables, or two refreshes to different versions ran at the same time"
+
+
+@dataclass(frozen=True)
+class GroupsRefresh:
+    """A refresh of a view of groups: what it is asked for, and where its tables lie.
+
+    Args:
+        definition: the view's, which is about its table `groups`.
+        code: the definitions of its functions, with their code as it is now.
+        shown: what the newest version of the view shows.
+    """
+
+    view: TableLocation
+    definition: ViewDefinition
+    source: TableLocation
+    code: Mapping[str, UdfDefinition]
+    shown: CommittedViewState
+    request: RefreshRequest
+
+    @property
+    def grouping(self) -> Grouping:
+        assert self.definition.grouping is not None
+        return self.definition.grouping
+
+    def plan(self, writes: bool) -> Plan:
+        """Plan the refresh; if it `writes`, bring the hidden tables to the source version first.
+
+        Otherwise the plan has the touched groups in a fragment that does not exist, and cannot be run.
+
+        Raises:
+            InvalidInput: the source no longer fits the view, a group is too large, or an argument is not valid.
+        """
+        self.request.check()
+        check_sizing(self.request.sizing)
+        newest = self.source.open()
+        if self.request.errors_only:
+            return self._plan_failed(newest)
+        version = self.request.src_version
+        at = newest if version is None else open_version(newest, version)
+        if writes:
+            return self._plan_over(self._brought_to(at), at)
+        return self._plan_touched(at)
+
+    def _plan_failed(self, newest: lance.LanceDataset) -> Plan:
+        """Plan to run the failed groups, at the version that the view shows."""
+        hidden, snapshot, name = GroupTables.open(self.view), self.shown.snapshot, self.view.name
+        then = None
+        if snapshot is not None and hidden.groups is not None and hidden.state == SETTLED:
+            then = open_version_or_none(hidden.groups, snapshot.source_version)
+        if then is None or hidden.source_version is None or GroupsCommit.newest(then) != hidden.commit:
+            raise InvalidInput(
+                f"The failed groups of view {name!r} cannot run alone: it was never refreshed, or a refresh has begun "
+                "since that did not end. Refresh it first, without errors_only."
+            )
+        at = open_version_or_none(newest, hidden.source_version)
+        if at is None:
+            raise InvalidInput(
+                f"View {name!r} shows version {hidden.source_version} of {self.definition.source_table!r}, which was "
+                "cleaned up, so its failed groups cannot be read. Refresh it first, without errors_only."
+            )
+        plan = self._plan_over(replace(hidden, groups=then), at)
+        if at.version == newest.version:
+            return plan
+        note = f"the view stays at version {at.version} of its source; the next refresh brings it to the newest."
+        return replace(plan, notes=(*plan.notes, note))
+
+    def _plan_over(self, hidden: GroupTables, at: lance.LanceDataset) -> Plan:
+        """Plan the view over its table `groups`, whose rows are read from a version of the source."""
+        assert hidden.rows is not None
+        request = replace(self.request, src_version=None)
+        places = groups_table(self.view), rows_table(self.view)
+        plan = plan_refresh(self.view, self.definition, places[0], self.code, self.shown, request, hidden.groups)
+        groups, *_, view = plan.spec.tables
+        read = PlannedTable.of(self.source, at), PlannedTable.of(places[1], hidden.rows)
+        return plan.with_work(tables=(groups, *read, view), read_version=self.request.src_version)
+
+    def _brought_to(self, at: lance.LanceDataset) -> GroupTables:
+        """Bring the hidden tables to a version of the source."""
+        rows, groups = rows_table(self.view), groups_table(self.view)
+        for _ in commit_tries(f"the groups of view {self.view.name!r}", "bring them to a version of the source"):
+            hidden = GroupTables.open(self.view)
+            if hidden.state == NEW:
+                self._create(at)
+                hidden = GroupTables.open(self.view)
+            if hidden.state == BEGUN:
+                assert hidden.commit is not None
+                then = open_version_or_none(at, hidden.commit.source_version)
+                if then is not None:
+                    _refresh_rows(rows, self._plan_rows(hidden, then))
+                    continue
+            if hidden.state != SETTLED:
+                logger.warning("The groups of view %r are found anew: %s.", self.view.name, _LOST)
+                _drop(rows)
+                continue
+            assert hidden.groups is not None
+            plan = self._plan_rows(hidden, at)
+            changes = _changes(at, plan)
+            if changes.empty:
+                if plan.swap is not None and plan.swap.advances:
+                    _refresh_rows(rows, plan)
+                return hidden
+            if has_many_fragments(hidden.groups):
+                compact(groups)
+                hidden = GroupTables.open(self.view)
+                if hidden.state != SETTLED:
+                    continue
+            assert hidden.groups is not None
+            assert hidden.shown is not None
+            touched = self._touched(changes, hidden)
+            commit = GroupsCommit(int(at.version), hidden.shown.newest.identity, int(hidden.groups.version))
+            table = touched.table(hidden.groups.schema, commit.source_version)
+            try:
+                replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, commit)
+            except OSError as error:
+                if is_undecided(error):
+                    continue
+                raise
+            _refresh_rows(rows, plan)
+            hidden = GroupTables.open(self.view)
+            if hidden.state == SETTLED and hidden.source_version == at.version:
+                return hidden
+        raise AssertionError("commit_tries raises after its last try")
+
+    def _create(self, at: lance.LanceDataset) -> None:
+        rows, groups = rows_table(self.view), groups_table(self.view)
+        keys = key_schema(self.grouping.keys, {field.name: field.type for field in at.schema})
+        definition = self._of_rows
+        definition.check_source(at)
+        if not rows.exists():
+            schema = pa.schema([pa.field(HASH, pa.int64())], metadata=definition.metadata())
+            try:
+                create_view(rows, schema, (), _ROWS_PER_FRAGMENT, int(at.version))
+            except InvalidInput:
+                if not rows.exists():  # another refresh has created it
+                    raise
+        fault_point("groups.create")
+        create_groups(groups, groups_schema(keys))
+
+    @property
+    def _of_rows(self) -> ViewDefinition:
+        """The definition of the table `rows`."""
+        hashed = OutputColumn(HASH, "udf", "int64", udf=hash_of_key.definition(self.grouping.keys))
+        return replace(
+            self.definition,
+            where=self.grouping.where,
+            columns=(hashed,),
+            all_columns=False,
+            explode=None,
+            reads=self.definition.source_reads,
+            grouping=None,
+        )
+
+    def _plan_rows(self, hidden: GroupTables, at: lance.LanceDataset) -> Plan:
+        assert hidden.shown is not None
+        request = RefreshRequest(src_version=int(at.version), on_unknown_values="recompute")
+        code = {HASH: hash_of_key.definition(self.grouping.keys)}
+        return plan_refresh(rows_table(self.view), self._of_rows, self.source, code, hidden.shown, request, at)
+
+    def _touched(self, changes: RowChanges, hidden: GroupTables) -> TouchedGroups:
+        limit = check_sizing(self.request.sizing).batch_bytes
+        touched = find_touched(self.grouping, changes, hidden.rows, hidden.groups, limit)
+        touched.check(self.grouping, self.view.name)
+        return touched
+
+    def _plan_touched(self, at: lance.LanceDataset) -> Plan:
+        """Plan without writing: the groups that are touched, and those that the view lacks already."""
+        hidden = GroupTables.open(self.view)
+        if hidden.state in (SETTLED, BEGUN):
+            changes = _changes(at, self._plan_rows(hidden, at))
+            if changes.empty:
+                return self._plan_over(hidden, at)
+        else:
+            changes = self._every_row(at)
+            hidden = replace(hidden, rows=None)
+        touched = self._touched(changes, hidden)
+        groups = hidden.groups if hidden.groups is not None else self._no_groups(at)
+        request = replace(self.request, src_version=None)
+        over = plan_refresh(self.view, self.definition, groups_table(self.view), self.code, self.shown, request, groups)
+        return _with_touched(over, touched, groups, PlannedTable.of(self.source, at))
+
+    def _every_row(self, at: lance.LanceDataset) -> RowChanges:
+        definition = self._of_rows
+        definition.check_source(at)
+        names = tuple(column.name for column in definition.reads)
+        changes = compare_source(at, names, None, Decisions.none())
+        chosen, _, _ = choose_rows(at, definition, changes, None, self.shown)
+        return RowChanges(at, [(item.files, item.rows) for item in chosen], ALL_ROW_IDS, RenumberedRows())
+
+    def _no_groups(self, at: lance.LanceDataset) -> lance.LanceDataset:
+        keys = key_schema(self.grouping.keys, {field.name: field.type for field in at.schema})
+        return without_groups(groups_schema(keys))
+
+
+def _changes(at: lance.LanceDataset, plan: Plan) -> RowChanges:
+    assert plan.swap is not None
+    tasks = [(task.files, task.due) for task in plan.fragments]
+    return RowChanges(at, tasks, plan.swap.gone, plan.swap.renumbered)
+
+
+def _refresh_rows(rows: TableLocation, plan: Plan) -> None:
+    """Refresh the table `rows`, in this process."""
+    udfs = Udfs(dict.fromkeys(plan.spec.udfs, hash_of_key))
+    with JobMeter(rows.name).measuring():  # the meter of the caller is that of the view
+        run_new(plan, rows, udfs, RunnerName.INLINE, Stopwatch())
+    fault_point("groups.rows")
+    if has_many_fragments(rows.open()):
+        compact(rows)
+    index_column(rows, HASH)
+
+
+def _drop(table: TableLocation) -> None:
+    import lance
+
+    lance.LanceDataset.drop(table.uri, **table.access)
+
+
+def _with_touched(plan: Plan, touched: TouchedGroups, groups: lance.LanceDataset, source: PlannedTable) -> Plan:
+    """Return a plan over the table `groups` as if the touched groups were replaced, and came in a new fragment."""
+    gone = by_fragment(touched.gone)
+    left = (_without(task, gone.get(task.id)) for task in plan.fragments)
+    tasks = [task for task in left if task is not None]
+    count = len(touched.rows)
+    if count:
+        last = max((fragment.fragment_id for fragment in groups.get_fragments()), default=-1)
+        files = FragmentFiles(last + 1, count, "", 0, (), (), (), 0)
+        tasks.append(FragmentTask(files, CHANGED, Ranges.of(0, count), Ranges.of(0, count), count))
+    rows, total = sum(task.rows for task in tasks), groups.count_rows() - len(touched.gone) + count
+    reasons = dict.fromkeys((CHANGED, *(task.reason for task in tasks)))
+    tallies = [
+        ReasonCount(reason, len(found), sum(task.rows for task in found))
+        for reason in reasons
+        if (found := [task for task in tasks if task.reason == reason])
+    ]
+    view = plan.spec.tables[-1]
+    plan = plan.with_work(rows=rows, tables=(plan.spec.tables[0], source, view))
+    notes = [f"{counted(touched.vanished, 'group')} lost all rows."] if touched.vanished else []
+    return replace(
+        plan,
+        shards=cut_shards(FragmentTasks(tasks), plan.spec.sizing.shard_size),
+        rows_total=total,
+        reason_counts=(*tallies, ReasonCount(REFLECTED, 0, total - rows)),
+        notes=(*plan.notes, *notes),
+        swap=None if plan.swap is None else replace(plan.swap, advances=True, idle=False),
+    )
+
+
+def _without(task: FragmentTask, addresses: Offsets | None) -> FragmentTask | None:
+    """Return the work on a fragment without some rows; None if none is left."""
+    if addresses is None:
+        return task
+    due = task.due - Ranges.from_offsets(addresses & OFFSET_BITS)
+    if not due:
+        return None
+    carried = task.carried.within(due) if task.carried is not None else None
+    return replace(task, due=due, missing=task.missing & due, rows=len(due), staged=False, carried=carried)
+
+
+def plan_groups(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    request: RefreshRequest,
+    newest: lance.LanceDataset,
+    to_run: bool,
+) -> Plan:
+    """Plan the refresh of a view of groups; see `plan_refresh` in `engine/api.py`."""
+    code = definitions_now(definition, load_udfs(definition))
+    for name, udf in code.items():
+        column = definition.column(name)
+        check_view_type(view.name, name, column.type, udf, column.udf if column.field else None)
+    with reporting_cleaned_up(view, newest):
+        shown = CommittedViewState(view, newest)
+        return cap_rows(GroupsRefresh(view, definition, source, code, shown, request).plan(to_run))

@@ -1,0 +1,113 @@
+"""The hidden tables of a view of groups: which rows they show, and which step of a refresh comes next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from airflow_geneva.engine.lance_io.history import commits_of_version
+from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.views.definition import ViewDefinition
+from airflow_geneva.engine.views.grouping import groups_table, rows_table
+from airflow_geneva.engine.views.state import CommittedViewState
+
+if TYPE_CHECKING:
+    import lance
+
+NEW, SETTLED, BEGUN, UNKNOWN = "new", "settled", "begun", "unknown"
+"""States of the hidden tables; see `GroupTables.state`."""
+
+_SOURCE_VERSION, _BASED_ON, _BEFORE = ("geneva.groups.src_version", "geneva.groups.based_on", "geneva.groups.before")
+
+
+@dataclass(frozen=True)
+class GroupsCommit:
+    """The commit that wrote the newest rows of the table `groups`.
+
+    Args:
+        source_version: the source version whose rows the groups have.
+        based_on: identifies what the table `rows` showed before: until it shows something else, the refresh that wrote
+            the groups has not gone on.
+        before: the version of the table `groups` that the commit replaced.
+    """
+
+    source_version: int
+    based_on: str
+    before: int
+
+    @staticmethod
+    def newest(groups: lance.LanceDataset) -> GroupsCommit | None:
+        """Find the commit in the history of a version; None if there is none, or if it was cleaned up."""
+        for commit in commits_of_version(groups):
+            said = commit.properties
+            if _SOURCE_VERSION in said:
+                return GroupsCommit(int(said[_SOURCE_VERSION]), said[_BASED_ON], int(said[_BEFORE]))
+            if commit.gone:
+                return None
+        return None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {_SOURCE_VERSION: str(self.source_version), _BASED_ON: self.based_on, _BEFORE: str(self.before)}
+
+
+@dataclass(frozen=True)
+class GroupTables:
+    """The newest versions of the two hidden tables of a view; None if they do not exist yet."""
+
+    rows: lance.LanceDataset | None
+    groups: lance.LanceDataset | None
+    shown: CommittedViewState | None
+    commit: GroupsCommit | None
+
+    @staticmethod
+    def open(view: TableLocation) -> GroupTables:
+        rows, groups = rows_table(view), groups_table(view)
+        if not (rows.exists() and groups.exists()):
+            return GroupTables(None, None, None, None)
+        of_rows, of_groups = rows.open(), groups.open()
+        return GroupTables(of_rows, of_groups, CommittedViewState(rows, of_rows), GroupsCommit.newest(of_groups))
+
+    @property
+    def state(self) -> str:
+        """Say whether the tables show the same rows, or which step of a refresh comes next.
+
+        ``begun``: the groups are those of `commit.source_version`, to which the table `rows` was not refreshed yet.
+        ``unknown``: others changed the tables, or two refreshes to different versions ran at the same time.
+        """
+        if self.shown is None:
+            return NEW
+        newest, commit = self.shown.newest, self.commit
+        if newest.changed or (commit is None and newest.job_id):
+            return UNKNOWN
+        if commit is None or self.source_version == commit.source_version:
+            return SETTLED
+        if commit.based_on == newest.identity:
+            return BEGUN
+        return SETTLED if newest.source_version == commit.source_version else UNKNOWN
+
+    @cached_property
+    def source_version(self) -> int | None:
+        """The source version that the table `rows` shows; None before its first refresh."""
+        snapshot = None if self.shown is None else self.shown.snapshot
+        return None if snapshot is None else snapshot.source_version
+
+
+def source_version_of(view: TableLocation, definition: ViewDefinition, shown: CommittedViewState) -> int | None:
+    """Return the version of the source that a view shows; None if it is not known."""
+    if definition.grouping is None or shown.source_version is None:
+        return shown.source_version
+    hidden = GroupTables.open(view)
+    then = None if hidden.groups is None else open_version_or_none(hidden.groups, shown.source_version)
+    commit = None if then is None else GroupsCommit.newest(then)
+    if commit == hidden.commit and hidden.state == SETTLED:
+        return hidden.source_version  # later versions of the source have touched no group
+    return None if commit is None else commit.source_version
+
+
+def groups_of(view: TableLocation) -> lance.LanceDataset | None:
+    """Open the table `groups` of a view; None before its first refresh."""
+    groups = groups_table(view)
+    return groups.open() if groups.exists() else None

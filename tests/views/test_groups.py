@@ -1,0 +1,350 @@
+"""Views of groups: one row for all rows with the same key, computed again when one of them changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.engine.commit import group_table
+from airflow_geneva.engine.plan.freshness import FreshnessCount
+from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.support.counting import Trace
+from tests.udfs_for_tests import group_histories as udfs
+
+ROWS = [
+    {"id": 0, "k": 1.0, "t": "a", "x": 5, "at": 2},
+    {"id": 1, "k": 1.0, "t": "a", "x": 7, "at": 1},
+    {"id": 2, "k": None, "t": "b", "x": None, "at": 3},
+    {"id": 3, "k": 0.5, "t": None, "x": 2, "at": None},
+    {"id": 4, "k": None, "t": "b", "x": 1, "at": 0},
+]
+SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.float64()), ("t", pa.string()), ("x", pa.int64()), ("at", pa.int64())])
+TOLD = {"n": "count(*)", "told": (udfs.told, ["k", "t", "id", "x"])}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return connect(tmp_path / "db").create_table("rows", pa.Table.from_pylist(ROWS, SCHEMA))
+
+
+def view_of(table: Table, columns: Any = None, name: str = "v", **how: Any) -> View:
+    query = table.query().group_by("k", "t").agg(TOLD if columns is None else columns, **how)
+    return query.create_materialized_view(name=name)
+
+
+def told(view: View) -> dict[tuple[Any, Any], str]:
+    return {(row["k"], row["t"]): row["told"] for row in view.to_arrow().to_pylist()}
+
+
+def test_a_view_has_one_row_for_all_rows_with_one_key(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    assert view.schema.names == ["k", "t", "n", "told"]
+    assert view.to_arrow().num_rows == 0
+    plan = view.plan_refresh()
+    assert (plan.rows_pending, plan.rows_total) == (3, 3)
+    result = view.refresh(runner="inline")
+    assert (result.state, result.rows_run, result.rows_computed, result.rows_skipped) == ("DONE", 3, 3, 0)
+    expected = {(1.0, "a"): "1: 0=5 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2"}
+    assert told(view) == expected
+    query = table.query().group_by("k", "t").agg(TOLD)
+    assert query.to_arrow().to_pylist() == view.to_arrow().to_pylist()
+    assert "a view of groups of 'rows', refreshed to its version 1" in view.state()
+
+
+def test_a_refresh_computes_the_touched_groups_only(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    trace.clear()
+    table.add(pa.Table.from_pylist([{"id": 5, "k": 2.0, "t": "a", "x": 1, "at": 1}], SCHEMA))
+    table.lance.delete("id = 3")
+    table.lance.update({"x": "8"}, where="id = 1")
+    before = sorted(path.name for path in Path(view.uri).rglob("*"))
+    plan = view.plan_refresh()
+    assert (plan.rows_pending, plan.rows_total, plan.rows_skipped) == (2, 3, 1)
+    assert "1 group lost all rows" in str(plan)
+    assert before == sorted(path.name for path in Path(view.uri).rglob("*")), "a plan writes nothing"
+    result = view.refresh(runner="inline")
+    assert (result.rows_run, result.rows_computed, result.rows_skipped) == (2, 2, 1)
+    assert sorted(trace.rows()) == sorted([udfs.number_of(2.0, "a"), udfs.number_of(1.0, "a")])
+    assert told(view) == {(1.0, "a"): "1: 0=5 1=8", (None, "b"): "1: 2=None 4=1", (2.0, "a"): "1: 5=1"}
+    assert f"refreshed to its version {table.version}" in view.state()
+
+
+def test_a_row_that_moves_touches_the_group_that_it_leaves_and_the_one_that_it_joins(
+    table: Table, trace: Trace
+) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    trace.clear()
+    table.lance.update({"k": "0.5", "t": "NULL"}, where="id = 0")
+    assert view.refresh(runner="inline").rows_run == 2
+    assert told(view) == {(1.0, "a"): "1: 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 0=5 3=2"}
+
+
+def test_compaction_and_columns_that_are_not_read_touch_no_group(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    trace.clear()
+    table.add(pa.Table.from_pylist([], SCHEMA))
+    table.lance.update({"at": "9"}, where="id < 3")
+    table.lance.optimize.compact_files()
+    version = view.version
+    assert view.plan_refresh().rows_pending == 0
+    result = view.refresh(runner="inline")
+    assert (result.state, result.commits, view.version, len(trace)) == ("DONE", (), version, 0)
+    assert f"refreshed to its version {table.version}" in view.state()
+
+
+def test_rows_are_in_the_order_that_is_asked_for(table: Table) -> None:
+    columns = {"told": (udfs.told, ["k", "t", "id", "x"]), "last": "last(id)"}
+    view = view_of(table, columns, order_by=["at"])
+    view.refresh(runner="inline")
+    assert told(view)[1.0, "a"] == "1: 1=7 0=5"
+    other = view_of(table, columns, "other", order_by=["at desc"])
+    other.refresh(runner="inline")
+    assert told(other)[None, "b"] == "1: 2=None 4=1"
+    assert (
+        other.to_arrow().to_pylist()
+        == table.query().group_by("k", "t").agg(columns, order_by=["at desc"]).to_arrow().to_pylist()
+    )
+
+
+def test_a_function_that_returns_a_list_makes_several_rows_of_a_group(table: Table) -> None:
+    query = table.query().where("id > 0").group_by("t").agg({"each": (udfs.each, ["id"])}).explode("each")
+    view = query.create_materialized_view(name="v")
+    view.refresh(runner="inline")
+    rows = [("a", 1), ("b", 2), ("b", 4), (None, 3)]
+    assert [(row["t"], row["each"]) for row in view.to_arrow().to_pylist()] == rows
+    assert query.to_arrow().to_pylist() == view.to_arrow().to_pylist()
+    table.lance.delete("id = 2")
+    view.refresh(runner="inline")
+    assert sorted(row["each"] for row in view.to_arrow().to_pylist()) == [1, 3, 4]
+
+
+def test_groups_of_no_columns_are_the_different_keys(table: Table) -> None:
+    view = view_of(table, {})
+    assert view.refresh(runner="inline").rows_computed == 3
+    assert view.to_arrow().num_rows == 3
+
+
+def test_a_group_that_fails_is_named_by_its_key_and_runs_alone_with_errors_only(table: Table, trace: Trace) -> None:
+    columns = {"e": (udfs.refusing, ["id", "x"]), "n": "count(*)"}
+    view = table.query().group_by("t").agg(columns).create_materialized_view(name="v")
+    table.lance.update({"x": "13", "t": "'c'"}, where="id = 3")
+    result = view.refresh(runner="inline")
+    assert (result.state, result.rows_failed, result.rows_computed) == ("DONE", 1, 2)
+    (error,) = view.get_errors()
+    assert error.key == "c"
+    assert {row["t"]: row["e"] for row in view.to_arrow().to_pylist()} == {"a": 2, "b": 2, "c": None}
+    assert len(view.get_failed_row_addresses()) == 1
+    table.add(pa.Table.from_pylist(ROWS[:1], SCHEMA))
+    again = view.refresh(runner="inline", errors_only=True)
+    assert (again.rows_run, again.rows_failed) == (1, 1)
+    assert "refreshed to its version 2" in view.state()
+    table.lance.update({"x": "1"}, where="id = 3")
+    assert view.refresh(runner="inline").rows_failed == 0
+    assert view.get_errors() == []
+
+
+def test_a_view_of_groups_can_be_read_by_a_view_and_grouped(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    by_text = (
+        view.query()
+        .group_by("t")
+        .agg({"groups": "count(*)", "rows": "sum(n)"})
+        .create_materialized_view(name="by_text")
+    )
+    upper = view.query().where("n > 1").select({"t": "t", "twice": "n * 2"}).create_materialized_view(name="upper")
+
+    def refreshed() -> list[Any]:
+        return [one.refresh(runner="inline").rows_computed for one in (view, by_text, upper)]
+
+    def shown() -> tuple[Any, ...]:
+        groups = {row["t"]: (row["groups"], row["rows"]) for row in by_text.to_arrow().to_pylist()}
+        return groups, sorted((row["t"], row["twice"]) for row in upper.to_arrow().to_pylist())
+
+    assert refreshed() == [3, 3, 2]
+    assert shown() == ({"a": (1, 2), "b": (1, 2), None: (1, 1)}, [("a", 4), ("b", 4)])
+    table.lance.update({"x": "100"}, where="id = 1")  # which `n` does not depend on
+    assert refreshed() == [1, 0, 0]
+    table.add(pa.Table.from_pylist([{"id": 9, "k": 7.0, "t": "a", "x": 1, "at": 1}], SCHEMA))
+    assert refreshed() == [1, 1, 0]
+    assert shown() == ({"a": (2, 3), "b": (1, 2), None: (1, 1)}, [("a", 4), ("b", 4)])
+
+
+def test_groups_of_an_exploded_view(table: Table) -> None:
+    lists = (
+        table.query()
+        .group_by("t")
+        .agg({"each": (udfs.each, ["id"])})
+        .explode("each")
+        .create_materialized_view(name="l")
+    )
+    view = lists.query().group_by("t").agg({"n": "count(*)", "most": "max(each)"}).create_materialized_view(name="v")
+    for _ in range(2):
+        lists.refresh(runner="inline")
+        result = view.refresh(runner="inline")
+    assert result.rows_run == 0
+    assert {row["t"]: (row["n"], row["most"]) for row in view.to_arrow().to_pylist()} == {
+        "a": (2, 1), "b": (2, 4), None: (1, 3),
+    }  # fmt: skip
+    table.lance.delete("id = 4")
+    lists.refresh(runner="inline")
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert {row["t"]: row["n"] for row in view.to_arrow().to_pylist()} == {"a": 2, "b": 1, None: 1}
+
+
+def test_a_view_can_go_back_to_an_earlier_version_of_its_source(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    first = told(view)
+    table.lance.update({"x": "8", "k": "2.0"}, where="id = 1")
+    view.refresh(runner="inline")
+    assert told(view) != first
+    view.refresh(src_version=1, runner="inline")
+    assert told(view) == first
+    assert "refreshed to its version 1" in view.state()
+
+
+def test_a_table_that_is_dropped_and_made_again_is_grouped_anew(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    db = connect(table.location.database_uri)
+    db.drop_table("rows")
+    db.create_table("rows", pa.Table.from_pylist([{**row, "x": 50} for row in ROWS[:2]], SCHEMA))
+    view.refresh(runner="inline")
+    assert told(view) == {(1.0, "a"): "1: 0=50 1=50"}
+
+
+def test_what_a_view_of_groups_cannot_do_is_refused(table: Table) -> None:
+    query = table.query().group_by("t").agg({"n": "count(*)"})
+    for refused, words in (
+        (lambda: query.limit(1), "limit cannot follow"),
+        (lambda: query.offset(1), "offset cannot follow"),
+        (lambda: query.shuffle(), "shuffle cannot follow"),
+        (lambda: query.where("n > 1"), "where cannot follow"),
+        (lambda: query.select(["n"]), "select cannot follow"),
+        (lambda: query.add_columns({"m": "n + 1"}), "add_columns cannot follow"),
+        (lambda: query.group_by("t"), "group_by cannot follow"),
+        (lambda: table.query().select(["id"]).group_by("id"), "as they are"),
+        (lambda: table.query().group_by(), "give the names"),
+        (lambda: table.query().group_by("no").agg({}).definition(), "no column 'no'"),
+        (lambda: table.query().group_by("t", "t").agg({}).definition(), "twice"),
+        (lambda: table.query().group_by("t").agg({"t": "count(*)"}).definition(), "Rename it"),
+        (lambda: table.query().group_by("t").agg({}, order_by=["no"]).definition(), "no column 'no'"),
+        (lambda: table.query().group_by("t").agg({}, order_by="at"), "in a list"),
+        (lambda: table.query().group_by("t").agg({}, max_group_rows=0).definition(), "at least 1"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            refused()
+    view = query.create_materialized_view(name="v")
+    view.refresh(runner="inline")
+    for refused, words in (
+        (lambda: view.add_columns({"m": "n + 1"}), "cannot get other columns"),
+        (lambda: view.drop_columns(["n"]), "cannot lose columns"),
+        (lambda: view.plan_refresh(src_version=99), "does not exist"),
+        (lambda: connect(table.location.database_uri).copy_table("v", "w"), "view of groups"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            refused()
+
+
+def test_a_group_that_is_too_large_fails_before_anything_is_computed(table: Table, trace: Trace) -> None:
+    view = view_of(table, max_group_rows=2)
+    view.refresh(runner="inline")
+    trace.clear()
+    table.add(pa.Table.from_pylist([{**ROWS[0], "id": 7}], SCHEMA))
+    with pytest.raises(InvalidInput, match=r"'k': 1\.0, 't': 'a'.*has 3 rows, and max_group_rows allows 2"):
+        view.refresh(runner="inline")
+    assert len(trace) == 0
+    assert told(view)[1.0, "a"] == "1: 0=5 1=7"
+    table.lance.delete("id = 7")
+    assert view.refresh(runner="inline").rows_run <= 1
+
+
+def test_a_table_without_stable_row_ids_cannot_be_grouped(tmp_path: Path) -> None:
+    import lance
+
+    db = connect(tmp_path / "db")
+    lance.write_dataset(pa.Table.from_pylist(ROWS, SCHEMA), str(tmp_path / "db" / "old.lance"))
+    with pytest.raises(InvalidInput, match="no stable row ids"):
+        db.open_table("old").query().group_by("t").agg({"n": "count(*)"}).create_materialized_view(name="v")
+    assert db.table_names() == ["old"]
+
+
+def test_the_hidden_tables_follow_the_view(table: Table) -> None:
+    db, view = connect(table.location.database_uri), view_of(table)
+    view.refresh(runner="inline")
+    assert db.table_names() == ["rows", "v"]
+    assert sorted(path.name for path in Path(view.uri, "_groups").iterdir()) == ["groups.lance", "rows.lance"]
+    assert [job.table for job in db.jobs()] == ["v"]
+    db.drop_table("v")
+    assert not Path(view.uri).exists()
+    assert view_of(table).refresh(runner="inline").rows_computed == 3
+
+
+def test_freshness_counts_rows_that_groups_lack(table: Table) -> None:
+    view = view_of(table)
+
+    def fresh() -> Any:
+        return FreshnessCount.of_view(view.location).count()
+
+    assert (fresh().state, fresh().rows, fresh().pending) == ("never computed", 5, 5)
+    view.refresh(runner="inline")
+    assert (fresh().state, fresh().rows, fresh().pending) == ("up to date", 5, 0)
+    table.add(pa.Table.from_pylist(ROWS[:2], SCHEMA))
+    table.lance.delete("id = 3")
+    assert (fresh().state, fresh().rows, fresh().pending, fresh().gone) == ("stale", 6, 2, 1)
+
+
+def test_hidden_tables_are_kept_small(table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_table, "_MOST_FRAGMENTS", 2)
+    monkeypatch.setattr(group_table, "_INDEXED_ROWS", 6)
+    view = view_of(table)
+    for number in range(8):
+        table.add(pa.Table.from_pylist([{**ROWS[number % 5], "id": 10 + number}], SCHEMA))
+        trace.clear()
+        result = view.refresh(runner="inline")
+        assert (result.state, len(trace)) == ("DONE", 3 if number == 0 else 1)
+    hidden = connect(str(Path(view.uri, "_groups")))
+    rows, groups = (hidden.open_table(name).lance for name in ("rows", "groups"))
+    assert len(rows.get_fragments()) <= 3
+    assert len(groups.get_fragments()) <= 4
+    assert [index.name for index in rows.describe_indices()] == ["group_idx"]
+
+
+def test_a_function_of_another_version_runs_on_all_groups_or_on_the_touched_ones(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table, {**TOLD, "largest": (udfs.largest, ["x"])})
+    view.refresh(runner="inline")
+    trace.clear()
+    monkeypatch.setattr(udfs, "told", udfs.told_of(2))
+    table.lance.update({"x": "8"}, where="id = 1")
+    view.refresh(runner="inline", on_code_change="new_rows")
+    assert trace.rows() == [udfs.number_of(1.0, "a")]
+    assert told(view) == {(1.0, "a"): "2: 0=5 1=8", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2"}
+    result = view.refresh(runner="inline", on_code_change="recompute")
+    assert result.rows_computed == 2
+    assert set(told(view).values()) == {"2: 0=5 1=8", "2: 2=None 4=1", "2: 3=2"}
+
+
+def test_a_function_that_fails_fails_the_refresh_and_leaves_the_view(table: Table, trace: Trace) -> None:
+    from tests.udfs_for_tests.grouped import total
+
+    view = table.query().group_by("t").agg({"s": (total, ["x"])}).create_materialized_view(name="v")
+    view.refresh(runner="inline")
+    shown = view.to_arrow().to_pylist()
+    table.lance.update({"x": "3"}, where="id = 1")
+    view.refresh(runner="inline")
+    assert view.to_arrow().to_pylist() != shown
+    failing = view_of(table, {"e": (udfs.failing, ["x"])}, "failing")
+    with pytest.raises(JobFailed):
+        failing.refresh(runner="inline")
+    assert failing.to_arrow().num_rows == 0
