@@ -371,7 +371,7 @@ def _stored_plan(db: Database, job_id: str) -> str:
         if job.commits:
             return f"{about}\n  No row had to be computed: rows were only removed from the view."
         return f"{about}\n  Nothing to do: {counted(job.rows_total, 'row')} up to date."
-    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.spec.version}"
+    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.spec.rows_of.version}"
     lines = [
         about,
         f"  {version}: {counted(saved.rows_total, 'row')}, {job.rows_pending:,} pending, "

@@ -52,7 +52,7 @@ def filter_columns(spec: api.JobSpec, source: lance.LanceDataset) -> tuple[str, 
 
 
 def _of_view(definition: api.ViewDefinition) -> Iterator[ColumnSource]:
-    names = [column.name for column in definition.reads]
+    names = [column.name for column in definition.source_reads]
     earlier: dict[str, tuple[str, ...]] = {}
     by_first: dict[str, ColumnSource] = {}
     for column in definition.columns:
@@ -92,8 +92,8 @@ def lineage_of(job: api.PlannedJob, result: BackfillResult) -> Any:
     except ImportError:
         return None
     spec = job.spec
-    source = spec.read.location(job.location.options)
-    read, written = source.open(spec.version), job.location.open()
+    source = spec.rows_of.location(job.location.options)
+    read, written = source.open(spec.rows_of.version), job.location.open()
     namespace, name = dataset_name(source.uri)
 
     def inputs(columns: tuple[str, ...], kind: str, how: str, by: str) -> list[Any]:

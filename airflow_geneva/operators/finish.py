@@ -191,7 +191,7 @@ class FinishOperator(LanceOperator):
             "rows_left": result.rows_left,
         }
         if spec.of_view:
-            event |= {"source": spec.source_name, "source_version": spec.version}
+            event |= {"source": spec.source_name, "source_version": spec.rows_of.version}
         if self._alias is None:
             context["outlet_events"][asset].extra = event
         else:

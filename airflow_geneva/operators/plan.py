@@ -241,7 +241,7 @@ class PlanOperator(LanceOperator, SkipMixin):
             "udf": spec.identity.udf,
             "udf_version": spec.udf_version,
             "where": spec.where,
-            "version": spec.version,
+            "version": spec.rows_of.version,
             "read_version": spec.read_version,
             "shards": len(plan.shards),
             "rows_total": plan.rows_total,

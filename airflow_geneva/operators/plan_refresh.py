@@ -95,7 +95,7 @@ class PlanRefreshOperator(PlanOperator):
             **asked,
         )
         # Even without shards there may be a commit to announce, because rows may be removed from the view.
-        return view._plan_version(newest, request), int(newest.version)
+        return view._plan_version(newest, request, to_run=True), int(newest.version)
 
     def _summarize(self, plan: api.Plan, planned: api.PlannedJob) -> dict[str, Any]:
         spec = planned.spec

@@ -44,6 +44,12 @@ class CreateMaterializedViewOperator(LanceOperator):
             `{"udf": "module:name", "inputs": [...]}`, where `inputs` is optional. None: all columns. JSON text is
             accepted, for templates.
         add_columns: more columns by name, as for `select`, or as JSON text.
+        group_by: the columns, as a list or JSON text, whose values make a group of rows: one row for each; None:
+            the rows are those of the table.
+        agg: with `group_by`, the columns of the groups by name: an SQL aggregate as text, or a UDF as for `select`,
+            which is called once per group. JSON text is accepted, for templates.
+        order_by: with `group_by`, the columns by which the rows of a group are sorted, each perhaps followed by `desc`.
+        max_group_rows: with `group_by`, the most rows that a group may have; None: any number.
         explode: a list column whose elements become rows; None: none.
         shuffle_seed: shuffle the rows by this seed; None: no shuffle.
         limit: maximum number of rows, or None.
@@ -78,6 +84,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         *LanceOperator.template_fields,
         *("view", "table", "where", "select", "add_columns", "shuffle_seed", "limit", "offset", "recreate"),
         *("explode", "max_rows_per_fragment", "source_database", "source_query", "output_schema", "key"),
+        *("group_by", "agg", "order_by", "max_group_rows"),
     )
 
     def __init__(
@@ -99,10 +106,18 @@ class CreateMaterializedViewOperator(LanceOperator):
         output_schema: str | None = None,
         expect: Mapping[str, Expectation | Sequence[Expectation]] | None = None,
         key: str | Sequence[str] | None = None,
+        group_by: Sequence[str] | str | None = None,
+        agg: Mapping[str, Any] | str | None = None,
+        order_by: Sequence[str] | str | None = None,
+        max_group_rows: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.view = view
+        self.group_by = group_by
+        self.agg = agg
+        self.order_by = order_by
+        self.max_group_rows = max_group_rows
         self.table = table
         self.where = where
         self.select = select
@@ -189,7 +204,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         where, seed = optional_text(self.where), optional_int("shuffle_seed", self.shuffle_seed)
         limit, offset = optional_int("limit", self.limit), optional_int("offset", self.offset)
         exploded = optional_text(self.explode)
-        query = query if where is None else query.where(where)
+        query = self._grouped(query if where is None else query.where(where))
         query = query if exploded is None else query.explode(exploded)
         query = query if seed is None else query.shuffle(seed)
         query = query if limit is None else query.limit(limit)
@@ -200,6 +215,17 @@ class CreateMaterializedViewOperator(LanceOperator):
         if more and not isinstance(more, Mapping):
             raise InvalidInput(f"add_columns is {more!r:.200}. Give columns by name, as for select.")
         return query.add_columns(_specs(more)) if more else query
+
+    def _grouped(self, query: Query) -> Query:
+        keys, columns, order = (parse_json(name, getattr(self, name)) for name in ("group_by", "agg", "order_by"))
+        most = optional_int("max_group_rows", self.max_group_rows)
+        if not keys:
+            if given := [name for name in ("agg", "order_by", "max_group_rows") if getattr(self, name)]:
+                raise InvalidInput(f"{given[0]} is about groups of rows, and group_by is not given. Give it, too.")
+            return query
+        if isinstance(keys, str) or not isinstance(columns or {}, Mapping):
+            raise InvalidInput(f"group_by={keys!r:.200} and agg={columns!r:.200}: give a list, and columns by name.")
+        return query.group_by(*keys).agg(_specs(columns or {}), order or (), most)
 
     def _requested_query(self, database: Database, text: str) -> Query:
         from airflow_geneva.namespace import read_query
@@ -214,6 +240,8 @@ class CreateMaterializedViewOperator(LanceOperator):
             "limit",
             "offset",
             "source_database",
+            "group_by",
+            "agg",
         ):
             if getattr(self, name) is not None:
                 raise InvalidInput(f"source_query is the whole query, and {name} is given too. Leave one of them out.")

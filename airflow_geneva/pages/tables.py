@@ -239,11 +239,14 @@ def _column(found: pa.Field) -> ColumnRow:
 
 def _view_row(name: str, definition: api.ViewDefinition) -> ColumnRow:
     return ColumnRow(
-        name, "", _query(definition), inputs=tuple(column.name for column in definition.reads), is_view=True
+        name, "", _query(definition), inputs=tuple(column.name for column in definition.source_reads), is_view=True
     )
 
 
 def _query(definition: api.ViewDefinition) -> str:
+    if definition.grouping is not None:
+        names = ", ".join(column.name for column in definition.columns)
+        return f"{names} of {definition.source_table}: {definition.grouping}"
     where = f" where {definition.where}" if definition.where else ""
     limit = f" limit {definition.limit}" if definition.limit is not None else ""
     names = ", ".join(column.name for column in definition.columns)

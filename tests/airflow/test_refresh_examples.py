@@ -291,3 +291,18 @@ def test_documents_are_cut_embedded_by_a_service_and_searched_and_its_key_is_wri
         known = [run.rendered("embed.plan"), run.xcom("embed.plan", "summary"), run.xcom("embed.finish"), run.errors]
         assert key not in json.dumps(known, default=str)
     assert "openai_default" in json.dumps(first.rendered("embed.plan"))
+
+
+def test_a_view_of_groups_computes_the_books_that_changed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GENEVA__INLINE_BELOW_ROWS", "1000")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    rows = [{"book": book, "chapter": 1, "verse": at, "text": f"word {at}"} for book in ("a", "b") for at in range(3)]
+    verses = desk.database.create_table("verses", rows)
+    go(example("profiles"))
+    books = desk.database.open_table("books")
+    assert books.to_arrow().to_pylist() == [{"book": book, "verses": 3, "words": 4} for book in ("a", "b")]
+    verses.add([{"book": "b", "chapter": 2, "verse": 1, "text": "one more"}])
+    run = go(example("profiles"))
+    assert run.xcom("refresh.plan", "summary")["rows_pending"] == 1
+    found = {row["book"]: (row["verses"], row["words"]) for row in books.to_arrow().to_pylist()}
+    assert found == {"a": (3, 4), "b": (4, 6)}

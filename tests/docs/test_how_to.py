@@ -45,6 +45,16 @@ def test_the_snippet_about_some_rows_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3, 4, 5, None]
 
 
+def test_the_snippet_about_groups_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(DOCS / "snippets"))
+    left = run("groups")
+    assert left["r"].rows_run == 1
+    rows = {1: (2, 3, "visit buy: 3.5"), 2: (2, 5, "buy buy: 6")}
+    found = left["profiles"].to_arrow().to_pylist()
+    assert {row["customer"]: (row["n"], row["last"], row["profile"]) for row in found} == rows
+
+
 def test_the_snippet_about_a_catalog_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with RestAdapter("dir", {"root": str(tmp_path / "catalog")}, port=0) as server:
