@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +85,9 @@ def _table_of(given: str) -> dict[str, Any]:
 
 
 def _function(of: str, annotation: str) -> dict[str, Any]:
-    return {"of": of, "annotation": annotation, "dag": _DAG}
+    # Airflow 3.1 has it elsewhere.
+    module = "airflow.dag_processing.dagbag" if version("apache-airflow-core") >= "3.2" else "airflow.models.dagbag"
+    return {"of": of, "annotation": annotation, "dag": _DAG, "dagbag": module}
 
 
 def _names(name: str) -> Iterator[str]:

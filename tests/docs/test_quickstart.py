@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -96,3 +97,14 @@ def test_the_dags_make_what_the_pages_show(
     append()
     assert go("follow_docs").xcom("refresh.finish")["rows_computed"] == 2
     assert len(look("long_docs").splitlines()) == 4
+
+
+@pytest.mark.airflow
+def test_the_tests_of_a_dag_pass_as_the_page_shows_them(tmp_path: Path) -> None:
+    pytest.importorskip("airflow.dag_processing.dagbag", reason="Airflow 3.1 has it in airflow.models")
+    file = DOCS / "snippets" / "testing" / "test_words.py"
+    settings = {"PYTHONPATH": str(FILES), "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), "--rootdir", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
