@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from packaging.version import Version
 
 from airflow_geneva.cli.database import open_database
 from airflow_geneva.engine.storage.uri import is_local
@@ -85,9 +86,9 @@ def _table_of(given: str) -> dict[str, Any]:
 
 
 def _function(of: str, annotation: str) -> dict[str, Any]:
-    # Airflow 3.1 has it elsewhere.
-    module = "airflow.dag_processing.dagbag" if version("apache-airflow-core") >= "3.2" else "airflow.models.dagbag"
-    return {"of": of, "annotation": annotation, "dag": _DAG, "dagbag": module}
+    old = Version(version("apache-airflow-core")) < Version("3.2")
+    dagbag = "airflow.models.dagbag" if old else "airflow.dag_processing.dagbag"
+    return {"of": of, "annotation": annotation, "dag": _DAG, "dagbag": dagbag}
 
 
 def _names(name: str) -> Iterator[str]:
