@@ -46,6 +46,7 @@ TOGETHER = (
     "services",
     "load",
     "pages",
+    "groups",
 )
 VIEWS = {"f10k": 10_000, "f100k": 100_000, "f": 1_000_000, "f16m": 16_000_000}
 OTHERS = (*TOGETHER, *VIEWS)
@@ -130,6 +131,12 @@ class BenchmarkRun:
         full = {"jobs": 500, "columns": 300, "nodes": 40, "repeats": 5}
         size = {"jobs": 5, "columns": 10, "nodes": 5, "repeats": 1} if self.quick else full
         return dict(self._measure("pages", folder=str(self.scratch / "pages"), **size))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        full = {"rows": 1_000_000, "groups": 100_000, "repeats": 2}
+        size = {"rows": 2_000, "groups": 100, "repeats": 1} if self.quick else full
+        folder = str(self.scratch / "groups")
+        return [run for one in self.runners for run in self._measure("groups", folder=folder, runner=one, **size)]
 
     def _wide(self) -> list[dict[str, Any]]:
         found = []

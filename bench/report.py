@@ -542,6 +542,30 @@ def _paged(run: Mapping[str, Any]) -> str:
     return f"{size}:\n\n{_table(('page', 'kB', 's'), rows)}"
 
 
+def _grouped(runs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("computed by", "keys", "runner", "change", "ours, s", "DuckDB, all rows, s", "groups computed")
+    keys = {"even": "drawn evenly", "hot": "one of half of all rows"}
+    rows = [
+        (
+            run["side"],
+            keys[run["keys"]],
+            run["runner"],
+            name,
+            _best_median(change["ours"]),
+            _best_median(change["duckdb"]) if change["duckdb"] else "",
+            f"{change['groups_computed']:,}",
+        )
+        for run in runs
+        for name, change in run["changes"].items()
+    ]
+    about = (
+        f"{runs[0]['rows']:,} rows with {runs[0]['groups']:,} keys at first. The aggregates are count, sum, max and "
+        "avg; the function takes two columns of a group as Arrow arrays. DuckDB reads the same table of Lance, "
+        "aggregates all of its rows each time, and writes nothing."
+    )
+    return f"{about}\n\n{_table(head, rows)}"
+
+
 _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("compare", "Filling a column", _compared),
     ("once", "From a cold start, and memory", _cold),
@@ -567,4 +591,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("services", "Services", _services),
     ("load", "Values by key", _loaded),
     ("pages", "The pages of a large database", _paged),
+    ("groups", "Views of groups", _grouped),
 )

@@ -68,3 +68,9 @@ class WaitsAfterLoading:
     def __call__(self, cost: float) -> float:
         time.sleep(cost)
         return cost
+
+
+@udf(data_type=pa.float64())
+def slope(moment: pa.Int64Array, amount: pa.Int64Array) -> float:
+    moments, amounts = moment.to_numpy(), amount.to_numpy()
+    return float((amounts[-1] - amounts[0]) / max(moments[-1] - moments[0], 1))
