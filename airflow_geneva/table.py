@@ -413,7 +413,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         self, request: BackfillRequest, udf: UDF | str | None, runner: str
     ) -> tuple[Plan, Udfs, Stopwatch]:
         RunnerName.check("runner", runner)
-        watch = api.Stopwatch()
+        watch = api.Stopwatch.of_new_job()
         plan, function = self._plan(request, udf, self.location.patient())
         keep_udf(function, self.location.database_uri, api.TableColumns(self.location).described(request.column))
         return plan, api.Udfs(dict.fromkeys(plan.spec.udfs, function)), watch
@@ -472,7 +472,7 @@ class Table(Summarized, api.Readable, api.FailedRows):
         from airflow_geneva.bar import progress_bar
 
         RunnerName.check("runner", runner)
-        watch, location = api.Stopwatch(), self.location.patient()
+        watch, location = api.Stopwatch.of_new_job(), self.location.patient()
         with progress_bar(f"{location.name}.load"):
             plan, runner = api.plan_load(location, api.LoadRequest.of(arguments, sizing), runner, SparkRunner())
             return api.run_new(plan, location, api.Udfs({}), runner, watch, SparkRunner())

@@ -258,7 +258,7 @@ class View(Table):
 
     def _plan_refresh_to_run(self, request: RefreshRequest, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
         RunnerName.check("runner", runner)
-        watch = api.Stopwatch()
+        watch = api.Stopwatch.of_new_job()
         return *self._plan_refresh(request, self.location.patient(), to_run=True), watch
 
     def _plan_refresh(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import add, sub
 from typing import TYPE_CHECKING, Any
@@ -106,12 +106,49 @@ class Sums:
 
 
 @dataclass(frozen=True)
+class StoreRequests(Sums):
+    """Number of requests to object stores by kind, as pylance counts them. A local disk has none.
+
+    Args:
+        reads: reads of objects, of parts of them, and of their sizes (GET, HEAD).
+        writes: writes of objects, or of the parts of a large one (PUT).
+        lists: listings (LIST); one counts once, however many pages of objects it returns.
+        deletes: deletions of objects.
+    """
+
+    reads: int = 0
+    writes: int = 0
+    lists: int = 0
+    deletes: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.reads + self.writes + self.lists + self.deletes
+
+    def __bool__(self) -> bool:
+        return bool(self.total)
+
+    def __str__(self) -> str:
+        parts = [counted(count, kind.removesuffix("s")) for kind, count in vars(self).items() if count]
+        return f"{counted(self.total, 'request')} to the store: {', '.join(parts)}"
+
+
+_NO_REQUESTS = StoreRequests()
+
+
+def _add_requests(one: StoreRequests, other: StoreRequests) -> StoreRequests:
+    # The usage of a call has none.
+    return one if other is _NO_REQUESTS else other if one is _NO_REQUESTS else one + other
+
+
+@dataclass(frozen=True)
 class Usage(Sums):
     """Number of requests of calls, and the tokens and the cost that they reported.
 
     Args:
         rows: number of rows that functions were called on; a row counts once for each call.
         declared: cost of these rows by `udf(cost=)`.
+        store_requests: requests to object stores of the processes that made the calls.
     """
 
     calls: int = 0
@@ -119,6 +156,9 @@ class Usage(Sums):
     cost: float = 0.0
     rows: int = 0
     declared: float = 0.0
+    store_requests: StoreRequests = field(
+        default=_NO_REQUESTS, metadata={"add": _add_requests, "read": StoreRequests.from_json}
+    )
 
     def __bool__(self) -> bool:
         """Whether any call reported its usage."""
@@ -126,8 +166,8 @@ class Usage(Sums):
 
     @property
     def reported(self) -> Usage:
-        """The reported usage without `rows` and `declared`."""
-        return replace(self, rows=0, declared=0.0)
+        """The reported usage alone."""
+        return Usage(self.calls, self.tokens, self.cost)
 
     @property
     def paid(self) -> float:

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from airflow_geneva.engine.counts import Counts, Outcome, Usage
+from airflow_geneva.engine.counts import Counts, Outcome, StoreRequests, Usage
 from airflow_geneva.engine.display import Described, Listed, counted, duration
 
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier attempts committed."""
 ROWS_RUN = "rows_run"
 """Field of a job's record: rows on which functions were called by plans of earlier attempts."""
+STORE_REQUESTS = "store_requests"
+"""Field of a job's record: requests of its plan until the record was written, and of earlier attempts."""
 SENT = "sent"
 """Field of a job's record: its state and counts when its metrics were sent."""
 MOST_EXAMPLES = 5
@@ -111,6 +113,7 @@ class ShardResult(Outcome):
         left_reasons: why rows were left, by fragment.
         visible: whether the rows are visible; a view's become visible in its swap at the end.
         rows_missing: of a load, the rows whose key its source lacks.
+        store_requests: requests to object stores by the process that committed it.
     """
 
     shard: int
@@ -123,6 +126,7 @@ class ShardResult(Outcome):
     seconds: float = 0.0
     visible: bool = True
     rows_missing: int = 0
+    store_requests: StoreRequests = field(default_factory=StoreRequests)
 
     @property
     def shown(self) -> bool:
@@ -136,6 +140,7 @@ class ShardResult(Outcome):
         fields = dict(document)
         fields["versions"] = tuple(fields["versions"])
         fields["left_reasons"] = tuple((int(a), str(b)) for a, b in fields["left_reasons"])
+        fields["store_requests"] = StoreRequests.from_json(fields.get("store_requests"))
         return ShardResult(**fields)
 
 
@@ -160,6 +165,7 @@ class BackfillResult(Listed, Outcome):
         rows_missing: of a load, the selected rows whose key its source lacks.
         rows_run: rows on which functions were called in this job, whether or not their values became visible. A row
             counts once for each call, also in failed attempts, except in the last seconds before a kill.
+        store_requests: requests to object stores; the documentation of metrics says which are counted.
     """
 
     job_id: str
@@ -177,6 +183,7 @@ class BackfillResult(Listed, Outcome):
     rows_raced: int = 0
     rows_run: int = 0
     rows_missing: int = 0
+    store_requests: StoreRequests = field(default_factory=StoreRequests)
 
     @property
     def rows_loaded(self) -> int:
@@ -219,6 +226,7 @@ class BackfillResult(Listed, Outcome):
         fields["notes"] = tuple(fields["notes"])
         fields["checked"] = tuple(map(Checked.from_json, fields["checked"]))
         fields["usage"] = Usage.from_json(fields["usage"])
+        fields["store_requests"] = StoreRequests.from_json(fields.get("store_requests"))
         return BackfillResult(**fields)
 
     def __str__(self) -> str:
@@ -234,6 +242,8 @@ class BackfillResult(Listed, Outcome):
             lines.append(f"  the source lacks the keys of {counted(self.rows_missing, 'row')}")
         if self.usage:
             lines.append(f"  {self.usage}")
+        if self.store_requests:
+            lines.append(f"  {self.store_requests}")
         lines.extend(f"  {checked}" for checked in self.checked)
         if self.unindexed_rows:
             lines.append(f"  not in an index yet: {counted(self.unindexed_rows, 'row')}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import astuple, fields
 from datetime import timedelta
 from typing import Any
 
 from airflow.providers.common.compat.sdk import Stats, conf
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.counts import StoreRequests
 from airflow_geneva.engine.results import DONE, SENT
 from airflow_geneva.errors import DamagedRecord, StorageError
 
@@ -17,6 +19,7 @@ logger = logging.getLogger("airflow_geneva.job")
 
 _SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 _COUNTED = ("rows_run", "rows_computed", "rows_reused", "rows_failed")
+_REQUESTS = tuple(f"store_{kind.name}" for kind in fields(StoreRequests))
 
 
 def send_metrics_of_plan(plan: api.Plan) -> None:
@@ -38,16 +41,19 @@ def send_metrics_of_job(folder: api.JobFolder) -> None:
         found, sent = api.read_job(folder), _sent(folder)
         if found is None:
             return
-        ended = {"state": found.state, **{name: getattr(found, name) for name in _COUNTED}}
-        if ended != sent:
-            folder.update_record(**{SENT: ended})
+        rows = {name: getattr(found, name) for name in _COUNTED}
+        requests = dict(zip(_REQUESTS, astuple(found.store_requests), strict=True))
+        # A `finish` that runs again makes other requests, which are not counted either.
+        again = {"state": found.state, **rows}.items() <= sent.items()
+        if not again:
+            folder.update_record(**{SENT: {"state": found.state, **rows, **requests}})
     except (StorageError, DamagedRecord) as error:
         logger.warning("The metrics of job %s are not sent: %s", folder.job_id, error)
         return
     tags = {"table": found.table, "target": found.target}
-    if ended != sent:
-        for name in _COUNTED:
-            Stats.incr(f"geneva.{name}", max(ended[name] - sent.get(name, 0), 0), tags=tags)
+    if not again:
+        for name, count in (rows | requests).items():
+            Stats.incr(f"geneva.{name}", max(count - sent.get(name, 0), 0), tags=tags)
         Stats.incr("geneva.jobs", tags={**tags, "state": found.state, "runner": found.runner or ""})
         Stats.timing("geneva.job_duration", timedelta(seconds=found.took), tags=tags)
         for step, seconds in found.seconds.items():
@@ -64,7 +70,7 @@ def send_metrics_of_job(folder: api.JobFolder) -> None:
 def _sent(folder: api.JobFolder) -> dict[str, Any]:
     """Return what was sent of a job; nothing if the note of it is missing or damaged."""
     noted = folder.record.get(SENT)
-    if isinstance(noted, dict) and all(type(noted.get(name)) is int for name in _COUNTED):
+    if isinstance(noted, dict) and all(type(noted.get(name)) is int for name in (*_COUNTED, *_REQUESTS)):
         return noted
     return {}
 

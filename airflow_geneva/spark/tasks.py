@@ -36,6 +36,7 @@ from airflow_geneva.engine.run.task import TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.requests import RequestMeter
 from airflow_geneva.engine.udf.error_policy import Policy
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import DeviceFailed, GenevaError, InvalidInput, StorageError, UdfCrashed
@@ -367,6 +368,7 @@ class _GroupRunner:
         earlier = (task_spec.progress.read_document(name) if again else None) or {}
         used = Usage.from_json(earlier.get("usage"))  # by a try of this task that was killed
         reporter = ProgressReporter(0, 0, write, look_around, every=every, longest=every, used_before=used)
+        reporter.store_requests = RequestMeter()
         opening = partial(_target_of_stage.once, stage, lambda: open_target(*about).check_names())
         try:
             units, opened, _ = task_spec.progress.side_by_side(take, opening, signs.read)

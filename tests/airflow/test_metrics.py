@@ -6,6 +6,7 @@ import atexit
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +14,11 @@ import pytest
 from airflow.sdk import DAG
 from opentelemetry import metrics
 
+from airflow_geneva.engine.counts import StoreRequests
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.operators import RefreshDatabaseOperator, _metrics
-from airflow_geneva.operators._metrics import _COUNTED as COUNTED, send_metrics_of_job
+from airflow_geneva.operators._metrics import _COUNTED as COUNTED, _REQUESTS as REQUESTS, send_metrics_of_job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.collector import Collector, collecting, settings
@@ -139,7 +141,8 @@ def nothing(*_given: object, **_more: object) -> None:
 
 
 def test_the_page_and_the_dashboard_name_the_metrics_that_are_sent() -> None:
-    sent = set(re.findall(r'"geneva\.(\w+)', SOURCE.read_text())) | set(COUNTED) | {"cost", "function_busy"}
+    named = re.findall(r'"geneva\.(\w+)', SOURCE.read_text())
+    sent = {*named, *COUNTED, *REQUESTS, "cost", "function_busy"}
     page = set(re.findall(r"^\| `geneva\.(\w+)", (DOCS / "metrics.md").read_text(), re.MULTILINE))
     assert page == sent
     queries = re.findall(r"airflow_geneva_(\w+)", (DOCS / "snippets" / "dashboard.json").read_text())
@@ -165,3 +168,36 @@ def test_a_damaged_note_of_what_was_sent_fails_no_task(
     monkeypatch.setattr(_metrics, "_wanted", lambda: True)
     send_metrics_of_job(folder)
     assert counted["geneva.rows_run"] == 3
+
+
+def test_requests_to_the_store_are_sent_when_a_job_ends_in_another_way(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(3)
+    table.add_columns({"y": double})
+    result = table.backfill("y", runner="inline")
+    folder, sent = JobFolder.of(table.location.checkpoints, result.job_id), list[tuple[str, int]]()
+
+    def end(state: str, requests: StoreRequests) -> None:
+        folder.write_result(state, replace(result, state=state, store_requests=requests).to_json())
+        send_metrics_of_job(folder)
+
+    def count(name: str, number: int = 1, **_tags: object) -> None:
+        sent.extend([(name, number)] if name.startswith("geneva.store_") else ())
+
+    monkeypatch.setattr(_metrics, "Stats", SimpleNamespace(incr=count, timing=nothing, gauge=nothing))
+    monkeypatch.setattr(_metrics, "_wanted", lambda: True)
+    end("FAILED", StoreRequests(reads=7, lists=1))
+    end("FAILED", StoreRequests(reads=9, lists=3))  # `finish` ran again
+    end("DONE", StoreRequests(reads=10, writes=2, lists=1))
+    reads, writes, lists, deletes = (f"geneva.{name}" for name in REQUESTS)
+    assert sent == [
+        (reads, 7),
+        (writes, 0),
+        (lists, 1),
+        (deletes, 0),
+        (reads, 3),
+        (writes, 2),
+        (lists, 0),
+        (deletes, 0),
+    ]

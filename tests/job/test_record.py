@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from airflow_geneva.engine.counts import StoreRequests, Usage
 from airflow_geneva.engine.job import error_records
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.current_errors import JobErrors, group_errors
@@ -137,6 +138,35 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (198, 198, 198)
     assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
     assert (job.commits, [shard.step for shard in job.shards]) == ((8, 9), ["committed", "waiting"])
+
+
+def test_a_running_job_counts_what_its_plan_and_its_committed_shards_used_too(folder: JobFolder) -> None:
+    before = StoreRequests(reads=5, lists=2)
+    plan(folder, SIZES, {**RECORD, "store_requests": asdict(before)})
+    for shard in (0, 1):
+        reporter = ProgressReporter(80, 1, usage=lambda: Usage(calls=3, tokens=10, cost=0.5, rows=80))
+        reporter.store_requests = lambda: StoreRequests(reads=100, writes=10)
+        folder.update_shard(PRINT, shard, applying=reporter.document())
+    committed = StoreRequests(reads=7, writes=3, deletes=1)
+    write_shard_result(folder, ShardResult(0, PRINT, rows_computed=200, store_requests=committed))
+    job = read(folder, now=RECORD["started"] + 12)
+    assert [shard.step for shard in job.shards] == ["committed", "applying"]
+    assert (job.usage, job.rows_run, job.cost) == (Usage(6, 20, 1.0), 160, 1.0)
+    assert job.store_requests == StoreRequests(reads=212, writes=23, lists=2, deletes=1)
+    assert "  238 requests to the store: 212 reads, 23 writes, 2 lists, 1 delete" in job.lines()
+    assert json.loads(json.dumps(job.to_json()))["store_requests"] == vars(job.store_requests)
+
+    end(folder, store_requests=StoreRequests(reads=300))
+    assert read(folder).store_requests == StoreRequests(reads=300)
+
+
+@pytest.mark.parametrize("damaged", ["x", 7, {"reads": "x"}, {"reads": None}, {"reads": [1]}])
+def test_a_damaged_count_of_requests_counts_nothing(folder: JobFolder, damaged: object) -> None:
+    plan(folder, SIZES, {**RECORD, "store_requests": damaged})
+    document = {**ProgressReporter(80, 1).document(), "usage": {"rows": 80, "store_requests": damaged}}
+    folder.update_shard(PRINT, 0, applying=document)
+    job = read(folder, now=RECORD["started"] + 12)
+    assert (job.rows_run, job.store_requests) == (80, StoreRequests())
 
 
 def test_rows_that_failed_are_a_state_of_their_own_in_every_stage(folder: JobFolder) -> None:

@@ -61,6 +61,8 @@ PERMITTED = {
         "engine.storage.files._session",
         "engine.storage.location._session",
         "engine.storage.outages._outages",
+        "engine.storage.requests._UNTAKEN",
+        "engine.storage.requests.count_requests",
         "spark.code._sent",
     ),
     "Processes, threads and the event loop serve all jobs, and end with the process": (

@@ -6,11 +6,14 @@ import asyncio
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import unquote, urlsplit
+
+from airflow_geneva.engine.counts import StoreRequests
 
 _END_OF_HEAD = b"\r\n\r\n"
 _REASON = (
@@ -39,7 +42,14 @@ class Request:
         return f"{self.method} {unquote(self.path)}"
 
 
+_KINDS = {"GET": "reads", "HEAD": "reads", "PUT": "writes", "DELETE": "deletes"}
 _FALLS_DUE = re.compile(r"/_checkpoints/jobs/[^/]+/(status|commit|finish)-[^/]+\.json$")
+
+
+def _kind(request: Request) -> str:
+    if "?delete" in request.path:
+        return "deletes"
+    return "lists" if "list-type=" in request.path else _KINDS[request.method]
 
 
 class Requests(list[Request]):
@@ -53,6 +63,11 @@ class Requests(list[Request]):
             for request in self
             if request.method != "PUT" or not _FALLS_DUE.search(unquote(request.path)) or last[request.path] is request
         )
+
+    @property
+    def by_kind(self) -> StoreRequests:
+        """The number of requests of each kind that a job counts."""
+        return StoreRequests(**Counter(map(_kind, self)))
 
     @property
     def depth(self) -> int:

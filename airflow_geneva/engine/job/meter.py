@@ -13,6 +13,7 @@ from airflow_geneva.engine.display import counted, step_in_words
 from airflow_geneva.engine.job.progress import ProgressReporter, rows_per_second
 from airflow_geneva.engine.job.shard_status import STARTING, ShardStatus
 from airflow_geneva.engine.job.time_left import estimate_time_left
+from airflow_geneva.engine.storage.requests import take_requests
 
 _SHARD_STEPS = {"spark": STARTING, "apply": "applying"}
 
@@ -88,6 +89,12 @@ class Stopwatch:
     def __init__(self, before: float = 0.0) -> None:
         self.seconds: dict[str, float] = {}
         self._since = time.monotonic() - before
+
+    @staticmethod
+    def of_new_job() -> Stopwatch:
+        """Begin to measure a job: the requests that this process made before are not its own."""
+        take_requests()
+        return Stopwatch()
 
     @contextmanager
     def timing(self, step: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from airflow_geneva.engine.counts import Counts, Usage
+from airflow_geneva.engine.counts import Counts, StoreRequests, Usage
 from airflow_geneva.engine.display import counted, duration
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import APPLYING
@@ -99,7 +99,8 @@ class ProgressReporter:
     """Logs progress, and every few seconds writes the newest to a document, if `write` is given.
 
     The pauses between two lines grow with the time that has passed, up to `longest` seconds, so that the log of a shard
-    of hours stays short. The usage of earlier attempts, `used_before`, is added to that of this attempt's calls.
+    of hours stays short. The usage of earlier attempts, `used_before`, is added to that of this attempt's calls, and so
+    are the requests of this process.
     `check` is called every few seconds, and may raise an error that ends the work.
     """
 
@@ -120,6 +121,7 @@ class ProgressReporter:
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
     usage: Callable[[], Usage] = Usage
+    store_requests: Callable[[], StoreRequests] = StoreRequests
     busy: Callable[[], Busy] = Busy
     start: Callable[[], SparkStart] = SparkStart
     used_before: Usage = field(default_factory=Usage)
@@ -207,7 +209,8 @@ class ProgressReporter:
 
     def document(self) -> dict[str, Any]:
         self._sample(time.monotonic() - self._began)
-        kept = {"at": time.time(), "skipped": self.skipped(), "usage": asdict(self.used_before + self.usage())}
+        usage = self.used_before + self.usage() + Usage(store_requests=self.store_requests())
+        kept = {"at": time.time(), "skipped": self.skipped(), "usage": asdict(usage)}
         kept |= {} if self.has_executor else {NO_EXECUTOR: True}
         kept |= {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
         kept |= {START: asdict(start)} if (start := self.start()) else {}
@@ -232,7 +235,7 @@ class ProgressReporter:
 
 
 def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
-    """Return the usage that calls reported, in all attempts, from the status documents of shards."""
+    """Return the usage of all attempts at computing shards, from their status documents."""
     return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
 
 

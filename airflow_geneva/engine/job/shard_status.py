@@ -27,7 +27,7 @@ from airflow_geneva.engine.job.folder import (
     shard_name,
 )
 from airflow_geneva.engine.job.heartbeat import Heartbeat
-from airflow_geneva.engine.job.progress import NO_EXECUTOR, START, read_progress, rows_per_second
+from airflow_geneva.engine.job.progress import NO_EXECUTOR, START, read_progress, rows_per_second, usage_of
 from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.results import ShardResult
 from airflow_geneva.engine.storage.files import in_parallel
@@ -60,7 +60,7 @@ class ShardStatus(Counts):
         start_seconds: seconds from the start of the task to that of the computation; while it runs, to its first rows.
         spark_start: seconds to the first call of the function on Spark, by part; zeros if they are not known.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
-        usage: usage that its calls reported, in all attempts, except in the last seconds before a kill.
+        usage: what all attempts used, except in the last seconds before a kill.
         samples: at most 60 pairs of time, in seconds since the epoch, and rows that its last attempt had computed then.
         rows_submitted: rows that the service of a batch API has, and had not answered at the last poll.
         last: whether no other attempt follows the one that failed.
@@ -185,6 +185,7 @@ def _shard(index: int, size: Mapping[str, Any], found: Mapping[str, Any]) -> Sha
         rows_ready=staged,
         fragments=int(size["fragments"]),
         fragments_ready=int(size["staged"]),
+        usage=usage_of([found]),
     )
     status = _at_its_step(status, found)
     return replace(status, rows_left=max(status.rows - status.rows_committed - status.rows_failed, 0))
@@ -237,7 +238,6 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         fragments_ready=status.fragments_ready + progress.ready,
         seconds=(("apply", round(progress.seconds, 3)),),
         seen=float(document["at"]) if "at" in document else None,
-        usage=Usage.from_json(document.get("usage")),
         spark_start=SparkStart.from_json(document.get(START)),
         # A web page turns it into a link.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
@@ -289,6 +289,7 @@ def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         fragments_committed=result.fragments if result.visible else 0,
         versions=result.versions,
         seconds=_with_commit(status.seconds, result.seconds),
+        usage=status.usage + Usage(store_requests=result.store_requests),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_geneva.engine.choices import RunnerName
-from airflow_geneva.engine.counts import Counts, Usage
+from airflow_geneva.engine.counts import Counts, StoreRequests, Usage
 from airflow_geneva.engine.display import Listed, counted, duration, format_time
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.error_records import count_errors_so_far
@@ -26,6 +26,7 @@ from airflow_geneva.engine.results import (
     PENDING,
     ROWS_RUN,
     RUNNING,
+    STORE_REQUESTS,
     BackfillResult,
     Checked,
     in_order,
@@ -99,6 +100,7 @@ class Job(Listed, Counts):
         busy_share: after the end, the fraction of the time from the first call to the last of each task in which the
             function ran; None if it was not called.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None if the record does not say.
+        store_requests: requests to object stores, as far as its processes have reported them.
     """
 
     id: str
@@ -143,6 +145,7 @@ class Job(Listed, Counts):
     cost: float | None = None
     cost_expected: Interval | None = None
     busy_share: float | None = None
+    store_requests: StoreRequests = field(default_factory=StoreRequests)
 
     @property
     def open(self) -> bool:
@@ -272,6 +275,7 @@ class Job(Listed, Counts):
             lines.append(f"  planned for {where}: {self.runner_reason}")
         lines.extend([f"  {self.usage}"] if self.usage else [])
         lines.extend([f"  {self.priced}"] if self.priced else [])
+        lines.extend([f"  {self.store_requests}"] if self.store_requests else [])
         lines.extend(f"  {checked}" for checked in self.checked)
         lines.extend([f"  not in an index yet: {counted(self.unindexed_rows, 'row')}"] if self.unindexed_rows else [])
         lines.extend([] if self.airflow is None else [f"  Airflow: {self.airflow}"])
@@ -426,7 +430,7 @@ def _job(
         airflow=run_by,
         cost_expected=_interval((chosen.get("expected") or {}).get("cost")),
     )
-    job = _with_shards(job, int(record.get(ROWS_RUN, 0)))
+    job = _with_shards(job, int(record.get(ROWS_RUN, 0)), StoreRequests.from_json(record.get(STORE_REQUESTS)))
     if job.open:
         left = estimate_time_left(shards, chosen.get("expected") or {}, job.runner != RunnerName.INLINE, now)
         if asked is not None:
@@ -461,7 +465,7 @@ def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple
     return RUNNING if begun else PENDING
 
 
-def _with_shards(job: Job, run_before: int) -> Job:
+def _with_shards(job: Job, run_before: int, requests_before: StoreRequests) -> Job:
     seconds: dict[str, float] = {}
     for shard in job.shards:
         for step, spent in shard.seconds:
@@ -474,6 +478,7 @@ def _with_shards(job: Job, run_before: int) -> Job:
         **replace(counts, rows_skipped=job.rows_skipped, rows_left=left).counts(),
         rows_run=run_before + used.rows,
         usage=used.reported,
+        store_requests=requests_before + used.store_requests,
         cost=used.paid or None,
         seconds=in_order(seconds),
         commits=tuple(sorted({version for shard in job.shards for version in shard.versions})),
@@ -497,6 +502,7 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         notes=found.notes,
         checked=found.checked,
         usage=found.usage,
+        store_requests=found.store_requests,
         unindexed_rows=found.unindexed_rows,
         cost=ended.get("cost", found.usage.cost or None),
         busy_share=Busy.from_json((ended.get("speed") or {}).get("busy")).share,

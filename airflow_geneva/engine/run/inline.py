@@ -20,6 +20,7 @@ from airflow_geneva.engine.run.prepare import Udfs, open_target, prepare
 from airflow_geneva.engine.run.task import GRACE_SECONDS, TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, whole_unit
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.requests import RequestMeter
 
 _TICK_SECONDS = 0.05
 
@@ -81,7 +82,7 @@ def open_reporter(
     index, rows, tasks = shard.index, shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in tasks) - rows
     every = min(every, caps.LOOK_SECONDS) if spec.sizing.watched else every
-    reporter = ProgressReporter(rows, len(tasks), every=every, rows_held=held)
+    reporter = ProgressReporter(rows, len(tasks), every=every, rows_held=held, store_requests=RequestMeter())
     JobMeter.current().reporters[index] = reporter
     if documents is not None:
         reporter.used_before = usage_of([documents.read()])

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_geneva.engine.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.engine.choices import RunnerName
-from airflow_geneva.engine.counts import Usage
+from airflow_geneva.engine.counts import StoreRequests, Usage
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job import progress
@@ -44,7 +44,7 @@ from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, shard_summaries
 from airflow_geneva.engine.plan.shard import FragmentTasks, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
-from airflow_geneva.engine.results import FAILED, BackfillResult, ShardResult
+from airflow_geneva.engine.results import FAILED, STORE_REQUESTS, BackfillResult, ShardResult
 from airflow_geneva.engine.run import caps as job_caps
 from airflow_geneva.engine.run.caps import Canceled, CapReached, Caps, Spent
 from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
@@ -60,6 +60,7 @@ from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.engine.run.waiting import Waiting
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.requests import take_requests
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import ExpectationFailed, InvalidInput, JobFailed, StorageError
 
@@ -494,6 +495,11 @@ class PlannedJob:
         self.documents(shard.index).update(applied=document, submitted=None)
         return document
 
+    @cached_property
+    def _recorded(self) -> Mapping[str, Any]:
+        """The job's record, as it was before the end."""
+        return self._record or self.folder.record
+
     @property
     def applied(self) -> list[dict[str, Any]]:
         """The results of the applied shards, read at the first access."""
@@ -554,7 +560,8 @@ class PlannedJob:
                 # The staged files may be gone because the table was created again since it was opened.
                 for table in self.spec.tables:
                     table.assert_same_table(self.location.options)
-            result = replace(result, seconds=round(time.monotonic() - began, 3))
+            seconds = round(time.monotonic() - began, 3)
+            result = replace(result, seconds=seconds, store_requests=take_requests())
             write_shard_result(self.folder, result)
         return result
 
@@ -585,9 +592,9 @@ class PlannedJob:
                 result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
             result = with_indexes(self.location, self.spec, result, self.publisher.newest)
-            result = result.with_carried(self._record or self.folder.record)
+            result = result.with_carried(self._recorded)
             result = result.with_seconds(**seconds, finish=time.monotonic() - began)
-            result = self._write_end(result, error, [*self.publisher.post_commit, self.settle])
+            result = self._write_end(result, results, error, [*self.publisher.post_commit, self.settle])
             if many_documents and not missing:
                 run_maintenance(self.location, self.spec)
         fault_point("finish.end")
@@ -597,19 +604,24 @@ class PlannedJob:
         self, committed: Iterable[ShardResult], error: BaseException, seconds: Mapping[str, float]
     ) -> BackfillResult:
         """Record that the job failed, and which rows it committed before; other computed rows stay in checkpoints."""
+        committed = list(committed)
         try:
             result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
         except InvalidInput:  # the table was dropped, and with it all records
             return BackfillResult(self.spec.job_id, FAILED).with_seconds(**seconds)
         try:
-            return self._write_end(result, str(error) or type(error).__name__)
+            return self._write_end(result, committed, str(error) or type(error).__name__)
         except StorageError as unkept:
             # The caller raises the original error.
             logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
             return result
 
     def _write_end(
-        self, result: BackfillResult, error: str | None, beside: Iterable[Callable[[], object]] = ()
+        self,
+        result: BackfillResult,
+        committed: Sequence[ShardResult],
+        error: str | None,
+        beside: Iterable[Callable[[], object]] = (),
     ) -> BackfillResult:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         failed = result.state == FAILED or result.rows_failed or any(one.get("rows_failed") for one in self.applied)
@@ -621,7 +633,7 @@ class PlannedJob:
         notes = [note for document in self.applied for note in document.get("notes", ())]
         result = replace(result, notes=(*result.notes, *filter(None, [str(speed.busy)]), *notes))
         used, price = usage_of(self._statuses), self.spec.sizing.price_per_slot_hour
-        result = self._with_usage(result, used)
+        result = self._with_usage(result, used, committed)
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
@@ -637,11 +649,15 @@ class PlannedJob:
         self.folder.storage.side_by_side(*beside, partial(self.folder.write_result, *end))
         return result
 
-    def _with_usage(self, result: BackfillResult, used: Usage) -> BackfillResult:
-        """Add the usage of calls; visible rows count as run, even if a kill lost the usage of their calls."""
+    def _with_usage(self, result: BackfillResult, used: Usage, committed: Sequence[ShardResult]) -> BackfillResult:
+        """Add what all processes used; visible rows count as run, even if a kill lost the usage of their calls."""
         saved = result.rows_deduplicated + result.rows_cached
         least = result.rows_computed - saved if self.spec.udfs else 0
-        return replace(result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least))
+        others = (StoreRequests.from_json(self._recorded.get(STORE_REQUESTS)), used.store_requests)
+        requests = sum((*others, *(shard.store_requests for shard in committed)), take_requests())
+        return replace(
+            result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least), store_requests=requests
+        )
 
     def why_failed(self, committed: Sequence[ShardResult]) -> str | None:
         """Return why a job failed whose shards are all there: an expectation is not met, a fragment cannot be read, or

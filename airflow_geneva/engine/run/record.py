@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from airflow_geneva.engine.apply.advice import may_pass
 from airflow_geneva.engine.checkpoint.facts import append_ledger
+from airflow_geneva.engine.counts import StoreRequests
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.folder import JobFolder, this_program
 from airflow_geneva.engine.lance_io.table_versions import reporting_remade
 from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
-from airflow_geneva.engine.results import PENDING
+from airflow_geneva.engine.results import PENDING, STORE_REQUESTS
 from airflow_geneva.engine.run.choice import RunnerChoice
 from airflow_geneva.engine.storage.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.requests import take_requests
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.engine.udf.code_archive import CodeArchive, archive_name, code_root, zip_code
 from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
@@ -71,6 +74,8 @@ def record_plan(
         "reasons": plan.reasons,
         **(about or {}),
     }
+    before = StoreRequests.from_json(record.get(STORE_REQUESTS))
+    record[STORE_REQUESTS] = asdict(before + take_requests())
     saved, documents = plan_documents(plan, run)
 
     def write_record() -> None:

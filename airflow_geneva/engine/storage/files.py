@@ -25,6 +25,7 @@ from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.engine.storage.engine_errors import describe_store_error, engine_errors, is_failure, is_outage
 from airflow_geneva.engine.storage.outages import PATIENCE, wait_out
+from airflow_geneva.engine.storage.requests import count_requests
 from airflow_geneva.engine.storage.secrets import remember_options
 from airflow_geneva.engine.storage.uri import is_local, join, normalize_uri
 from airflow_geneva.errors import InvalidInput, StorageError
@@ -101,6 +102,7 @@ def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], 
 def _session(root: str, options: tuple[tuple[str, str], ...], patient: bool, pid: int) -> LanceFileSession:
     from lance.file import LanceFileSession
 
+    count_requests()
     try:
         return LanceFileSession(root, **pylance_access(options, patient))
     except ValueError as error:

@@ -16,6 +16,7 @@ from airflow_geneva.engine.storage.engine_errors import engine_errors, is_outage
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.outages import STORE_PATIENCE, wait_out, with_patience
 from airflow_geneva.engine.storage.places import Places, allowed_places, check_manifest, with_places
+from airflow_geneva.engine.storage.requests import count_requests
 from airflow_geneva.engine.storage.secrets import PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, is_name, join
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
@@ -205,6 +206,7 @@ def _session(_pid: int) -> Any:
     """Return this process's Lance session, whose caches avoid reading an unchanged manifest again."""
     import lance
 
+    count_requests()
     made: Any = lance
     return made.Session(metadata_cache_size_bytes=_CACHE_BYTES)
 

@@ -147,7 +147,7 @@ class WorkerProcess:
                 (row, CallFailure(**{**found, "fits": tuple(found["fits"])})) for row, found in header["troubles"]
             ]
             self.at_rest = header["end"]
-            count(Usage(**header["usage"]))
+            count(Usage.from_json(header["usage"]))
             yield Chunk(header["start"], values, troubles)
 
     def answers_still(self) -> bool:
