@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import time as time_of_day
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.engine import api
+from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.plan.freshness import FreshnessCount
+from airflow_geneva.engine.run import groups as groups_run
+from airflow_geneva.engine.views.grouping import hidden_tables
+from airflow_geneva.engine.watch.conditions import WaitCondition
+from airflow_geneva.engine.watch.watcher import observe
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -348,3 +358,142 @@ def test_a_function_that_fails_fails_the_refresh_and_leaves_the_view(table: Tabl
     with pytest.raises(JobFailed):
         failing.refresh(runner="inline")
     assert failing.to_arrow().num_rows == 0
+
+
+KEYS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.bool_(), [True, False]),
+    (pa.int8(), [-1, 3]),
+    (pa.uint64(), [0, (1 << 64) - 1]),
+    (pa.float16(), [0.5, 2.0]),
+    (pa.large_string(), ["", "ü"]),
+    (pa.binary(3), [b"abc", b"xyz"]),
+    (pa.dictionary(pa.int32(), pa.string()), ["a", "b"]),
+    (pa.date32(), [date(1970, 1, 1), date(2026, 11, 29)]),
+    (pa.time64("us"), [time(0), time(23, 59, 1)]),
+    (pa.timestamp("ns", "UTC"), [datetime(2026, 1, 1, tzinfo=timezone.utc)]),
+    (pa.duration("ms"), [timedelta(0), timedelta(days=-1)]),
+    (pa.decimal128(10, 2), [Decimal("1.10"), Decimal("-3.00")]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), KEYS, ids=lambda one: str(one) if isinstance(one, pa.DataType) else "")
+def test_keys_of_every_type_make_groups_that_are_found_again(
+    kind: pa.DataType, values: list[Any], tmp_path: Path
+) -> None:
+    rows = [None, *values, *values, None]
+    data = pa.table({"k": pa.array(rows, kind), "x": pa.array(range(len(rows)), pa.int64())})
+    table = connect(tmp_path / "db").create_table("rows", data)
+    view = table.query().group_by("k").agg({"n": "count(*)", "s": "sum(x)"}).create_materialized_view(name="v")
+    assert view.refresh(runner="inline").rows_computed == len(values) + 1
+    assert {row["k"]: row["n"] for row in view.to_arrow().to_pylist()} == dict.fromkeys([None, *values], 2)
+    table.add(data.slice(0, 2))
+    assert view.refresh(runner="inline").rows_computed == 2
+    counts = {row["k"]: row["n"] for row in view.to_arrow().to_pylist()}
+    assert counts == {**dict.fromkeys([None, *values], 2), None: 3, values[0]: 3}
+
+
+def test_a_sensor_finds_the_rows_that_the_groups_lack(table: Table) -> None:
+    db, view = connect(table.location.database_uri), view_of(table)
+    wanted = WaitCondition("rows", since="view:v", changed_rows=True)
+    now = datetime(2027, 1, 1, tzinfo=timezone.utc)
+
+    def event() -> dict[str, Any]:
+        return observe(db, wanted, None, now).event or {}
+
+    assert event()["new_rows"] == 5
+    view.refresh(runner="inline")
+    assert event() == {}
+    table.add(pa.Table.from_pylist(ROWS[:2], SCHEMA))
+    table.lance.update({"x": "9"}, where="id = 4")
+    found = event()
+    assert (found["new_rows"], found["changed_rows"], found["deleted_rows"]) == (2, 1, 0)
+    api.plan_refresh(view.location, view.lance, (), api.RefreshRequest(), to_run=True)
+    assert event()["new_rows"] == 2, "the hidden tables have these rows, and the view does not show them"
+    view.refresh(runner="inline")
+    assert event() == {}
+    table.lance.update({"at": "9"}, where="id = 4")  # which is not read
+    assert event() == {}
+
+
+def test_a_cleanup_removes_what_is_old_of_the_hidden_tables(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    for number in range(3):
+        table.add(pa.Table.from_pylist([{**ROWS[0], "id": 10 + number}], SCHEMA))
+        view.refresh(runner="inline")
+    hidden = Path(view.uri, "_groups", "rows.lance", "_checkpoints", "jobs")
+    assert len(list(hidden.iterdir())) >= 3
+    later = time_of_day.time() + 400 * 86_400
+    (rows,) = [one for one in hidden_tables(view.location) if one.name == "rows"]
+    garbage = find_garbage(rows, "1s", now=later)
+    assert garbage.count
+    assert all(
+        file.name.startswith("_groups/rows.lance/")
+        for group in garbage.below("_groups/rows.lance").file_groups
+        for file in group.files
+    )
+    for one in hidden_tables(view.location):
+        collect(one, find_garbage(one, "1s", now=later))
+    view.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    assert clean_up(view.location, "1s", dry_run=False).table == "v"
+    trace.clear()
+    assert view.refresh(runner="inline").commits == ()
+    table.lance.update({"x": "8"}, where="id = 1")
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert len(trace) == 1
+
+
+def test_two_refreshes_at_once_leave_the_view_right(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    table.lance.update({"x": "8"}, where="id = 1")
+    first, functions, watch = view._plan_refresh_to_run(api.RefreshRequest(), "inline")
+    table.lance.update({"x": "80"}, where="id = 1")
+    table.lance.update({"k": "0.5"}, where="id = 2")
+    assert view.refresh(runner="inline").state == "DONE"
+    result = api.run_new(first, view.location, functions, "inline", watch)
+    assert result.state == "PARTIAL", "the other one has swapped the rows"
+    expected = {(1.0, "a"): "1: 0=5 1=80", (None, "b"): "1: 4=1", (0.5, None): "1: 3=2", (0.5, "b"): "1: 2=None"}
+    assert told(view) == expected
+    assert view.refresh(runner="inline").commits == ()
+
+
+def test_refreshes_that_find_groups_at_the_same_time_do_not_make_one_twice(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    replace = groups_run.replace_groups
+
+    def racing(*arguments: Any) -> Any:
+        groups_run.replace_groups = replace
+        table.add(pa.Table.from_pylist([{"id": 9, "k": 7.0, "t": "", "x": 1, "at": 1}], SCHEMA))
+        view.refresh(runner="inline")
+        return replace(*arguments)
+
+    groups_run.replace_groups = racing
+    try:
+        view.refresh(runner="inline")
+    finally:
+        groups_run.replace_groups = replace
+    view.refresh(runner="inline")
+    expected = {(1.0, "a"): "1: 0=5 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2", (7.0, ""): "1: 9=1"}
+    assert told(view) == expected
+    assert view.to_arrow().num_rows == 4
+
+
+def test_hidden_tables_that_are_lost_are_made_again(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    shown = told(view)
+    for lost in ("_groups/groups.lance", "_groups/rows.lance", "_groups"):
+        shutil.rmtree(Path(view.uri, lost))
+        assert view.refresh(runner="inline").state == "DONE"
+        assert told(view) == shown
+        assert view.refresh(runner="inline").commits == ()
+
+
+def test_a_plan_of_the_database_says_that_more_groups_may_come(table: Table) -> None:
+    db = connect(table.location.database_uri)
+    table.query().where("id >= 0").create_materialized_view(name="all")
+    view = db.open_table("all").query().group_by("t").agg({"n": "count(*)"}).create_materialized_view(name="v")
+    plans = {one.name: one for one in db.plan().targets}
+    assert (plans["v"].rows, plans["v"].least, plans["v"].most) == (0, 0, None)
+    db.plan().run(runner="inline")
+    assert view.to_arrow().num_rows == 3

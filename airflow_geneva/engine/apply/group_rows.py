@@ -33,6 +33,8 @@ _MOST_ROWS = 1 << 18
 _MOST_HELD = 2 << 20
 _WORTH_A_SCAN = 1_000
 """Rows of the table `rows` for each hash that is looked up in it, below which a scan is faster than its index."""
+_PART_WORTH_A_SCAN = 20
+"""The part of the rows in a group from which a scan takes less memory than the index."""
 _BYTES_A_ROW = 16
 _SCANNED = 1 << 20
 """Rows that are scanned at once: Arrow hashes what is looked up for each batch anew."""
@@ -77,6 +79,10 @@ class GroupRows:
             sizes = groups.columns.column(_ROWS).to_numpy()
             sizes = sizes if mask is None else np.where(mask, sizes, 0)
             for start, end in _cuts(sizes, lambda: self.limit // _BYTES_A_ROW):
+                if end == start + 1 and sizes[start]:
+                    ids = self._ids_with(int(groups.columns.column(_GROUP).to_numpy()[start]), int(sizes[start]))
+                    yield self._joined(groups.part(start, end), sizes[start:end], columns, ids, None)
+                    continue
                 found = self._rows_of(groups.columns.column(_GROUP).to_numpy()[start:end], sizes[start:end])
                 for first, last in _cuts(sizes[start:end], lambda: min(self._fitting.rows, _MOST_ROWS)):
                     part = groups.part(start + first, start + last)
@@ -88,37 +94,40 @@ class GroupRows:
         sizes: npt.NDArray[np.int64],
         columns: GroupColumns,
         ids: RowIdArray,
-        group: RowIdArray,
+        group: RowIdArray | None,
     ) -> RowBatch:
-        batch = groups.columns
+        """Join the rows with some ids; `group` is the position of the group of each; None if there is one group."""
+        batch, order = groups.columns, self.grouping.order
         shared = bool(np.any(batch.column(_SHARED).to_numpy(zero_copy_only=False)[sizes > 0]))
-        ascending = np.argsort(ids, kind="stable")
-        ids, group = ids[ascending], group[ascending]
         aliases = columns.projection if columns.reads_rows else {}
-        order = self.grouping.order
         reads = {**aliases, **{f"{_ORDER}{at}": f"`{name}`" for at, (name, _) in enumerate(order)}}
         if shared:
             reads |= {f"{_KEY}{at}": f"`{name}`" for at, name in enumerate(self.grouping.keys)}
+        # Rows are read in the order of their ids, and then sorted.
+        if group is None and not shared:
+            ids.sort()
+        else:
+            group = np.zeros(len(ids), np.int64) if group is None else group
+            ascending = np.argsort(ids, kind="stable")
+            ids, group = ids[ascending], group[ascending]
         rows = self._read(ids, reads) if reads and len(ids) else None
-        if shared and rows is not None:
+        if shared and rows is not None and group is not None:
             ids, group, rows = self._with_equal_keys(batch, rows, ids, group)
-        by = [] if rows is None else [rows.column(f"{_ORDER}{at}") for at in range(len(order))]
-        sorted_by = rows_in_order(group, by, [way for _, way in order][: len(by)], ids)
-        ids, group = ids[sorted_by], group[sorted_by]
-        if rows is not None:
-            rows = rows_at(rows, pa.array(sorted_by))
-            self._fitting.record(len(ids), rows.nbytes + 8 * len(ids))
-        lengths = np.bincount(group, minlength=batch.num_rows).astype(np.int64)
+        lengths = np.array([len(ids)]) if group is None else np.bincount(group, minlength=batch.num_rows)
         if not np.array_equal(lengths, sizes):
             raise StorageError(
                 f"The rows of groups are not those that the plan has counted in {self.rows.uri}. Run it again: a new "
                 "plan counts them anew."
             )
+        by = [] if rows is None else [rows.column(f"{_ORDER}{at}") for at in range(len(order))]
+        if by or group is not None:
+            sorted_by = rows_in_order(group, by, [way for _, way in order][: len(by)], ids)
+            ids, rows = ids[sorted_by], None if rows is None else rows_at(rows, pa.array(sorted_by))
+        if rows is not None:
+            self._fitting.record(len(ids), rows.nbytes + 8 * len(ids))
         if columns.reads_rows:
             rows = self._read(ids, aliases) if rows is None else rows.select(list(aliases))
-        else:
-            rows = None
-        made = columns.compute(rows, ids, lengths)
+        made = columns.compute(rows if columns.reads_rows else None, ids, lengths.astype(np.int64))
         names = [name for name in batch.schema.names if name not in (_GROUP, _ROWS, _SHARED) and _KEY not in name]
         arrays = [*(batch.column(name) for name in names), *made.values()]
         found = pa.record_batch(arrays, names=[*names, *made])
@@ -138,6 +147,22 @@ class GroupRows:
                 "a new plan looks at what the source has."
             ) from error
         return read if np.array_equal(distinct, ids) else rows_at(read, pa.array(at.ravel()))
+
+    def _ids_with(self, hash: int, size: int) -> RowIdArray:
+        """Return the ids of the rows with one hash, of which `size` are expected; holds 8 bytes of each."""
+        scanner = self.rows.scanner(
+            columns=[SOURCE_ROW_ID],
+            filter=f"`{HASH}` = {hash} AND {IS_SET}",
+            use_scalar_index=size * _PART_WORTH_A_SCAN < self._count,
+        )
+        found, count = np.empty(size, np.int64), 0
+        for batch in scanner.to_batches():
+            ids = batch.column(SOURCE_ROW_ID).to_numpy()
+            if count + len(ids) > len(found):  # another group has the hash, too
+                found = np.concatenate([found[:count], np.empty(count + len(ids), np.int64)])
+            found[count : count + len(ids)] = ids
+            count += len(ids)
+        return found[:count]
 
     def _rows_of(self, hashes: Hashes, sizes: npt.NDArray[np.int64]) -> _RowsOfGroups:
         """Find the rows with the hashes of the groups that have a size."""
@@ -195,19 +220,21 @@ class GroupRows:
 
 
 def rows_in_order(
-    group: RowIdArray, by: Sequence[pa.Array], directions: Sequence[str], ids: RowIdArray
+    group: RowIdArray | None, by: Sequence[pa.Array], directions: Sequence[str], ids: RowIdArray
 ) -> RowIdArray:  # fmt: skip
     """Return the positions of rows sorted by group, then by columns, and then by row id; NULL comes last.
 
     Args:
-        group: the position of the group of each row.
+        group: the position of the group of each row; None if there is one group.
         directions: ``ascending`` or ``descending`` for each of the columns `by`.
     """
     if not by:
-        return np.lexsort((ids, group))
+        return np.lexsort((ids,) if group is None else (ids, group))
     names = [str(at) for at in range(len(by))]
-    rows = pa.table([pa.array(group), *by, pa.array(ids)], names=["group", *names, "id"])
-    keys = [("group", "ascending"), *zip(names, directions, strict=True), ("id", "ascending")]
+    of_group = {} if group is None else {"group": pa.array(group)}
+    rows = pa.table({**of_group, **dict(zip(names, by, strict=True)), "id": pa.array(ids)})
+    directed = zip(names, directions, strict=True)
+    keys = [*((name, "ascending") for name in of_group), *directed, ("id", "ascending")]
     found: RowIdArray = pc.sort_indices(rows, sort_keys=keys).to_numpy().astype(np.int64)
     return found
 
