@@ -380,7 +380,7 @@ def _within_cascade(
     definition = None if not isinstance(target.table, View) else target.table.view_definition
     if definition is not None and changed:
         filtered = definition.filter_columns(target.reads)
-        if others != 0 or definition.has_limit or set(filtered) & {name for one in above for name in one.columns}:
+        if others != 0 or definition.compares_rows or set(filtered) & {name for one in above for name in one.columns}:
             least = 0
         if definition.limit is not None:
             most = definition.limit

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from airflow_geneva.engine.api import Grouped, QuerySpec, TableQuery, ViewDefinition
+    from airflow_geneva.engine.api import Deduplication, Grouped, QuerySpec, TableQuery, ViewDefinition
 
 ROWS_PER_FRAGMENT = 1_048_576
 _SEEDS = 1 << 64
@@ -30,8 +30,9 @@ _SEEDS = 1 << 64
 class Query:
     """A query of a table; every method returns a new one. Created by :meth:`airflow_geneva.Table.query`.
 
-    The order of the calls does not matter. A query filters, orders by row id, shuffles, skips ``offset`` rows, takes
-    ``limit`` rows, and then computes the columns. The query is checked against the table when it is used.
+    The order of the calls does not matter. A query filters, removes duplicates, orders by row id, shuffles, skips
+    ``offset`` rows, takes ``limit`` rows, and then computes the columns. The query is checked against the table when it
+    is used.
 
     Args:
         table: the table or view that is queried.
@@ -43,6 +44,7 @@ class Query:
         skipped_rows: see :meth:`offset`.
         exploded: see :meth:`explode`.
         grouped: see :meth:`group_by`.
+        deduplication: see :meth:`deduplicate`.
 
     Example:
         ```python
@@ -59,6 +61,7 @@ class Query:
     skipped_rows: int = 0
     exploded: str | None = None
     grouped: Grouped | None = None
+    deduplication: Deduplication | None = None
 
     def where(self, sql: str) -> Query:
         """Keep the rows for which an SQL condition over the table's columns holds; several conditions must all hold."""
@@ -139,6 +142,36 @@ class Query:
         if not isinstance(column, str) or not column:
             raise InvalidInput(f"explode({column!r:.200}) is not valid: give the name of a list column.")
         return replace(self, exploded=column)
+
+    def deduplicate(
+        self, on: str | Sequence[str], method: str = "equal", threshold: float | None = None, keep: str = "first"
+    ) -> Query:
+        """Keep one row of each cluster of duplicates among the rows that the filter selects.
+
+        A cluster has the rows that are connected by pairs of duplicates: with `minhash`, two rows of it may be less
+        similar than the threshold, if rows between them connect them.
+
+        Args:
+            on: the column of the table that is compared, or several.
+            method: `"equal"`: rows are duplicates if the values of all these columns are equal; NULL equals NULL.
+                `"minhash"`: if their texts are similar, which is the Jaccard similarity of their sets of shingles, runs
+                of seven characters, without regard to case and to the amount of white space. Rows whose text is NULL
+                are kept. Of 100 pairs with the similarity of the threshold, about one is not found.
+            threshold: of `"minhash"`, the least similarity, from 0.3 to 1; by default 0.8.
+            keep: the row of a cluster to keep: `"min(column)"` or `"max(column)"`, the one with the smallest or largest
+                value, and of these the one with the smallest row id; `"first"`: the one with the smallest row id.
+
+        Raises:
+            InvalidInput: an argument is not valid; for columns, when the query is used.
+
+        Example:
+            ```python
+            clean = docs.query().deduplicate(on="text", method="minhash", threshold=0.8, keep="min(id)")
+            view = clean.create_materialized_view(db, "clean_docs")
+            ```
+        """
+        self._refuse_for_groups("deduplicate", "It compares rows of the table. To compare groups, make a view of this")
+        return replace(self, deduplication=api.Deduplication.of(on, method, threshold, keep))
 
     def group_by(self, *keys: str) -> GroupedQuery:
         """Make one row of all rows that have the same values in some columns; call ``agg`` on the result.

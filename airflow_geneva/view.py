@@ -275,7 +275,7 @@ class View(Table):
         location: TableLocation | None = None,
         to_run: bool = False,
     ) -> Plan:
-        """Plan the refresh of the view's newest version, which the caller has opened."""
+        """Plan the refresh of the view's newest version, which the caller has opened; see `api.plan_refresh`."""
         try:
             return api.plan_refresh(location or self.location, dataset, self.sources, request, to_run)
         except InvalidInput:

@@ -2,8 +2,8 @@
 
 A job takes the same steps in a notebook and in Airflow:
 
-1. `plan_request`, `plan_refresh` or `plan_load` finds what is left to compute. Nothing is written, but of a view of
-   groups its hidden tables.
+1. `plan_request`, `plan_refresh` or `plan_load` finds what is left to compute. Nothing is written, but the hidden
+   tables of a view of groups, or of a deduplicated view.
 2. `choose` decides where to compute it, and `record_job` writes the job's record and its plan. From then on any process
    can continue the job.
 3. `open_job` opens it there, as a `PlannedJob`: `apply` computes a shard, `commit` verifies it and makes it visible,
@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.table_columns import TableColumns as TableColumns
     from airflow_geneva.engine.run.view_columns import ViewColumns as ViewColumns
     from airflow_geneva.engine.storage.location import TableLocation as TableLocation
+    from airflow_geneva.engine.views.deduplication import Deduplication as Deduplication
     from airflow_geneva.engine.views.definition import (
         IS_SET as IS_SET,
         ViewDefinition as ViewDefinition,
@@ -128,19 +129,23 @@ def plan_refresh(
     request: RefreshRequest,
     to_run: bool = False,
 ) -> Plan:
-    """Plan the refresh of a view from its stored definition; write nothing, unless it is a view of groups.
+    """Plan the refresh of a view from its stored definition.
+
+    It writes nothing, unless it is a view of groups or a deduplicated view.
 
     Args:
         newest: the view's newest version.
         sources: the databases in which its source may lie, beside its own.
-        to_run: whether the plan will be run. Then the plan of a view of groups brings its hidden tables to the version
-            of the source; otherwise it writes nothing, and cannot be run.
+        to_run: whether the plan will be run. Then it brings the hidden tables of a view of groups, or of a deduplicated
+            view, to the version of the source; otherwise it writes nothing. It cannot be run then, and of a
+            deduplicated view it has all rows that may be due.
 
     Raises:
         InvalidInput: the request does not fit the view, or its source cannot be opened.
         CodeChanged: the view holds values of other code, and the request does not say what becomes of them.
         UnknownValues: it holds values that no job computed, and the request does not say what becomes of them.
     """
+    from airflow_geneva.engine.run.duplicates import kept_at_refresh
     from airflow_geneva.engine.run.view import plan
     from airflow_geneva.engine.views.definition import ViewDefinition
     from airflow_geneva.engine.views.sources import locate_source
@@ -151,7 +156,8 @@ def plan_refresh(
         from airflow_geneva.engine.run.groups import plan_groups
 
         return plan_groups(view, definition, source, request, newest, to_run)
-    return plan(view, definition, source, request, newest)
+    kept = kept_at_refresh(view, definition, source) if to_run else None
+    return plan(view, definition, source, request, newest, kept)
 
 
 def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bool = False) -> PlannedJob:
@@ -221,6 +227,7 @@ _HOMES = (
     ("lance_io.given_rows", "GivenRows"),
     ("lance_io.rows", "RowData"),
     ("run.query", "TableQuery"),
+    ("views.deduplication", "Deduplication"),
     ("views.resolve", "QuerySpec"),
     ("views.grouping", "Grouped"),
     ("run.table_columns", "TableColumns"),

@@ -51,6 +51,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         order_by: with `group_by`, the columns by which the rows of a group are sorted, each perhaps followed by `desc`.
         max_group_rows: with `group_by`, the most rows that a group may have; None: any number.
         explode: a list column whose elements become rows; None: none.
+        deduplicate: keep one row of each cluster of duplicates: the arguments of
+            :meth:`airflow_geneva.query.Query.deduplicate` by name, such as `{"on": "text", "method": "minhash"}`, or as
+            JSON text. None: keep all rows.
         shuffle_seed: shuffle the rows by this seed; None: no shuffle.
         limit: maximum number of rows, or None.
         offset: rows to skip first.
@@ -83,7 +86,7 @@ class CreateMaterializedViewOperator(LanceOperator):
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
         *("view", "table", "where", "select", "add_columns", "shuffle_seed", "limit", "offset", "recreate"),
-        *("explode", "max_rows_per_fragment", "source_database", "source_query", "output_schema", "key"),
+        *("explode", "deduplicate", "max_rows_per_fragment", "source_database", "source_query", "output_schema", "key"),
         *("group_by", "agg", "order_by", "max_group_rows"),
     )
 
@@ -96,6 +99,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         select: Sequence[str] | Mapping[str, Any] | str | None = None,
         add_columns: Mapping[str, Any] | str | None = None,
         explode: str | None = None,
+        deduplicate: Mapping[str, Any] | str | None = None,
         shuffle_seed: int | str | None = None,
         limit: int | str | None = None,
         offset: int | str | None = None,
@@ -123,6 +127,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.select = select
         self.add_columns = add_columns
         self.explode = explode
+        self.deduplicate = deduplicate
         self.shuffle_seed = shuffle_seed
         self.limit = limit
         self.offset = offset
@@ -185,7 +190,10 @@ class CreateMaterializedViewOperator(LanceOperator):
                 raise
             self.log.info("Another process created view %s meanwhile, with this definition.", name)
             return {"view": name, "created": False, "differences": differences}
-        self.log.info("View %s was created, with %s to compute.", name, counted(view.lance.count_rows(), "row"))
+        if query.deduplication is None:
+            self.log.info("View %s was created, with %s to compute.", name, counted(view.lance.count_rows(), "row"))
+        else:
+            self.log.info("View %s was created; its first refresh finds the rows that it keeps.", name)
         return {"view": name, "created": True, "differences": differences}
 
     def _check(self, query: Query, name: str) -> None:
@@ -206,6 +214,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         exploded = optional_text(self.explode)
         query = self._grouped(query if where is None else query.where(where))
         query = query if exploded is None else query.explode(exploded)
+        if (deduplicate := parse_json("deduplicate", self.deduplicate)) is not None:
+            query = query.deduplicate(**_arguments(deduplicate))
         query = query if seed is None else query.shuffle(seed)
         query = query if limit is None else query.limit(limit)
         query = query if offset is None else query.offset(offset)
@@ -236,6 +246,7 @@ class CreateMaterializedViewOperator(LanceOperator):
             "select",
             "add_columns",
             "explode",
+            "deduplicate",
             "shuffle_seed",
             "limit",
             "offset",
@@ -266,6 +277,15 @@ class CreateMaterializedViewOperator(LanceOperator):
                 *(found.source_table, gained, name),
             )
         return found.differences(wanted)
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    known = ("on", "method", "threshold", "keep")
+    if not isinstance(given, Mapping) or "on" not in given or not given.keys() <= set(known):
+        raise InvalidInput(
+            f'deduplicate={given!r:.200} is not valid: give "on" by name, and perhaps {", ".join(known[1:])}.'
+        )
+    return dict(given)
 
 
 def _specs(columns: Mapping[str, Any]) -> dict[str, api.QuerySpec]:

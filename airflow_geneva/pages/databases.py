@@ -148,7 +148,7 @@ def _read(database: Database, name: str, jobs: Mapping[str, api.Job], sources: t
     is_view = described.own is not None or described.error is not None
     elsewhere = described.definition if source is None else None
     made_of = described.definition
-    expands = made_of is not None and (made_of.explode is not None or made_of.has_limit)
+    expands = made_of is not None and (made_of.explode is not None or made_of.compares_rows)
     broken = described.error is not None
     return TableCard(name, described.rows, computed, is_view, source, elsewhere, broken=broken, expands=expands)
 

@@ -250,7 +250,8 @@ def _query(definition: api.ViewDefinition) -> str:
     where = f" where {definition.where}" if definition.where else ""
     limit = f" limit {definition.limit}" if definition.limit is not None else ""
     names = ", ".join(column.name for column in definition.columns)
-    return f"{names} of {definition.source_table}{where}{limit}"
+    without = f" without duplicates ({definition.deduplicate})" if definition.deduplicate else ""
+    return f"{names} of {definition.source_table}{where}{without}{limit}"
 
 
 @dataclass(frozen=True)

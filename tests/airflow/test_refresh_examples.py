@@ -95,7 +95,7 @@ def test_the_hourly_refresh_follows_the_table_for_three_hours(desk: Desk, verses
 
 @pytest.mark.parametrize(
     "names",
-    [["refresh_on_arrival"], ["refresh_wordy_verses"], ["chained_views", "refresh_long_verses"],
+    [["refresh_on_arrival"], ["clean_corpus"], ["refresh_wordy_verses"], ["chained_views", "refresh_long_verses"],
      ["chained_views", "refresh_verses_of_light"]],
 )  # fmt: skip
 def test_a_burst_of_events_starts_one_run(desk: Desk, verses: Table, names: list[str]) -> None:
@@ -212,6 +212,21 @@ def test_a_view_of_a_computed_column_is_made_and_then_follows(
         {"place": f"Job 1:{verse}", "text": f"{LONG} {LONG}", "embedding": [vector], "words": words}
         for verse, vector in ((2, 0.5), (4, 0.25))
     ]
+
+
+def test_a_view_without_near_duplicates_follows_its_table(desk: Desk, verses: Table) -> None:
+    desk.database.drop_table("verses")
+    lines = ["In the beginning God created the heaven and the earth", "And the earth was without form, and void"]
+    rows = [{"book": "Genesis", "chapter": 1, "verse": at, "text": text} for at, text in enumerate(lines, 1)]
+    table = desk.database.create_table("verses", [*rows, {**rows[0], "verse": 3, "text": f"{lines[0].upper()}!"}])
+    dag = example("clean_corpus")
+    first = go(dag)
+    assert (first.xcom("define")["created"], first.xcom("refresh.finish")["rows_computed"]) == (True, 2)
+    assert desk.database.open_table("clean_verses").to_arrow()["verse"].to_pylist() == [1, 2]
+    table.lance.delete("verse = 1")
+    second = go(dag)
+    assert (second.xcom("define")["created"], second.xcom("refresh.finish")["rows_computed"]) == (False, 1)
+    assert sorted(desk.database.open_table("clean_verses").to_arrow()["verse"].to_pylist()) == [2, 3]
 
 
 def test_a_view_on_a_view_is_set_off_by_the_view_below_it(desk: Desk, verses: Table) -> None:

@@ -80,6 +80,14 @@ def test_the_snippet_about_changing_a_model_runs(
     assert "candidate 'embedding_v2': 3 rows, 0 due, 0 failed" in shown
 
 
+def test_the_snippet_about_duplicates_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("duplicates")
+    assert capsys.readouterr().out.splitlines() == ["[1, 3, 4]", "[1, 2, 4]"]
+
+
 def test_the_snippet_about_costs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

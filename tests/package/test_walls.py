@@ -31,6 +31,7 @@ ROOMS = (
     "checkpoint",
     "job",
     "views",
+    "duplicates",
     "plan",
     "apply",
     "write",

@@ -131,7 +131,8 @@ class Snapshot:
 
     Args:
         code: the code of the columns' values, in all rows but those with another origin.
-        matching: for a query with limit or offset, the row ids that the filter selected; else empty.
+        matching: for a query with limit or offset, the row ids that the filter selected; of a deduplicated query, those
+            that it keeps; else empty.
         reads: the columns of the source that the query read: their names, and their field ids as in facts.
         dropped: the keys of columns that left the query since the swap, whose inputs this no longer describes.
     """

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.udf.settings import UdfDefinition
     from airflow_geneva.engine.views.state import CommittedViewState
 
+
+KeptRows: TypeAlias = "Callable[[lance.LanceDataset], Ranges]"
+"""Finds the row ids that a query keeps of each cluster of duplicates in a version of its source."""
 
 CHANGED, RECODED, REFLECTED, FILTERED = (
     "new or changed in the source",
@@ -185,8 +188,14 @@ def plan_refresh(
     view_state: CommittedViewState,
     request: RefreshRequest,
     newest: lance.LanceDataset | None = None,
+    kept: KeptRows | None = None,
 ) -> Plan:
-    """Compare the source with the view's snapshot; write nothing. `newest` is the source, if it is already open."""
+    """Compare the source with the view's snapshot; write nothing.
+
+    Args:
+        newest: the source, if it is already open.
+        kept: asked once, if rows of a deduplicated query have changed; None: plan all rows that may be kept.
+    """
     request.check()
     sizing = check_sizing(request.sizing)
     dataset = newest = source.open() if newest is None else newest
@@ -208,7 +217,8 @@ def plan_refresh(
         recompute = request.on_code_change == OnCodeChange.RECOMPUTE
         due = DueColumns(definition.columns, dict(code), before, recompute, request.errors_only)
         with garbage_collector_off():
-            compare = partial(_compare, dataset, definition, base, view_state)
+            kept = None if kept is None else cache(kept)
+            compare = partial(_compare, dataset, definition, base, view_state, kept)
             # A plan that leaves values of earlier code counts them as one that recomputes them.
             recomputed = compare(due.strict, counts=not recompute) if due.asks or recompute else None
             other_code = _other_code(due, recomputed)
@@ -230,6 +240,11 @@ def plan_refresh(
                 tasks = list(held)
             planned = FragmentTasks(tasks)
         changes.notes.extend(_notes(changes, renumbered, view_state))
+        if definition.deduplicate is not None and kept is None and found.matching != _matching(base):
+            changes.notes.append(
+                "which of the changed rows are duplicates is found when the refresh runs: these are the most that it "
+                "computes, and other rows may take the place of those that leave."
+            )
         if request.errors_only and dataset.version < newest.version:
             changes.notes.append(
                 f"the view stays at version {dataset.version} of its source; the next refresh brings it to the newest."
@@ -280,6 +295,7 @@ def _compare(
     definition: ViewDefinition,
     base: Snapshot | None,
     view_state: CommittedViewState,
+    kept: KeptRows | None,
     due: DueColumns,
     counts: bool = False,
 ) -> ComparedView:
@@ -288,9 +304,9 @@ def _compare(
     changes = compare_source(dataset, tuple(column.name for column in definition.reads), base, decide)
     if base is None:
         changes.gone = ALL_ROW_IDS
-    found = ComparedView(changes, *choose_rows(dataset, definition, changes, base, view_state))
-    # Only views renumber their rows, and a limited or shuffled query orders rows by row id.
-    ordered = definition.has_limit or definition.shuffle_seed is not None
+    found = ComparedView(changes, *choose_rows(dataset, definition, changes, base, view_state, kept))
+    # Only views renumber their rows, and a limited, shuffled or deduplicated query orders rows by row id.
+    ordered = definition.compares_rows or definition.shuffle_seed is not None
     if base is None or ordered or SOURCE_ROW_ID not in dataset.schema.names:
         return found
     # Comparing values costs more than a cheap function that runs on them all anyway.
@@ -326,6 +342,8 @@ def _snapshot_of_rows(
         UnknownValues: the version was cleaned up, or the query selects other rows of it.
     """
     number, name = view_state.newest.source_version, view_state.location.name
+    if definition.deduplicate is not None:
+        raise cannot_adopt(name, "which row its query keeps of each cluster of duplicates is not known any more")
     then = open_version_or_none(source, number)
     if then is None:
         raise cannot_adopt(name, f"version {number} of its source, which it shows, was cleaned up")
@@ -585,10 +603,14 @@ def choose_rows(
     changes: SourceChanges,
     base: Snapshot | None,
     view_state: CommittedViewState,
+    kept: KeptRows | None = None,
 ) -> tuple[list[ChangedFragment], Ranges, Ranges]:
-    """Return fragments with the rows to compute, the row ids that leave the view, and the ids that the filter selects.
+    """Return fragments with the rows to compute, the row ids that leave the view, and those that match the query.
 
-    The ids that the filter selects are empty unless the query has a limit or an offset.
+    The last are what `Snapshot.matching` holds: none unless the query compares rows.
+
+    Args:
+        kept: see `plan_refresh`.
     """
     chosen = changes.changed
     if definition.where is not None and chosen:
@@ -599,21 +621,28 @@ def choose_rows(
                 check_where(dataset, definition.where)  # raises if the filter is the cause
             raise
         chosen = [replace(item, rows=item.rows & selected.get(item.files.id, Ranges.empty())) for item in chosen]
-    if not definition.has_limit:
+    if not definition.compares_rows:
         return [item for item in chosen if item.rows], changes.gone, Ranges.empty()
     fresh = Ranges.union(item.ids_of(item.rows) for item in chosen)
-    matching = ((base.matching if base else Ranges.empty()) - changes.gone) | fresh
-    stop = len(matching) if definition.limit is None else min(definition.offset + definition.limit, len(matching))
-    if not (fresh or changes.gone) and len(view_state.shown) == max(stop - definition.offset, 0):
-        return [], changes.gone, matching
-    ordered = order_row_ids(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
-    wanted = Ranges.from_offsets(np.sort(ordered))
-    gone = changes.gone | (view_state.shown - wanted)
-    missing = wanted - (view_state.shown - gone)
-    before = {item.files.id: item for item in chosen}
+    if definition.deduplicate is None:
+        matching = (_matching(base) - changes.gone) | fresh
+    else:
+        matching = _kept(dataset, chosen, changes, base, kept)
+    if definition.has_limit:
+        before, limit, offset = view_state.shown, definition.limit, definition.offset
+        stop = len(matching) if limit is None else min(offset + limit, len(matching))
+        if not (fresh or changes.gone) and len(before) == max(stop - offset, 0):
+            return [], changes.gone, matching
+        wanted = Ranges.from_offsets(np.sort(order_row_ids(matching.offsets(), definition.shuffle_seed, limit, offset)))
+    else:
+        # Not what the view shows: it has no row of a kept row whose list is empty.
+        before, wanted = _matching(base), matching
+    gone = changes.gone | (before - wanted)
+    missing = wanted - (before - gone)
+    by_fragment = {item.files.id: item for item in chosen}
     names = tuple(column.name for column in definition.reads)
     found = [
-        replace(then, rows=fragment.rows) if (then := before.get(fragment.files.id)) else fragment
+        replace(then, rows=fragment.rows) if (then := by_fragment.get(fragment.files.id)) else fragment
         for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
     ]
     # Rows that enter the view run whole, whatever the view had of them before.
@@ -625,6 +654,31 @@ def choose_rows(
         for one in changes.fragments
     ]
     return found, gone, matching
+
+
+def _kept(
+    dataset: lance.LanceDataset,
+    chosen: Sequence[ChangedFragment],
+    changes: SourceChanges,
+    base: Snapshot | None,
+    kept: KeptRows | None,
+) -> Ranges:
+    """Return the rows that a deduplicated query keeps; if that is not known, those that it may keep.
+
+    Args:
+        chosen: the rows that run and that the filter selects.
+        kept: see `plan_refresh`.
+    """
+    again = Ranges.union(item.ids_of(item.rows & item.again) for item in changes.changed)
+    fresh = Ranges.union(item.ids_of(item.rows - item.again) for item in chosen)
+    lost = changes.gone - again
+    if base is not None and not fresh and not lost:
+        return base.matching
+    return (_matching(base) - lost) | fresh if kept is None else kept(dataset)
+
+
+def _matching(base: Snapshot | None) -> Ranges:
+    return Ranges.empty() if base is None else base.matching
 
 
 def _with_renumbered(

@@ -96,7 +96,9 @@ class Comparison:
                 'so its rows cannot be compared. Refresh it first, with on_code_change="new_rows".'
             ) from gone
         state.snapshot = None  # plan all rows, with all columns that are needed
-        planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
+        planned = plan_refresh(
+            view, asked, source, definitions_now(asked, udfs), state, request, kept=lambda _: snapshot.matching
+        )
         found = sample_plan(planned, view, Udfs(udfs), rows)
         shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)
         return _comparison(target, version, column, found, before, shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from airflow_geneva.engine.apply.group_rows import rows_in_order
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.engine.apply.query_columns import QueryComputer
 from airflow_geneva.engine.apply.source_rows import SourceRows, take_rows
+from airflow_geneva.engine.duplicates.clusters import Clusters
+from airflow_geneva.engine.duplicates.kept import find_clusters, hash_rows, kept_rows
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION, check_storable, rows_at, single_batch
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.engine.lance_io.filters import check_where, freeze_where, where_columns
@@ -26,12 +28,14 @@ from airflow_geneva.engine.lance_io.table_key import key_columns, with_key
 from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
+from airflow_geneva.engine.run.hidden import check_place
 from airflow_geneva.engine.storage.catalogs import with_sources
 from airflow_geneva.engine.storage.location import TableLocation, locate_new
 from airflow_geneva.engine.storage.uri import without_credentials
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import key_names
 from airflow_geneva.engine.udf.of_process import give_udf
+from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.definition import (
     IS_SET,
     OutputColumn,
@@ -59,7 +63,7 @@ from airflow_geneva.engine.views.resolve import (
     check_repeatable,
     resolve_columns,
 )
-from airflow_geneva.engine.views.rows import RowIdArray, create_view, select_row_ids
+from airflow_geneva.engine.views.rows import RowIdArray, create_view, order_row_ids, select_row_ids
 from airflow_geneva.engine.views.sources import keep_source
 from airflow_geneva.errors import InvalidInput
 
@@ -85,6 +89,7 @@ class TableQuery:
     skipped_rows: int
     exploded: str | None
     grouped: Grouped | None = None
+    deduplication: Deduplication | None = None
 
     def output_schema(self) -> pa.Schema:
         """Return the schema of the result; see `Query.output_schema`."""
@@ -105,7 +110,7 @@ class TableQuery:
             calling(self.table.limits, Meter()),
             QueryComputer(outputs.columns, outputs.udfs, keeps_before=False) as compute,
         ):
-            for part in select_row_ids(dataset, where, self.shuffle_seed, self.max_rows, self.skipped_rows):
+            for part in self._row_ids(dataset, where):
                 for start in range(0, len(part), size):
                     rows = compute(take_rows(dataset, part[start : start + size], compute.projection))
                     batches.append(pa.RecordBatch.from_struct_array(rows.values))
@@ -191,13 +196,16 @@ class TableQuery:
             )
             _log.warning(message)
             warnings.warn(message, stacklevel=3)
-        row_ids: Iterable[RowIdArray] = ()  # of a view of groups, the first refresh finds the groups
-        if self.grouped is None:
-            row_ids = select_row_ids(dataset, definition.where, self.shuffle_seed, self.max_rows, self.skipped_rows)
+        # The first refresh finds the groups, or the duplicates.
+        row_ids: Iterable[RowIdArray] = ()
+        if self.grouped is None and self.deduplication is None:
+            row_ids = self._row_ids(dataset, definition.where)
         own = definition.check_key(key, outputs.schema, name)
         named = own or self._named(definition, outputs.schema, name, key_columns(dataset.schema))
         schema = with_key(name, outputs.schema, named).with_metadata(definition.metadata())
         with locate_new(*place) as location:
+            if self.deduplication is not None:
+                check_place(location)
             create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
         keep_source(location, definition)
         return replace(location, options=with_sources(location.options, [self.table.options]))
@@ -221,12 +229,23 @@ class TableQuery:
         whole = [*([IS_SET] if is_view(dataset.schema.metadata) else []), *conditions]
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
+    def _row_ids(self, dataset: lance.LanceDataset, where: str | None) -> Iterator[RowIdArray]:
+        order = (self.shuffle_seed, self.max_rows, self.skipped_rows)
+        if self.deduplication is None:
+            yield from select_row_ids(dataset, where, *order)
+            return
+        read = hash_rows(dataset, where, self.deduplication)
+        clusters = find_clusters(read, dataset, self.deduplication, Clusters.none())
+        yield order_row_ids(kept_rows(clusters, read, self.deduplication), *order)
+
     def _outputs(self, dataset: lance.LanceDataset) -> ResolvedColumns:
         if self.grouped is not None:
             return self._groups(dataset, self.grouped)
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
         first = tuple(every) if self.selected is None else self.selected
         outputs = resolve_columns(dataset, self.table.name, (*first, *self.added))
+        if self.deduplication is not None:
+            self.deduplication.check(dataset.schema, visible_columns(dataset.schema), self.table.name)
         if self.exploded is None:
             return outputs
         if self.max_rows is not None or self.skipped_rows:
@@ -268,6 +287,7 @@ class TableQuery:
             give_udf(udf, self.table.database_uri, f"column {name!r} of a view of {self.table.uri}")
         names = dataset.schema.names
         reads = outputs.reads | set(where_columns(where, names))
+        reads |= set(self.deduplication.reads if self.deduplication else ())
         read = source_columns(dataset, [name for name in names if name in reads])
         if self.grouped is not None:
             return self._definition_of_groups(dataset, outputs, where, read, self.grouped)
@@ -284,6 +304,7 @@ class TableQuery:
             offset=self.skipped_rows,
             explode=self.exploded,
             reads=read,
+            deduplicate=self.deduplication,
         )
 
     def _definition_of_groups(

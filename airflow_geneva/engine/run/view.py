@@ -30,7 +30,7 @@ from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.table_versions import open_version, reporting_cleaned_up
 from airflow_geneva.engine.plan.model import Plan, RefreshSpec
-from airflow_geneva.engine.plan.refresh import plan_refresh
+from airflow_geneva.engine.plan.refresh import KeptRows, plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
 from airflow_geneva.engine.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
@@ -407,8 +407,9 @@ def plan(
     source: TableLocation,
     request: RefreshRequest,
     newest: lance.LanceDataset | None = None,
+    kept: KeptRows | None = None,
 ) -> Plan:
-    """Plan a refresh; write nothing. Raises as :func:`airflow_geneva.engine.plan.refresh.plan_refresh` does."""
+    """Plan a refresh. Parameters and errors are those of :func:`airflow_geneva.engine.plan.refresh.plan_refresh`."""
     udfs = load_udfs(definition)
     code = definitions_now(definition, udfs)
     dataset = view.open() if newest is None else newest
@@ -423,4 +424,4 @@ def plan(
         for name, udf in code.items():
             column = definition.column(name)
             check_view_type(view.name, name, column.type, udf, column.udf if column.field else None)
-        return cap_rows(plan_refresh(view, definition, source, code, state, request, read))
+        return cap_rows(plan_refresh(view, definition, source, code, state, request, read, kept))

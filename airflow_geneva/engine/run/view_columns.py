@@ -242,9 +242,10 @@ def _reading(
 
 
 def _source_names(now: ViewDefinition, columns: Sequence[OutputColumn]) -> Iterator[str]:
-    """Yield the columns of the source that the filter and some columns of a query read."""
+    """Yield the columns of the source that the filter, some columns and the deduplication of a query read."""
     names, earlier = [column.name for column in now.reads], set[str]()
     yield from where_columns(now.where, names)
+    yield from now.deduplicate.reads if now.deduplicate else ()
     for column in columns:
         if column.kind == "column":
             yield str(column.expression)

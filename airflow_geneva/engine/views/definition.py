@@ -21,6 +21,7 @@ from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
 from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.grouping import Grouping
 from airflow_geneva.errors import InvalidInput
 
@@ -52,7 +53,10 @@ _NAMED = {
     "limit": "limit",
     "offset": "offset",
     "explode": "exploded column",
+    "deduplicate": "deduplication",
 }
+
+_OPTIONAL: dict[str, type[Grouping] | type[Deduplication]] = {"grouping": Grouping, "deduplicate": Deduplication}
 
 Kind = Literal["column", "sql", "aggregate", "udf", "sibling"]
 _ORIGINS = {"column": "source column", "sql": "SQL", "aggregate": "aggregate"}
@@ -171,9 +175,11 @@ class ViewDefinition:
         all_columns: whether the query selected all columns of the source.
         shuffle_seed: see `airflow_geneva.engine.views.rows`; None: by row id.
         explode: the list column whose elements become rows, or None.
-        reads: every source column that the filter or a column reads, or that their SQL mentions.
+        reads: every source column that the filter or a column reads, or that their SQL mentions, or on which it depends
+            which duplicates are kept.
         grouping: of a view of groups, what it reads of its source; then `where`, `columns` and `reads` are about its
             table `groups`, which has one row a group. None: its rows are those of the source.
+        deduplicate: which rows are duplicates, of which one is kept; or None.
     """
 
     source_table: str
@@ -189,6 +195,7 @@ class ViewDefinition:
     explode: str | None
     reads: tuple[SourceColumn, ...]
     grouping: Grouping | None = None
+    deduplicate: Deduplication | None = None
 
     @property
     def source_reads(self) -> tuple[SourceColumn, ...]:
@@ -208,6 +215,11 @@ class ViewDefinition:
     @property
     def has_limit(self) -> bool:
         return self.limit is not None or self.offset > 0
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether other rows decide, too, if a row that passes the filter is in the view."""
+        return self.has_limit or self.deduplicate is not None
 
     def is_of(self, database_uri: str, table: str) -> bool:
         """Whether a table is the source."""
@@ -336,9 +348,9 @@ class ViewDefinition:
             "reads": [column.to_document() for column in self.reads],
         }
         marked: dict[str, Any] = {"made_by": _MADE_BY, "format": _FORMAT, **vars(self), **lists}
-        grouping = marked.pop("grouping")
-        if grouping is not None:
-            marked["grouping"] = grouping.to_document()
+        for name in _OPTIONAL:
+            if (found := marked.pop(name)) is not None:
+                marked[name] = found.to_document()
         return json.dumps(marked, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
@@ -361,9 +373,10 @@ class ViewDefinition:
                 f"airflow-geneva reads format {_FORMAT}. Upgrade airflow-geneva."
             )
         try:
-            values = {field.name: document[field.name] for field in fields(ViewDefinition) if field.name != "grouping"}
-            if "grouping" in document:
-                values["grouping"] = Grouping.of_document(document["grouping"])
+            values = {
+                field.name: document[field.name] for field in fields(ViewDefinition) if field.name not in _OPTIONAL
+            }
+            values |= {name: kind.of_document(document[name]) for name, kind in _OPTIONAL.items() if name in document}
             values["columns"] = tuple(map(OutputColumn.of_document, values["columns"]))
             filled_by(values["columns"])
             values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
@@ -407,7 +420,7 @@ class ViewDefinition:
 
     def _differences(self, wanted: ViewDefinition) -> Iterator[str]:
         for name, what in _NAMED.items():
-            ours, theirs = ("none" if (v := getattr(one, name)) is None else repr(v) for one in (self, wanted))
+            ours, theirs = (_shown(getattr(one, name)) for one in (self, wanted))
             if ours != theirs:
                 yield f"the {what} is {ours} and would be {theirs}"
         ours, theirs = (str(one.grouping or "none") for one in (self, wanted))
@@ -469,6 +482,11 @@ class ViewDefinition:
                 f"Table {self.source_table!r} no longer fits the view that reads it: {'; '.join(changes)}. "
                 "Undo the change, or create the view again from the current table."
             )
+
+
+def _shown(value: object) -> str:
+    """Return a part of a query as differences name it."""
+    return "none" if value is None else str(value) if isinstance(value, Deduplication) else repr(value)
 
 
 def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:

@@ -1,0 +1,1 @@
+"""Which rows of a table are duplicates of each other: equal values, and similar texts."""

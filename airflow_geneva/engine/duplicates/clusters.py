@@ -1,0 +1,325 @@
+"""Join rows into clusters: those that share a hash, and are found similar when they are compared.
+
+A cluster is a component of the graph whose edges are the pairs of rows that share the hash of a band and are similar.
+Whether two rows have an edge depends on these two rows only. So when rows change, only pairs with a changed row are
+compared, and, because a cluster may fall apart, those within the clusters that have lost a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_geneva.engine.lance_io.row_ranges import Offsets
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Hashes: TypeAlias = Callable[[], npt.NDArray[np.int64]]
+"""Reads the hashes of a band, one for each row."""
+
+
+class Comparison(Protocol):
+    """Compares rows, by their positions."""
+
+    def similar(self, left: Offsets, right: Offsets) -> Mask:
+        """Return which pairs are similar."""
+
+    def among(self, rows: Offsets) -> Callable[[int, Offsets], Mask]:
+        """Return what compares one of these rows with others of them, by their positions among these."""
+
+
+_NEW, _LOOSE, _KNOWN = 0, 1, 2
+"""A row that is new or has changed; one of a cluster that has lost a row; and every other one."""
+
+_SPARSE = 8
+_LARGE = 32
+"""Rows of a group that are read together: else each would be read again for each row with which it is compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class HashedRows:
+    """Some rows, with a hash of what is compared; it has 128 bits, so rows with one hash are equal.
+
+    Args:
+        ids: their row ids, which are different.
+        has_value: whether a row is compared; one whose text is NULL is not.
+    """
+
+    ids: npt.NDArray[np.int64]
+    high: npt.NDArray[np.int64]
+    low: npt.NDArray[np.int64]
+    has_value: Mask
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """The clusters of some rows. What it says about them stays true: rows with other values are other rows.
+
+    Args:
+        ids: the row ids, ascending.
+        high: the upper half of their hashes.
+        first: the smallest row id in the cluster of each row, which is the row's own if it is alone.
+    """
+
+    ids: npt.NDArray[np.int64]
+    high: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+
+    @staticmethod
+    def none() -> Clusters:
+        nothing = np.empty(0, np.int64)
+        return Clusters(nothing, nothing, nothing)
+
+    @staticmethod
+    def find(rows: HashedRows, bands: Sequence[Hashes], known: Clusters, comparison: Comparison) -> Clusters:
+        """Find the clusters of rows.
+
+        Args:
+            bands: read the hashes of a band, one for each row.
+            known: the clusters of these and other rows, as they were before.
+        """
+        search = _Search.begin(rows, known, comparison)
+        if search.open.any():
+            search.join_equal()
+            for band in range(len(bands)):
+                search.join_similar(bands, band)
+        return search.clusters()
+
+    @property
+    def several(self) -> Mask:
+        """The rows that are not alone in their clusters."""
+        several = np.zeros(len(self.ids), np.bool_)
+        others = self.first != self.ids
+        several[others] = True
+        several[np.searchsorted(self.ids, np.unique(self.first[others]))] = True
+        return several
+
+    def equals(self, other: Clusters) -> bool:
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("ids", "high", "first"))
+
+    def to_batch(self) -> pa.RecordBatch:
+        return pa.record_batch({name: getattr(self, name) for name in ("ids", "high", "first")})
+
+    @staticmethod
+    def from_batch(batch: pa.RecordBatch) -> Clusters:
+        """Read what `to_batch` made; KeyError or ValueError for anything else."""
+        columns = [batch.column(name) for name in ("ids", "high", "first")]
+        if any(column.type != pa.int64() or column.null_count for column in columns):
+            raise ValueError("The columns of clusters are whole numbers.")
+        return Clusters(*(column.to_numpy() for column in columns))
+
+
+@dataclass(eq=False)
+class _Search:
+    """A search for clusters.
+
+    Args:
+        state: `_NEW`, `_LOOSE` or `_KNOWN` for each row.
+        open: the rows that are compared with others; their clusters are not known.
+        refuted: pairs that were compared and are not similar, as numbers, ascending.
+    """
+
+    rows: HashedRows
+    comparison: Comparison
+    forest: Forest
+    state: npt.NDArray[np.int8]
+    open: Mask
+    refuted: npt.NDArray[np.int64]
+
+    @staticmethod
+    def begin(rows: HashedRows, known: Clusters, comparison: Comparison) -> _Search:
+        state = np.full(len(rows), _NEW, np.int8)
+        forest = Forest(len(rows))
+        if len(known.ids):
+            at = np.minimum(np.searchsorted(known.ids, rows.ids), len(known.ids) - 1)
+            same = (known.ids[at] == rows.ids) & (known.high[at] == rows.high)
+            here = np.zeros(len(known.ids), np.bool_)
+            here[at[same]] = True
+            first = known.first[at]
+            loose = np.unique(known.first[~here])
+            state[same] = np.where(np.isin(first[same], loose), _LOOSE, _KNOWN)
+            joined = np.flatnonzero((state == _KNOWN) & known.several[at])
+            _, one, of = np.unique(first[joined], return_index=True, return_inverse=True)
+            forest.join(joined, joined[one[of.reshape(-1)]])
+        is_open = (state != _KNOWN) & rows.has_value
+        return _Search(rows, comparison, forest, state, is_open, np.empty(0, np.int64))
+
+    def join_equal(self) -> None:
+        """Join the rows that have the same hash."""
+        high, low = self.rows.high, self.rows.low
+        found = np.flatnonzero(self.rows.has_value & _among(high, high[self.open]))
+        found = found[np.lexsort((low[found], high[found]))]
+        left, right = found[:-1], found[1:]
+        same = (high[left] == high[right]) & (low[left] == low[right])
+        self.forest.join(left[same], right[same])
+
+    def join_similar(self, bands: Sequence[Hashes], band: int) -> None:
+        """Join the similar rows among those that share the hash of a band.
+
+        One row of a group after the other is compared with those after it, until all are in one cluster.
+        """
+        found, begins, ends = self._groups(bands[band]())
+        split = self._are_split(found, begins, ends)
+        large = split & (ends - begins > _LARGE)
+        if large.any():
+            self._join_large(found, begins[large], ends[large], bands[:band])
+        begins, ends = begins[split & ~large], ends[split & ~large]
+        pivots = begins.copy()
+        while len(begins):
+            counts = ends - pivots - 1
+            right = _spread(found, pivots + 1, counts)
+            left = np.repeat(found[pivots], counts)
+            apart = self.forest.roots(left) != self.forest.roots(right)
+            apart &= (self.state[left] == _NEW) | (self.state[right] != _KNOWN)
+            self._compare(left[apart], right[apart])
+            pivots += 1
+            going = (pivots < ends - 1) & (self.state[found[np.minimum(pivots, len(found) - 1)]] != _KNOWN)
+            begins, ends, pivots = begins[going], ends[going], pivots[going]
+            split = self._are_split(found, begins, ends)
+            begins, ends, pivots = begins[split], ends[split], pivots[split]
+
+    def _are_split(self, found: Offsets, begins: Offsets, ends: Offsets) -> Mask:
+        """Return which groups of rows are not in one cluster."""
+        if not len(begins):
+            return np.empty(0, np.bool_)
+        sizes = ends - begins
+        roots, starts = self.forest.roots(_spread(found, begins, sizes)), np.cumsum(sizes) - sizes
+        split: Mask = np.minimum.reduceat(roots, starts) != np.maximum.reduceat(roots, starts)
+        return split
+
+    def _join_large(self, found: Offsets, begins: Offsets, ends: Offsets, earlier: Sequence[Hashes]) -> None:
+        sizes = ends - begins
+        rows = _spread(found, begins, sizes)
+        before = np.empty((len(earlier), len(rows)), np.int64)
+        for at, hashes in enumerate(earlier):
+            before[at] = hashes()[rows]
+        for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
+            self._join_group(rows[end - size : end], before[:, end - size : end])
+
+    def _join_group(self, group: Offsets, before: npt.NDArray[np.int64]) -> None:
+        """Join the similar rows of one large group, as `join_similar` does.
+
+        Args:
+            before: the hashes of their earlier bands. Pairs that share one have been compared.
+        """
+        similar, state = self.comparison.among(group), self.state[group]
+        for pivot in np.flatnonzero(state[:-1] != _KNOWN).tolist():
+            roots = self.forest.roots(group)
+            if (roots == roots[0]).all():
+                return
+            apart = roots != roots[pivot]
+            apart[: pivot + 1] = False
+            if state[pivot] != _NEW:
+                apart &= state != _KNOWN
+            others = np.flatnonzero(apart)
+            others = others[~(before[:, others] == before[:, pivot, None]).any(axis=0)]
+            others = others[similar(pivot, others)]
+            self.forest.join(np.full(len(others), group[pivot]), group[others])
+
+    def _groups(self, hashes: npt.NDArray[np.int64]) -> tuple[Offsets, Offsets, Offsets]:
+        """Return rows by groups that share a hash, one of those that are equal, and where the groups begin and end.
+
+        The rows of a group whose clusters are not known come first; there is at least one.
+        """
+        found = np.flatnonzero(self.rows.has_value & _among(hashes, hashes[self.open]))
+        found = found[np.argsort(hashes[found], kind="stable")]
+        found = found[_shared(hashes[found])]
+        # Of equal rows, the one whose cluster is known stands for all.
+        high, low = self.rows.high, self.rows.low
+        found = found[np.lexsort((-self.state[found], low[found], high[found], hashes[found]))]
+        unlike = np.ones(len(found), np.bool_)
+        unlike[1:] = np.any([key[found[1:]] != key[found[:-1]] for key in (hashes, high, low)], axis=0)
+        found = found[unlike]
+        found = found[np.lexsort((self.state[found], hashes[found]))]
+        found = found[_shared(hashes[found])]
+        values = hashes[found]
+        begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(found) else found
+        ends = np.append(begins[1:], len(found))[: len(begins)]
+        unknown = self.state[found[begins]] != _KNOWN
+        return found, begins[unknown], ends[unknown]
+
+    def _compare(self, left: Offsets, right: Offsets) -> None:
+        pairs = np.unique(np.minimum(left, right) * len(self.rows) + np.maximum(left, right))
+        pairs = pairs[~_contains(self.refuted, pairs)]
+        if not len(pairs):
+            return
+        left, right = np.divmod(pairs, len(self.rows))
+        similar = self.comparison.similar(left, right)
+        self.forest.join(left[similar], right[similar])
+        self.refuted = np.union1d(self.refuted, pairs[~similar])
+
+    def clusters(self) -> Clusters:
+        ids = self.rows.ids
+        roots = self.forest.roots(np.arange(len(ids)))
+        first = np.full(len(ids), np.iinfo(np.int64).max)
+        np.minimum.at(first, roots, ids)
+        order = np.argsort(ids, kind="stable")
+        return Clusters(ids[order], self.rows.high[order], first[roots][order])
+
+
+class Forest:
+    """Sets of positions, which are joined: each position has a parent, and the smallest of a set has itself."""
+
+    def __init__(self, size: int) -> None:
+        self._parents = np.arange(size)
+
+    def roots(self, places: Offsets) -> Offsets:
+        """Return the smallest position in the set of each of these positions."""
+        found = self._parents[places]
+        while not np.array_equal(above := self._parents[found], found):
+            found = above
+        self._parents[places] = found
+        return found
+
+    def join(self, left: Offsets, right: Offsets) -> None:
+        """Join the sets of pairs of positions."""
+        while len(left):
+            left, right = self.roots(left), self.roots(right)
+            apart = left != right
+            left, right = left[apart], right[apart]
+            np.minimum.at(self._parents, np.maximum(left, right), np.minimum(left, right))
+
+
+def _among(values: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> Mask:
+    """Return which hashes are wanted ones; all, if these are so many that looking for them takes longer."""
+    if 2 * len(wanted) > len(values):
+        return np.ones(len(values), np.bool_)
+    table = np.zeros(1 << max(int(len(wanted) * _SPARSE).bit_length(), 16), np.bool_)
+    places = len(table) - 1
+    table[wanted & places] = True
+    found: Mask = table[values & places]
+    at = np.flatnonzero(found)
+    found[at] = np.isin(values[at], wanted)
+    return found
+
+
+def _shared(values: npt.NDArray[np.int64]) -> Mask:
+    """Return which of some ascending values are not alone."""
+    shared = np.zeros(len(values), np.bool_)
+    same = values[1:] == values[:-1]
+    shared[1:] |= same
+    shared[:-1] |= same
+    return shared
+
+
+def _contains(ascending: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> Mask:
+    if not len(ascending):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    found: Mask = ascending[at] == values
+    return found
+
+
+def _spread(values: Offsets, begins: Offsets, counts: Offsets) -> Offsets:
+    """Return as many values from each beginning on, one run after another."""
+    ends = np.cumsum(counts)
+    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - counts), counts)
+    found: Offsets = values[places]
+    return found

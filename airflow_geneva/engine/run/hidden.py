@@ -1,0 +1,111 @@
+"""Views of a view's source that lie in the folder of the view, and are refreshed before it: no database lists them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_geneva.engine.choices import RunnerName
+from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
+from airflow_geneva.engine.plan.request import RefreshRequest
+from airflow_geneva.engine.results import DONE
+from airflow_geneva.engine.run.pipeline import run_new
+from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.run.view import plan
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.uri import join
+from airflow_geneva.engine.views.definition import ViewDefinition, is_view
+from airflow_geneva.engine.views.rows import create_view
+from airflow_geneva.errors import CommitConflict, InvalidInput
+
+if TYPE_CHECKING:
+    import lance
+
+_TRIES = 5
+_ROWS_PER_FRAGMENT = 1 << 20
+
+
+@dataclass(frozen=True)
+class HiddenView:
+    """A view that another one needs.
+
+    Args:
+        definition, schema: its query, and the columns of that.
+        source: where the source of both views lies.
+    """
+
+    location: TableLocation
+    definition: ViewDefinition
+    schema: pa.Schema
+    source: TableLocation
+
+    @staticmethod
+    def beside(
+        view: TableLocation,
+        folder: str,
+        name: str,
+        definition: ViewDefinition,
+        schema: pa.Schema,
+        source: TableLocation,
+    ) -> HiddenView:
+        """Return a hidden view in a folder of a view.
+
+        Raises:
+            InvalidInput: the view is in a catalog, whose credentials are for the tables that it names.
+        """
+        check_place(view)
+        place = TableLocation(join(view.uri, folder, f"{name}.lance"), name, view.options)
+        return HiddenView(place, definition, schema, source)
+
+    def refreshed(self, version: int) -> lance.LanceDataset:
+        """Return the view as it shows a version of the source; create and refresh it in this process if necessary.
+
+        Raises:
+            JobFailed: the job failed.
+            CommitConflict: other refreshes changed it again and again.
+        """
+        for _ in range(_TRIES):
+            dataset = self._open()
+            request = RefreshRequest(src_version=version, on_code_change="recompute", on_unknown_values="recompute")
+            definition = ViewDefinition.read(dataset.schema.metadata, self.location.name)
+            planned = plan(self.location, definition, self.source, request, dataset)
+            if planned.swap is not None and planned.swap.idle:
+                return dataset
+            with JobMeter(self.location.name).measuring():  # the meter of the caller is that of the view
+                udfs = Udfs.of_refresh(planned, definition)
+                result = run_new(planned, self.location, udfs, RunnerName.INLINE, Stopwatch())
+            # Another refresh may go to another version at the same time.
+            if result.state == DONE:
+                return self.location.open(result.version) if result.commits else dataset
+        raise CommitConflict(
+            f"{self.location.uri} was changed by other refreshes of its view {_TRIES} times. Refresh the view again."
+        )
+
+    def _open(self) -> lance.LanceDataset:
+        """Open the view, which is created if there is none, or one of another query."""
+        import lance
+
+        if self.location.exists():
+            found = self.location.open()
+            metadata = found.schema.metadata
+            if is_view(metadata) and not ViewDefinition.read(metadata).differences(self.definition):
+                return found
+            lance.LanceDataset.drop(self.location.uri, **self.location.access)
+        schema = self.schema.with_metadata(self.definition.metadata())
+        try:
+            create_view(self.location, schema, (), _ROWS_PER_FRAGMENT, self.definition.source_version)
+        except InvalidInput:
+            if not self.location.exists():
+                raise
+        return self.location.open()
+
+
+def check_place(view: TableLocation) -> None:
+    """Raise `InvalidInput` if a view cannot have hidden views."""
+    if view.in_catalog:
+        raise InvalidInput(
+            f"View {view.name!r} is in a catalog, whose credentials are for the tables that it names, so the view "
+            "cannot keep tables of its own. Create it in a folder or bucket that connect() opens."
+        )

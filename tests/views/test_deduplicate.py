@@ -1,0 +1,317 @@
+"""A deduplicated view keeps one row of each cluster, and a refresh compares and computes what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.engine.duplicates import clusters as search
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.support.counting import Trace
+from tests.support.duplicates import Clean, text_of
+from tests.udfs_for_tests import views as udfs
+
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("text", pa.string()), ("x", pa.int64()), ("score", pa.float64()), ("other", pa.int64())]
+)
+
+
+def rows(numbers: range) -> pa.Table:
+    data = [
+        {"id": at, "text": text_of(at * 17), "x": at, "score": None if at % 9 == 0 else float(at * 37 % 11), "other": 0}
+        for at in numbers
+    ]
+    return pa.Table.from_pylist(data, SCHEMA)
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Table:
+    return connect(tmp_path / "db").create_table("docs", rows(range(60)), max_rows_per_file=20)
+
+
+def make(table: Table, clean: Clean, name: str = "clean", columns: tuple[str, ...] = ("id", "x")) -> View:
+    query = table.query().select(columns).add_columns({"p": (udfs.plus, ["x"])})
+    return clean.of(query).create_materialized_view(name=name)
+
+
+def wanted(table: Table, clean: Clean) -> list[int]:
+    found = {row["_rowid"]: row for row in table.lance.to_table(with_row_id=True).to_pylist()}
+    passes = (lambda row: row["x"] % 3 != 0) if clean.where else (lambda row: True)
+    return [found[row_id]["id"] for row_id in clean.kept(found, passes)]
+
+
+def shown(view: View) -> list[int]:
+    found = view.to_arrow().to_pylist()
+    assert all(row["p"] == row["x"] + 1 for row in found)
+    return sorted(row["id"] for row in found)
+
+
+CLEAN = [
+    Clean(),
+    Clean(threshold=0.5, keep="min(score)"),
+    Clean(keep="max(score)", where="x % 3 != 0"),
+    Clean(("text",), None),
+    Clean(("score", "other"), None, "max(id)"),
+]
+
+
+@pytest.mark.parametrize("clean", CLEAN, ids=str)
+def test_a_view_keeps_one_row_of_each_cluster(docs: Table, clean: Clean) -> None:
+    view = make(docs, clean)
+    assert shown(view) == []
+    result = view.refresh(runner="inline")
+    kept = wanted(docs, clean)
+    assert 1 < len(kept) < 60
+    assert (result.state, result.rows_computed) == ("DONE", len(kept))
+    assert shown(view) == sorted(kept)
+    assert clean.of(docs.query()).to_arrow()["id"].to_pylist() == kept
+    version = view.version
+    assert view.refresh(runner="inline").commits == ()
+    assert view.version == version
+
+
+CHANGES: dict[str, Callable[[Table], Any]] = {
+    "append": lambda table: table.add(rows(range(1_000, 1_020))),
+    "update": lambda table: table.lance.update({"text": "'something else'"}, where="id % 7 = 0"),
+    "update the filter": lambda table: table.lance.update({"x": "x + 1000"}, where="id % 5 = 0"),
+    "update what decides": lambda table: table.lance.update({"score": "100 - score"}, where="id % 2 = 0"),
+    "update something else": lambda table: table.lance.update({"other": "other + 1"}, where="id % 2 = 0"),
+    "delete": lambda table: table.lance.delete("id % 4 = 1"),
+    "compact": lambda table: table.lance.optimize.compact_files(),
+    "restore": lambda table: table.lance.checkout_version(1).restore(),
+}
+
+
+@pytest.mark.parametrize("clean", CLEAN, ids=str)
+def test_a_refresh_follows_every_change(docs: Table, clean: Clean) -> None:
+    view = make(docs, clean)
+    view.refresh(runner="inline")
+    for change in CHANGES.values():
+        change(docs)
+        view.refresh(runner="inline")
+        assert shown(view) == sorted(wanted(docs, clean))
+        assert view.refresh(runner="inline").commits == ()
+
+
+def test_a_row_takes_the_place_of_a_deleted_one_and_is_computed(tmp_path: Path, trace: Trace) -> None:
+    table = connect(tmp_path / "db").create_table("docs", rows(range(1, 4)).append_column("n", pa.array([1, 1, 2])))
+    query = table.query().select(["id", "x"]).add_columns({"p": (udfs.plus, ["x"])})
+    view = query.deduplicate("n").create_materialized_view(name="clean")
+    view.refresh(runner="inline")
+    assert shown(view) == [1, 3]
+    trace.clear()
+    table.lance.delete("id = 1")
+    result = view.refresh(runner="inline")
+    assert (shown(view), result.rows_computed, trace.counts()) == ([2, 3], 1, {2: 1})
+
+
+def test_the_functions_run_on_kept_rows_only(docs: Table, trace: Trace) -> None:
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    assert sorted(trace.counts()) == shown(view)
+    assert max(trace.counts().values()) == 1
+    trace.clear()
+    docs.lance.update({"other": "5"}, where="true")
+    docs.lance.optimize.compact_files()
+    view.refresh(runner="inline")
+    assert len(trace) == 0
+
+
+def test_a_refresh_compares_texts_with_changed_ones_only(docs: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = make(docs, Clean())
+    compared: list[int] = []
+    compare = search._Search._compare
+
+    def counting(self: Any, left: Any, right: Any) -> None:
+        compared.extend(self.rows.ids[left].tolist() + self.rows.ids[right].tolist())
+        compare(self, left, right)
+
+    monkeypatch.setattr(search._Search, "_compare", counting)
+    view.refresh(runner="inline")
+    first = len(compared)
+    compared.clear()
+    docs.add([{"id": 1_000, "text": "a time to embrace", "x": 1_000}])
+    view.refresh(runner="inline")
+    assert compared == []
+    docs.add([{"id": 1_001, "text": f"{text_of(1)}, and more", "x": 1_001}])
+    view.refresh(runner="inline")
+    newest = max(docs.lance.to_table(columns=[], with_row_id=True)["_rowid"].to_pylist())
+    assert 0 < len(compared) < first / 4
+    assert compared.count(newest) == len(compared) / 2
+
+
+def test_a_plan_writes_nothing_and_counts_the_most_that_may_be_computed(docs: Table) -> None:
+    view = make(docs, Clean())
+    files = sorted(Path(view.uri).rglob("*"))
+    plan = view.plan_refresh()
+    assert plan.rows_pending == 60
+    assert "which of the changed rows are duplicates is found when the refresh runs" in str(plan)
+    assert sorted(Path(view.uri).rglob("*")) == files
+    view.refresh(runner="inline")
+    files = sorted(Path(view.uri).rglob("*"))
+    assert view.plan_refresh().rows_pending == 0
+    docs.add(rows(range(1_000, 1_007)))
+    assert view.plan_refresh().rows_pending == 7
+    assert sorted(Path(view.uri).rglob("*")) == files
+
+
+def test_what_is_kept_beside_a_view_is_no_table_and_goes_with_the_view(docs: Table, tmp_path: Path) -> None:
+    db = connect(tmp_path / "db")
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    assert (Path(view.uri) / "_duplicates" / "hashes.lance").is_dir()
+    assert db.table_names() == ["clean", "docs"]
+    assert [job.table for job in db.jobs()] == ["clean"]
+    db.copy_table("clean", "copy")
+    copy = db.open_table("copy")
+    assert copy.refresh(runner="inline").rows_computed == 0
+    docs.add(rows(range(1_000, 1_020)))
+    copy.refresh(runner="inline")
+    assert shown(copy) == sorted(wanted(docs, Clean()))
+    db.drop_table("clean")
+    assert not Path(view.uri).exists()
+
+
+@pytest.mark.parametrize("lost", ["hashes.lance", "hashes.lance/_checkpoints"])
+def test_what_is_kept_beside_a_view_is_made_again_if_it_is_lost(docs: Table, lost: str) -> None:
+    import shutil
+
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    shutil.rmtree(Path(view.uri) / "_duplicates" / lost)
+    assert view.refresh(runner="inline").commits == ()
+    docs.lance.delete("id % 4 = 1")
+    result = view.refresh(runner="inline")
+    assert shown(view) == sorted(wanted(docs, Clean()))
+    assert result.rows_computed < 10
+
+
+def test_a_damaged_record_of_clusters_counts_as_missing(docs: Table) -> None:
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    (record,) = (Path(view.uri) / "_duplicates").rglob("clusters.lance")
+    record.write_bytes(record.read_bytes()[:-20] + b"x" * 20)
+    docs.lance.delete("id % 4 = 1")
+    view.refresh(runner="inline")
+    assert shown(view) == sorted(wanted(docs, Clean()))
+
+
+def test_the_rows_that_are_kept_are_limited_and_shuffled(docs: Table) -> None:
+    clean = Clean()
+    query = clean.of(docs.query().select(["id"])).shuffle(3)
+    whole = query.to_arrow()["id"].to_pylist()
+    assert sorted(whole) == sorted(wanted(docs, clean))
+    view = query.limit(5).offset(2).create_materialized_view(name="some")
+    view.refresh(runner="inline")
+    assert view.to_arrow()["id"].to_pylist() == whole[2:7] == query.limit(5).offset(2).to_arrow()["id"].to_pylist()
+    docs.lance.delete(f"id IN ({whole[0]}, {whole[3]})")
+    view.refresh(runner="inline")
+    assert view.to_arrow()["id"].to_pylist() == query.limit(5).offset(2).to_arrow()["id"].to_pylist()
+
+
+def test_only_kept_documents_are_cut_into_chunks(docs: Table, trace: Trace) -> None:
+    query = docs.query().select({"id": "id"}).add_columns({"part": (udfs.digits, ["x"])}).explode("part")
+    view = Clean().of(query).create_materialized_view(name="chunks")
+    view.refresh(runner="inline")
+    ids = {row["id"] for row in view.to_arrow().to_pylist()}
+    kept = wanted(docs, Clean())
+    assert ids <= set(kept)
+    assert sorted(trace.counts()) == sorted(kept)
+    trace.clear()
+    docs.lance.update({"other": "9"}, where="true")
+    assert view.refresh(runner="inline").commits == ()
+    assert len(trace) == 0
+    docs.add(rows(range(1_000, 1_020)))
+    view.refresh(runner="inline")
+    assert {row["id"] for row in view.to_arrow().to_pylist()} <= set(wanted(docs, Clean()))
+
+
+def test_a_view_of_a_view_is_deduplicated(docs: Table) -> None:
+    upper = make(docs, Clean(threshold=None), "upper", ("id", "x", "text"))
+    view = Clean().of(upper.query().select(["id", "x", "p"])).create_materialized_view(name="clean")
+    for change in (lambda table: None, *CHANGES.values()):
+        change(docs)
+        upper.refresh(runner="inline")
+        view.refresh(runner="inline")
+        rows_of = {row["_rowid"]: row for row in upper.lance.to_table(with_row_id=True, filter="__is_set").to_pylist()}
+        assert shown(view) == sorted(rows_of[one]["id"] for one in Clean().kept(rows_of))
+
+
+VALUES: list[tuple[pa.DataType, list[Any], int]] = [
+    (pa.float64(), [0.0, -0.0, float("nan"), -float("nan"), None, None, 1.5], 4),
+    (pa.float16(), [0.0, -0.0, 1.5, 1.5], 2),
+    (pa.string(), ["a", "a ", "", None, "", None], 4),
+    (pa.bool_(), [True, False, None, True], 3),
+    (pa.decimal128(9, 2), [Decimal("1.50"), Decimal("1.5"), None], 2),
+    (pa.timestamp("us", "UTC"), [datetime(2026, 1, 1), datetime(2026, 1, 1), None], 2),
+    (pa.binary(), [b"a", b"a", b"\0"], 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "left"), VALUES, ids=lambda one: str(one) if isinstance(one, pa.DataType) else ""
+)
+def test_values_of_any_plain_type_are_compared(tmp_path: Path, kind: pa.DataType, values: list[Any], left: int) -> None:
+    import numpy as np
+
+    numbers = np.array(values, np.float16) if kind == pa.float16() else values
+    data = pa.table({"id": pa.array(range(len(values)), pa.int64()), "v": pa.array(numbers, kind)})
+    table = connect(tmp_path / "db").create_table("docs", data)
+    assert len(table.query().deduplicate("v").to_arrow()) == left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on": []}, "give the name of a column, or several"),
+        ({"on": 3}, "give the name of a column, or several"),
+        ({"on": ["x", "x"]}, "names 'x' twice"),
+        ({"on": "missing"}, "has no column 'missing'"),
+        ({"on": "x", "keep": "min(missing)"}, "has no column 'missing'"),
+        ({"on": "x", "method": "minhash"}, "only texts have shingles"),
+        ({"on": ["text", "x"], "method": "minhash"}, "the texts of one column"),
+        ({"on": "text", "method": "cosine"}, "Vectors cannot be compared yet"),
+        ({"on": "text", "threshold": 0.8}, 'method="equal" compares values'),
+        ({"on": "text", "method": "minhash", "threshold": 0.2}, "from 0.3 to 1"),
+        ({"on": "text", "method": "minhash", "threshold": True}, "from 0.3 to 1"),
+        ({"on": "text", "keep": "least(x)"}, 'give "first", "min(column)" or "max(column)"'),
+        ({"on": "vector"}, "which is not compared"),
+        ({"on": "text", "keep": "min(vector)"}, "whose values have no order"),
+    ],
+    ids=lambda one: "" if isinstance(one, str) else str(one),
+)
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 120, pa.float32()), 2)
+    table = connect(tmp_path / "db").create_table("docs", rows(range(60)).append_column("vector", vectors))
+    with pytest.raises(InvalidInput, match=message.replace("(", r"\(").replace(")", r"\)")):
+        table.query().deduplicate(**arguments).create_materialized_view(name="clean")
+    assert connect(tmp_path / "db").table_names() == ["docs"]
+
+
+def test_texts_that_are_alike_in_all_rows_are_one_cluster(tmp_path: Path) -> None:
+    data = pa.table({"id": range(5_000), "text": ["the same text, again and again"] * 5_000})
+    table = connect(tmp_path / "db").create_table("docs", data)
+    assert table.query().deduplicate("text", "minhash").to_arrow()["id"].to_pylist() == [0]
+
+
+def test_other_parameters_hash_the_rows_again(docs: Table, tmp_path: Path) -> None:
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    hashes = Path(view.uri) / "_duplicates" / "hashes.lance"
+    assert len(lance.dataset(str(hashes)).schema) == 2 + 2 + 16
+    db = connect(tmp_path / "db")
+    db.drop_table("clean")
+    view = make(docs, Clean(threshold=0.9))
+    view.refresh(runner="inline")
+    assert len(lance.dataset(str(hashes)).schema) == 2 + 2 + 11
+    assert shown(view) == sorted(wanted(docs, Clean(threshold=0.9)))
