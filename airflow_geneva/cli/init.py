@@ -40,9 +40,10 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a project that keeps a column up to date: a DAG, a module of functions, a test, and a Makefile.
+    """Write a project that keeps a column up to date.
 
-    `make run` in its folder runs the DAG at once, without a scheduler.
+    It has a DAG, a module of functions, a test, settings and a Makefile. `make run` in its folder runs the DAG at once,
+    without a scheduler.
     """
     if project.exists() and (not project.is_dir() or any(project.iterdir())):
         raise InvalidInput(f"{project} exists and is not an empty folder. Choose another name for the project.")

@@ -61,7 +61,8 @@ POINTS: dict[str, tuple[Job, int]] = {
     "limit.after": (Job("async", True), 1),
 }
 # Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
-# test_views_created and test_view_kills; promotions: see test_promotions; copies: see test_copying.
+# test_views_created and test_view_kills; promotions: see test_promotions; copies: see test_copying; groups: see
+# test_group_kills; duplicates: see test_duplicate_histories.
 ELSEWHERE = {
     "cleanup.removed",
     "fold.written",
@@ -78,6 +79,11 @@ ELSEWHERE = {
     "promote.after",
     "copy.cloned",
     "copy.recorded",
+    "groups.create",
+    "groups.before",
+    "groups.after",
+    "groups.rows",
+    "duplicates.clustered",
 }
 
 

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.carried import CarriedValues
-from airflow_geneva.engine.apply.group_columns import GroupColumns
-from airflow_geneva.engine.apply.group_rows import GroupRows, group_reads
 from airflow_geneva.engine.apply.isolation.runner import OpenMapper
 from airflow_geneva.engine.apply.query_columns import QueryComputer, read_for
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, joint_width
@@ -63,6 +61,8 @@ if TYPE_CHECKING:
     import lance
     from typing_extensions import Self
 
+    from airflow_geneva.engine.apply.group_rows import GroupRows
+
 _FRESH_SECONDS = 1.0
 
 
@@ -110,10 +110,14 @@ class ViewTarget(ReusableView, Target):
             running = {name for names, _ in carried.runs for name in names}
             needed = read_for(definition.columns, running)
             reads = {alias: text for alias, text in reads.items() if alias in needed}
-        if definition.grouping is not None:
-            reads = {**reads, **group_reads(definition.grouping.keys)}
-        rows = super().read(fragment, live, parts, reads, size)
-        if definition.grouping is not None:
+        if definition.grouping is None:
+            rows = super().read(fragment, live, parts, reads, size)
+        else:
+            from airflow_geneva.engine.apply.group_columns import GroupColumns
+            from airflow_geneva.engine.apply.group_rows import group_reads
+
+            keys = group_reads(definition.grouping.keys)
+            rows = super().read(fragment, live, parts, {**reads, **keys}, size)
             rows = self._group_rows.add(rows, fragment.due, GroupColumns.of(definition.columns, frozenset(running)))
         yield from rows if carried is None else self._carried.add(rows, carried)
 
@@ -126,6 +130,8 @@ class ViewTarget(ReusableView, Target):
 
     @cached_property
     def _group_rows(self) -> GroupRows:
+        from airflow_geneva.engine.apply.group_rows import GroupRows
+
         grouping, opened = self.spec.definition.grouping, list[Any]()
         assert grouping is not None
         for table in self.spec.tables[1:3]:
