@@ -181,6 +181,8 @@ def test_a_plan_says_where_it_would_be_computed_and_why_and_warns_of_spark_for_a
     why = "no earlier job tells how long UDF version"
     assert f'\n  runner="auto" computes it in this process: {why}' in str(table.plan_backfill("y"))
     assert "Spark is started" not in str(table.plan_backfill("y"))
+    view = table.query().select(["x"]).create_materialized_view(name="plain")
+    assert "in this process: no earlier job tells how long it takes" in str(view.plan_refresh())
     heavy = udf(data_type=pa.int64(), version="1", memory="2g", name="heavy")(lambda x: x)
     table.add_columns({"z": (heavy, ["x"])})
     said = str(table.plan_backfill("z"))

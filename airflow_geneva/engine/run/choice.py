@@ -99,7 +99,8 @@ def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bo
     if not udfs.have_planned_version():
         return RunnerChoice("spark", "this process has other code than the plan")
     if not (history := plan.earlier().measured):
-        why = f"no earlier job tells how long UDF version {spec.describe()['udf_version']} takes"
+        version = spec.describe()["udf_version"]
+        why = f"no earlier job tells how long {f'UDF version {version}' if version else 'it'} takes"
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
     speed = history[0].speed
     (loading, seconds), size = speed.parts_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
