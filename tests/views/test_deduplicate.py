@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
@@ -12,8 +13,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import connect
+from airflow_geneva import connect, connect_namespace
+from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
+from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.duplicates import clusters as search
+from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -315,3 +319,57 @@ def test_other_parameters_hash_the_rows_again(docs: Table, tmp_path: Path) -> No
     view.refresh(runner="inline")
     assert len(lance.dataset(str(hashes)).schema) == 2 + 2 + 11
     assert shown(view) == sorted(wanted(docs, Clean(threshold=0.9)))
+
+
+def test_a_cleanup_reaches_what_is_kept_beside_a_view(docs: Table) -> None:
+    view = make(docs, Clean())
+    for number in range(3):
+        docs.add(rows(range(100 + number, 101 + number)))
+        view.refresh(runner="inline")
+    (hashes,) = hidden_tables(view.location)
+    assert hashes.name == "hashes"
+    garbage = find_garbage(hashes, "1s", now=time.time() + 400 * 86_400)
+    assert garbage.count
+    collect(hashes, garbage)
+    assert clean_up(view.location, "1s", dry_run=False).table == "clean"
+    docs.lance.delete("id % 4 = 1")
+    view.refresh(runner="inline")
+    assert shown(view) == sorted(wanted(docs, Clean()))
+
+
+def test_the_hashes_of_many_small_changes_are_compacted(docs: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_table, "_MOST_FRAGMENTS", 2)
+    view = make(docs, Clean())
+    for number in range(4):
+        docs.add(rows(range(100 + number, 101 + number)))
+        view.refresh(runner="inline")
+        assert shown(view) == sorted(wanted(docs, Clean()))
+        (hashes,) = hidden_tables(view.location)
+        assert len(hashes.open().get_fragments()) <= 2
+
+
+def test_a_view_in_a_catalog_is_refused(tmp_path: Path) -> None:
+    db = connect_namespace("dir", {"root": str(tmp_path)})
+    table = db.create_table("docs", rows(range(5)))
+    with pytest.raises(InvalidInput, match="its database is a catalog"):
+        table.query().deduplicate("text").create_materialized_view(db, "clean")
+    assert db.table_names() == ["docs"]
+    assert len(table.query().deduplicate("id").to_arrow()) == 5
+
+
+@pytest.mark.spark
+def test_the_columns_of_kept_rows_are_computed_on_spark(docs: Table, spark: Any, trace: Trace) -> None:
+    view = make(docs, Clean())
+    assert view.refresh(runner="spark").state == "DONE"
+    assert shown(view) == sorted(wanted(docs, Clean()))
+    docs.lance.delete("id % 4 = 1")
+    docs.add(rows(range(100, 120)))
+    view.refresh(runner="spark")
+    assert shown(view) == sorted(wanted(docs, Clean()))
+
+
+def test_groups_are_not_deduplicated_and_duplicates_are_not_grouped(docs: Table) -> None:
+    with pytest.raises(InvalidInput, match="make a view of this"):
+        docs.query().group_by("x").agg({"n": "count(*)"}).deduplicate("x")
+    with pytest.raises(InvalidInput, match="cannot be grouped"):
+        docs.query().deduplicate("x").group_by("x")

@@ -8,7 +8,7 @@ from airflow_geneva.engine.cleanup.find import find_garbage
 from airflow_geneva.engine.cleanup.garbage import Garbage
 from airflow_geneva.engine.cleanup.remove import collect, remove_old_versions
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.views.grouping import hidden_tables
+from airflow_geneva.engine.views.hidden import hidden_tables
 
 __all__ = ["clean_up", "collect", "find_garbage"]
 
@@ -16,7 +16,7 @@ __all__ = ["clean_up", "collect", "find_garbage"]
 def clean_up(location: TableLocation, ttl: timedelta | str, dry_run: bool) -> Garbage:
     """Remove the garbage beside a table that is older than `ttl`, and return it; with `dry_run` only return it.
 
-    Of a view of groups, also clean up its hidden tables, and remove their versions that are older than `ttl`.
+    Of a view with hidden tables, also clean these up, and remove their versions that are older than `ttl`.
 
     Raises:
         StorageError: files or jobs cannot be listed, or a file cannot be removed.

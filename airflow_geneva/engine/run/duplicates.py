@@ -17,12 +17,12 @@ from airflow_geneva.engine.plan.refresh import KeptRows
 from airflow_geneva.engine.run.hidden import HiddenView
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, source_columns
+from airflow_geneva.engine.views.hidden import DUPLICATES, hidden_table
 from airflow_geneva.engine.views.resolve import resolve_columns
 
 if TYPE_CHECKING:
     import lance
 
-FOLDER = "_duplicates"
 _HASHES, _CLUSTERS = "hashes", "clusters"
 
 
@@ -88,4 +88,4 @@ def _hidden(
         explode=None,
         reads=source_columns(dataset, [name for name in there if name in reads]),
     )
-    return HiddenView.beside(view, FOLDER, _HASHES, hashed, outputs.schema, source)
+    return HiddenView(hidden_table(view, DUPLICATES, _HASHES), hashed, outputs.schema, source)

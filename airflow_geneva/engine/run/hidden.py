@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_geneva.engine.choices import RunnerName
+from airflow_geneva.engine.commit.group_table import compact, has_many_fragments
 from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.results import DONE
@@ -15,7 +16,6 @@ from airflow_geneva.engine.run.pipeline import run_new
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.uri import join
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
 from airflow_geneva.engine.views.rows import create_view
 from airflow_geneva.errors import CommitConflict, InvalidInput
@@ -41,24 +41,6 @@ class HiddenView:
     schema: pa.Schema
     source: TableLocation
 
-    @staticmethod
-    def beside(
-        view: TableLocation,
-        folder: str,
-        name: str,
-        definition: ViewDefinition,
-        schema: pa.Schema,
-        source: TableLocation,
-    ) -> HiddenView:
-        """Return a hidden view in a folder of a view.
-
-        Raises:
-            InvalidInput: the view is in a catalog, whose credentials are for the tables that it names.
-        """
-        check_place(view)
-        place = TableLocation(join(view.uri, folder, f"{name}.lance"), name, view.options)
-        return HiddenView(place, definition, schema, source)
-
     def refreshed(self, version: int) -> lance.LanceDataset:
         """Return the view as it shows a version of the source; create and refresh it in this process if necessary.
 
@@ -76,6 +58,8 @@ class HiddenView:
             with JobMeter(self.location.name).measuring():  # the meter of the caller is that of the view
                 udfs = Udfs.of_refresh(planned, definition)
                 result = run_new(planned, self.location, udfs, RunnerName.INLINE, Stopwatch())
+            if has_many_fragments(self.location.open()):
+                compact(self.location)
             # Another refresh may go to another version at the same time.
             if result.state == DONE:
                 return self.location.open(result.version) if result.commits else dataset
@@ -100,12 +84,3 @@ class HiddenView:
             if not self.location.exists():
                 raise
         return self.location.open()
-
-
-def check_place(view: TableLocation) -> None:
-    """Raise `InvalidInput` if a view cannot have hidden views."""
-    if view.in_catalog:
-        raise InvalidInput(
-            f"View {view.name!r} is in a catalog, whose credentials are for the tables that it names, so the view "
-            "cannot keep tables of its own. Create it in a folder or bucket that connect() opens."
-        )

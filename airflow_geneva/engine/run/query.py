@@ -28,7 +28,6 @@ from airflow_geneva.engine.lance_io.table_key import key_columns, with_key
 from airflow_geneva.engine.lance_io.table_versions import check_no_mem_wal
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
-from airflow_geneva.engine.run.hidden import check_place
 from airflow_geneva.engine.storage.catalogs import with_sources
 from airflow_geneva.engine.storage.location import TableLocation, locate_new
 from airflow_geneva.engine.storage.uri import without_credentials
@@ -52,10 +51,10 @@ from airflow_geneva.engine.views.grouping import (
     Grouped,
     Grouping,
     check_grouping,
-    check_place_of_groups,
     key_schema,
     read_order,
 )
+from airflow_geneva.engine.views.hidden import check_may_hide
 from airflow_geneva.engine.views.resolve import (
     QuerySpec,
     ResolvedColumns,
@@ -186,8 +185,8 @@ class TableQuery:
         check_no_mem_wal(self.table.name, dataset)
         outputs = self._outputs(dataset)
         definition = self._definition(dataset, outputs)
-        if self.grouped is not None:
-            check_place_of_groups(name, place[2])
+        if self.grouped is not None or self.deduplication is not None:
+            check_may_hide(name, place[2])
         if not definition.stable_row_ids:
             message = (
                 f"Table {self.table.name!r} has no stable row ids, so view {name!r} can only ever be refreshed to "
@@ -204,8 +203,6 @@ class TableQuery:
         named = own or self._named(definition, outputs.schema, name, key_columns(dataset.schema))
         schema = with_key(name, outputs.schema, named).with_metadata(definition.metadata())
         with locate_new(*place) as location:
-            if self.deduplication is not None:
-                check_place(location)
             create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
         keep_source(location, definition)
         return replace(location, options=with_sources(location.options, [self.table.options]))

@@ -14,13 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.storage.catalogs import catalog_uri
-from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.storage.outages import StorageOptions
-from airflow_geneva.engine.storage.uri import join
 from airflow_geneva.engine.udf.decorator import udf
 from airflow_geneva.engine.views.group_keys import Keys, hash_keys, key_type
+from airflow_geneva.engine.views.hidden import GROUPS, hidden_table
 from airflow_geneva.errors import InvalidInput
 
 GROUP, ROWS, TOUCHED, SHARED = "__group", "__rows", "__touched", "__shared"
@@ -30,7 +27,6 @@ with their last change, and whether another group has the same hash."""
 HASH = "group"
 """Column of the table `rows`: the hash of the key."""
 
-_FOLDER = "_groups"
 _DESC = " desc"
 
 
@@ -135,33 +131,12 @@ def groups_schema(keys: pa.Schema) -> pa.Schema:
 
 def rows_table(view: TableLocation) -> TableLocation:
     """Return the location of a view's table `rows`."""
-    return _hidden(view, "rows")
+    return hidden_table(view, GROUPS, "rows")
 
 
 def groups_table(view: TableLocation) -> TableLocation:
     """Return the location of a view's table `groups`."""
-    return _hidden(view, "groups")
-
-
-def hidden_tables(table: TableLocation) -> list[TableLocation]:
-    """Return the hidden tables that a table has; none unless it is a view of groups."""
-    folder = Storage(join(table.uri, _FOLDER), table.options)
-    names = [name.removesuffix(".lance") for name in folder.list_folder()[0] if name.endswith(".lance")]
-    return [found for name in names if (found := _hidden(table, name)).exists()]
-
-
-def check_place_of_groups(view: str, options: StorageOptions) -> None:
-    """Raise InvalidInput for a view of groups in a catalog."""
-    if catalog_uri(options) is not None:
-        raise InvalidInput(
-            f"View {view!r} groups rows, and its database is a catalog, which would have to name its tables of groups "
-            "and of rows, too. Create it in a folder: connect(uri)."
-        )
-
-
-def _hidden(view: TableLocation, name: str) -> TableLocation:
-    check_place_of_groups(view.name, view.options)
-    return TableLocation(join(view.uri, _FOLDER, f"{name}.lance"), name, view.options)
+    return hidden_table(view, GROUPS, "groups")
 
 
 @udf(data_type=pa.int64(), version="1")
