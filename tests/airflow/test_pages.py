@@ -632,6 +632,27 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     assert cells(reader("/databases/shelf/tables/small/history"))[1][:2] == ["small", "1"]
 
 
+def test_a_view_of_groups_tells_what_it_groups_and_whether_rows_came(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    table.backfill("y", runner="inline")
+    query = table.query().where("x < 50").group_by("y").agg({"n": "count(*)", "most": "max(x)"}, order_by=["x desc"])
+    view = query.create_materialized_view(database, "groups")
+    path = "/databases/shelf/tables/groups"
+    assert stands(reader("/databases/shelf/tables/docs/standing"))["groups"] == ["never computed", "50", "0"]
+    view.refresh(runner="inline")
+    assert stands(reader(f"{path}/standing"))["groups"] == ["up to date", "0", "0"]
+    table.add([{"x": 7}, {"x": 99}])
+    table.backfill("y", runner="inline")
+    found = stands(reader("/databases/shelf/tables/docs/standing"))["groups"]
+    assert (found[0].startswith("stale for"), found[1:]) == (True, ["1", "0"])
+    page = " ".join(reader(path).split())
+    standing = " ".join(reader("/databases/shelf/tables/docs/standing").split())
+    assert "y, n, most of docs: groups by y of the rows where x &lt; 50 ordered by x desc" in standing
+    assert "aggregate max(x)" in page
+    assert 'made of <a href="/geneva/databases/shelf/tables/docs">docs</a>' in page
+    assert "__group" not in page
+
+
 @pytest.mark.parametrize(("oldest", "read"), [("y", 100), ("z", 150)])
 def test_a_history_reads_jobs_until_each_column_has_enough_of_them(
     database: Database, monkeypatch: pytest.MonkeyPatch, oldest: str, read: int

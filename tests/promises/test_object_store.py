@@ -39,7 +39,7 @@ from tests.support.invariants import (
 )
 from tests.support.latency import SlowProxy, Trouble
 from tests.support.object_store import KEY, SECRET, Bucket, numbers
-from tests.udfs_for_tests import views
+from tests.udfs_for_tests import group_histories, views
 
 pytestmark = pytest.mark.slow
 
@@ -361,3 +361,23 @@ def test_the_budget_of_a_limit_is_not_overwritten_and_holds_no_credential(
     assert budgets.write(first.budget, first)
     assert not budgets.write(second.budget, second)
     assert not [name for name, data in bucket.objects("_geneva/").items() if SECRET.encode() in data]
+
+
+def test_groups_on_an_object_store_are_followed_without_a_secret_in_their_tables(
+    db: Database, bucket: Bucket, trace: Trace
+) -> None:
+    table = db.create_table("docs", pa.table({"g": [0, 1, 0], "x": [1, 2, 3]}))
+    columns = {"n": "count(*)", "s": "sum(x)", "m": (group_histories.largest, ["x"])}
+    view = table.query().group_by("g").agg(columns).create_materialized_view(name="v")
+
+    def refreshed() -> tuple[int, dict[int, tuple[int, int, int]]]:
+        result = view.refresh(runner="inline")
+        return result.rows_computed, {row.pop("g"): tuple(row.values()) for row in view.to_arrow().to_pylist()}
+
+    assert refreshed() == (2, {0: (2, 4, 3), 1: (1, 2, 2)})
+    table.lance.update({"x": "7"}, where="g = 1")
+    assert refreshed() == (1, {0: (2, 4, 3), 1: (1, 7, 7)})
+    assert refreshed()[0] == 0
+    assert_nothing_secret(bucket)
+    db.drop_table("v")
+    assert not [name for name in bucket.objects() if "/v.lance/" in name]

@@ -497,3 +497,29 @@ def test_a_plan_of_the_database_says_that_more_groups_may_come(table: Table) -> 
     assert (plans["v"].rows, plans["v"].least, plans["v"].most) == (0, 0, None)
     db.plan().run(runner="inline")
     assert view.to_arrow().num_rows == 3
+
+
+def test_a_column_of_groups_can_be_promoted(table: Table, trace: Trace) -> None:
+    view = view_of(table, {**TOLD, "largest": (udfs.largest, ["x"]), "other": (udfs.largest, ["at"])})
+    view.refresh(runner="inline")
+    view.promote_column("other", to="largest", keep_as="before")
+    trace.clear()
+    assert view.refresh(runner="inline").commits == ()
+    table.lance.update({"at": "50"}, where="id = 0")
+    assert view.refresh(runner="inline").rows_computed == 1
+    rows = {(row["k"], row["t"]): (row["largest"], row["before"]) for row in view.to_arrow().to_pylist()}
+    assert rows == {(1.0, "a"): (50, 7), (None, "b"): (3, 1), (0.5, None): (None, 2)}
+    assert trace.rows() == [udfs.number_of(1.0, "a")]
+
+
+def test_another_query_differs_from_a_view_of_groups(table: Table) -> None:
+    view, query = view_of(table).view_definition, table.query().where("id > 0")
+    assert view.differences(table.query().group_by("k", "t").agg(TOLD).definition()) == []
+    (found,) = view.differences(query.group_by("k", "t").agg(TOLD, order_by=["at"]).definition())
+    assert found == (
+        "the grouping is groups by k, t and would be groups by k, t of the rows where id > 0 ordered by at"
+    )
+    assert len(view.differences(table.query().group_by("k").agg(TOLD).definition())) == 2
+    assert "column 'n' is aggregate count(*) -> int64 and would be aggregate sum(x) -> int64" in view.differences(
+        table.query().group_by("k", "t").agg({**TOLD, "n": "sum(x)"}).definition()
+    )
