@@ -47,6 +47,7 @@ TOGETHER = (
     "load",
     "pages",
     "groups",
+    "duplicates",
 )
 VIEWS = {"f10k": 10_000, "f100k": 100_000, "f": 1_000_000, "f16m": 16_000_000}
 OTHERS = (*TOGETHER, *VIEWS)
@@ -137,6 +138,10 @@ class BenchmarkRun:
         size = {"rows": 2_000, "groups": 100, "repeats": 1} if self.quick else full
         folder = str(self.scratch / "groups")
         return [run for one in self.runners for run in self._measure("groups", folder=folder, runner=one, **size)]
+
+    def _duplicates(self) -> list[dict[str, Any]]:
+        size = {"rows": 2_000, "repeats": 1} if self.quick else {"rows": 1_000_000, "repeats": 2}
+        return list(self._measure("duplicates", folder=str(self.scratch / "duplicates"), **size))
 
     def _wide(self) -> list[dict[str, Any]]:
         found = []

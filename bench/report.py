@@ -566,6 +566,25 @@ def _grouped(runs: Sequence[Mapping[str, Any]]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _without_duplicates(runs: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            run["side"],
+            name,
+            _best_median(change["ours"]),
+            _best_median(change["anew"]),
+            f"{change['rows_kept']:,}",
+        )
+        for run in runs
+        for name, change in run["changes"].items()
+    ]
+    about = (
+        f"{runs[0]['rows']:,} texts of 139 bytes at first, a tenth of them copies, of which two thirds have another "
+        "word. The query that is evaluated anew hashes all texts, and writes nothing."
+    )
+    return f"{about}\n\n{_table(('compares', 'change', 'refresh, s', 'query anew, s', 'rows kept'), rows)}"
+
+
 _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("compare", "Filling a column", _compared),
     ("once", "From a cold start, and memory", _cold),
@@ -592,4 +611,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("load", "Values by key", _loaded),
     ("pages", "The pages of a large database", _paged),
     ("groups", "Views of groups", _grouped),
+    ("duplicates", "Views without duplicates", _without_duplicates),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +20,7 @@ from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.duplicates import clusters as search
 from airflow_geneva.engine.views.hidden import hidden_tables
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, UnknownValues
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace
@@ -188,8 +190,6 @@ def test_what_is_kept_beside_a_view_is_no_table_and_goes_with_the_view(docs: Tab
 
 @pytest.mark.parametrize("lost", ["hashes.lance", "hashes.lance/_checkpoints"])
 def test_what_is_kept_beside_a_view_is_made_again_if_it_is_lost(docs: Table, lost: str) -> None:
-    import shutil
-
     view = make(docs, Clean())
     view.refresh(runner="inline")
     shutil.rmtree(Path(view.uri) / "_duplicates" / lost)
@@ -373,3 +373,71 @@ def test_groups_are_not_deduplicated_and_duplicates_are_not_grouped(docs: Table)
         docs.query().group_by("x").agg({"n": "count(*)"}).deduplicate("x")
     with pytest.raises(InvalidInput, match="cannot be grouped"):
         docs.query().deduplicate("x").group_by("x")
+
+
+def test_other_code_and_more_columns_run_on_kept_rows_only(docs: Table, trace: Trace) -> None:
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    kept = sorted(wanted(docs, Clean()))
+    trace.clear()
+    view.add_columns({"q": (udfs.plus, ["x"])})
+    assert view.refresh(runner="inline").rows_computed == len(kept)
+    assert sorted(trace.counts()) == kept
+    trace.clear()
+    view.alter_columns({"p": (udfs.fussy, ["x"])})
+    view.refresh(runner="inline", on_code_change="recompute")
+    found = view.to_arrow().to_pylist()
+    assert sorted(row["id"] for row in found) == kept
+    assert all((row["p"], row["q"]) == (row["x"], row["x"] + 1) for row in found)
+    docs.lance.delete("id % 4 = 1")
+    view.refresh(runner="inline")
+    assert sorted(row["id"] for row in view.to_arrow().to_pylist()) == sorted(wanted(docs, Clean()))
+
+
+def test_failed_rows_run_again_and_no_row_enters_with_them(docs: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = docs.query().select(["id", "x"]).add_columns({"f": (udfs.picky, ["x"])})
+    view = Clean().of(query).create_materialized_view(name="clean")
+    kept = wanted(docs, Clean())
+    bad = [at for at in kept if at % 10 == 7]
+    assert bad
+    assert view.refresh(runner="inline").rows_failed == len(bad)
+    docs.add(rows(range(1_000, 1_010)))
+    again = view.refresh(runner="inline", errors_only=True)
+    assert (again.rows_failed, again.rows_computed) == (len(bad), 0)
+    assert sorted(row["id"] for row in view.to_arrow().to_pylist()) == sorted(kept)
+    view.refresh(runner="inline")
+    assert sorted(row["id"] for row in view.to_arrow().to_pylist()) == sorted(wanted(docs, Clean()))
+
+
+def test_a_view_without_a_record_of_its_rows_is_written_again(docs: Table) -> None:
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    shutil.rmtree(Path(view.uri) / "_checkpoints" / "state")
+    with pytest.raises(UnknownValues, match="is not known any more"):
+        view.refresh(runner="inline", on_unknown_values="adopt")
+    view.refresh(runner="inline", on_unknown_values="recompute")
+    assert shown(view) == sorted(wanted(docs, Clean()))
+
+
+def test_a_table_without_stable_row_ids_is_deduplicated_once(tmp_path: Path) -> None:
+    options = {"new_table_enable_stable_row_ids": "false"}
+    table = connect(tmp_path / "db").create_table("docs", rows(range(60)), storage_options=options)
+    with pytest.warns(UserWarning, match="has no stable row ids"):
+        view = make(table, Clean())
+    view.refresh(runner="inline")
+    assert shown(view) == sorted(wanted(table, Clean()))
+
+
+def test_a_capped_refresh_swaps_nothing(docs: Table) -> None:
+    view = make(docs, Clean())
+    assert view.refresh(runner="inline", max_rows=3).state == "PARTIAL"
+    assert shown(view) == []
+    view.refresh(runner="inline")
+    assert shown(view) == sorted(wanted(docs, Clean()))
+
+
+def test_a_comparison_with_other_code_samples_kept_rows(docs: Table) -> None:
+    view = make(docs, Clean())
+    view.refresh(runner="inline")
+    found = view.compare("p", replace(udfs.fussy, version="9"))
+    assert found.rows == len(wanted(docs, Clean()))
