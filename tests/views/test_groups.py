@@ -21,7 +21,7 @@ from airflow_geneva.engine.run import groups as groups_run
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
-from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace
@@ -523,3 +523,62 @@ def test_another_query_differs_from_a_view_of_groups(table: Table) -> None:
     assert "column 'n' is aggregate count(*) -> int64 and would be aggregate sum(x) -> int64" in view.differences(
         table.query().group_by("k", "t").agg({**TOLD, "n": "sum(x)"}).definition()
     )
+
+
+def test_a_refresh_that_is_capped_or_stopped_by_changed_code_goes_on_where_it_was(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    assert view.refresh(runner="inline", max_rows=1).state == "PARTIAL"
+    assert view.to_arrow().num_rows == 0
+    assert view.plan_refresh().rows_to_run == 2
+    assert view.refresh_async(runner="inline").result().state == "DONE"
+    assert len(trace) == 3
+    monkeypatch.setattr(udfs, "told", udfs.told_of(2))
+    table.lance.update({"x": "8"}, where="id = 1")
+    with pytest.raises(CodeChanged, match="2 rows"):
+        view.refresh(runner="inline")
+    trace.clear()
+    view.refresh(runner="inline", on_code_change="new_rows")
+    assert trace.rows() == [udfs.number_of(1.0, "a")]
+    assert sorted(told(view).values()) == ["1: 2=None 4=1", "1: 3=2", "2: 0=5 1=8"]
+
+
+@pytest.mark.parametrize("restored", ["rows", "groups"])
+def test_a_hidden_table_that_somebody_restores_is_brought_up_to_date(table: Table, trace: Trace, restored: str) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    (hidden,) = [one for one in hidden_tables(view.location) if one.name == restored]
+    before = hidden.open().version
+    table.lance.update({"x": "8"}, where="id = 1")
+    table.add(pa.Table.from_pylist([{"id": 9, "k": 7.0, "t": "", "x": 1, "at": 1}], SCHEMA))
+    view.refresh(runner="inline")
+    shown = told(view)
+    hidden.open(before).restore()
+    assert view.refresh(runner="inline").state == "DONE"
+    assert told(view) == shown
+    table.lance.delete("id = 9")
+    view.refresh(runner="inline")
+    assert told(view) == {key: text for key, text in shown.items() if key != (7.0, "")}
+    assert view.refresh(runner="inline").commits == ()
+
+
+def test_a_refresh_that_began_goes_on_although_the_version_that_it_began_with_was_cleaned_up(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    table.lance.update({"x": "8"}, where="id = 1")
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(groups_run, "_refresh_rows", dies)
+        view.refresh(runner="inline")
+    table.lance.update({"k": "0.5"}, where="id = 2")
+    table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    assert view.refresh(runner="inline").state == "DONE"
+    expected = {(1.0, "a"): "1: 0=5 1=8", (None, "b"): "1: 4=1", (0.5, None): "1: 3=2", (0.5, "b"): "1: 2=None"}
+    assert told(view) == expected
+    assert view.refresh(runner="inline").commits == ()

@@ -82,6 +82,8 @@ class GroupTables:
         newest, commit = self.shown.newest, self.commit
         if newest.changed or (commit is None and newest.job_id):
             return UNKNOWN
+        if self.source_version is None and not newest.job_id:
+            return SETTLED  # the table `rows` is new: all groups are found anew, whatever there is
         if commit is None or self.source_version == commit.source_version:
             return SETTLED
         if commit.based_on == newest.identity:
