@@ -78,6 +78,9 @@ def test_a_refresh_computes_the_touched_groups_only(table: Table, trace: Trace) 
     plan = view.plan_refresh()
     assert (plan.rows_pending, plan.rows_total, plan.rows_skipped) == (2, 3, 1)
     assert "1 group lost all rows" in str(plan)
+    assert str(plan).startswith(
+        "Refresh of view v to version 4 of its source; its rows are groups by k, t\n  3 rows: 2 pending"
+    )
     assert before == sorted(path.name for path in Path(view.uri).rglob("*")), "a plan writes nothing"
     result = view.refresh(runner="inline")
     assert (result.rows_run, result.rows_computed, result.rows_skipped) == (2, 2, 1)

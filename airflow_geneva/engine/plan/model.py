@@ -485,7 +485,9 @@ class RefreshSpec(_JobSpec):
 
     @property
     def heading(self) -> str:
-        return f"Refresh of view {self.target} to version {self.rows_of.version} of its source"
+        grouping = self.definition.grouping
+        groups = "" if grouping is None else f"; its rows are groups by {', '.join(grouping.keys)}"
+        return f"Refresh of view {self.target} to version {self.rows_of.version} of its source{groups}"
 
     @property
     def selects(self) -> str | None:
