@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,30 @@ def test_after_a_kill_the_view_can_go_to_another_version(table: Table, trace: Tr
     version = first if back else table.version
     view.refresh(version, runner="inline")
     assert shown(view) == right(table, version)
+    view.refresh(runner="inline")
+    assert shown(view) == right(table)
+    assert_nothing_to_refresh(view, trace)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("what", ["cleaned up", "created again"])
+def test_after_a_kill_the_source_may_lose_the_version_of_the_groups(
+    table: Table, trace: Trace, what: str, first: bool
+) -> None:
+    view = view_of(table)
+    if not first:
+        view.refresh(runner="inline")
+        change(table)
+    assert die_at(view, trace, "groups.after:1")
+    if what == "cleaned up":
+        table.add(rows(30, 33))
+        table.lance.cleanup_old_versions(timedelta(0))
+    else:
+        version, database = table.version, connect(table.location.database_uri)
+        database.drop_table("rows")
+        table = database.create_table("rows", rows(0, 4))
+        while table.version < version:
+            table.add(rows(table.version + 3, table.version + 4))
     view.refresh(runner="inline")
     assert shown(view) == right(table)
     assert_nothing_to_refresh(view, trace)

@@ -165,6 +165,21 @@ def test_a_group_that_fails_is_named_by_its_key_and_runs_alone_with_errors_only(
     assert view.get_errors() == []
 
 
+def test_failed_groups_do_not_read_the_rows_of_a_source_that_was_created_again(table: Table, trace: Trace) -> None:
+    view = table.query().group_by("t").agg({"e": (udfs.refusing, ["id", "x"])}).create_materialized_view(name="v")
+    table.lance.update({"x": "13"}, where="id = 1")
+    assert view.refresh(runner="inline").rows_failed == 1
+    version, database = table.version, connect(table.location.database_uri)
+    database.drop_table("rows")
+    again = database.create_table("rows", pa.Table.from_pylist(ROWS, SCHEMA))
+    while again.version < version:
+        again.lance.update({"x": "5"}, where="id = 1")
+    before = view.to_arrow()
+    with pytest.raises(InvalidInput, match="cleaned up or created again"):
+        view.refresh(runner="inline", errors_only=True)
+    assert view.to_arrow() == before
+
+
 def test_a_view_of_groups_can_be_read_by_a_view_and_grouped(table: Table, trace: Trace) -> None:
     view = view_of(table)
     by_text = (
@@ -484,8 +499,10 @@ def test_refreshes_that_find_groups_at_the_same_time_do_not_make_one_twice(table
 def test_hidden_tables_that_are_lost_are_made_again(table: Table, trace: Trace) -> None:
     view = view_of(table)
     view.refresh(runner="inline")
+    table.lance.update({"x": "8"}, where="id = 1")
+    view.refresh(runner="inline")
     shown = told(view)
-    for lost in ("_groups/groups.lance", "_groups/rows.lance", "_groups"):
+    for lost in ("_groups/rows.lance", "_groups/groups.lance", "_groups"):
         shutil.rmtree(Path(view.uri, lost))
         assert view.refresh(runner="inline").state == "DONE"
         assert told(view) == shown

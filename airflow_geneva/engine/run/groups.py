@@ -34,6 +34,7 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, FragmentFiles
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.table_versions import (
     PlannedTable,
@@ -132,10 +133,11 @@ class GroupsRefresh:
                 "since that did not end. Refresh it first, without errors_only."
             )
         at = open_version_or_none(newest, hidden.source_version)
-        if at is None:
+        if at is None or not _changes(at, self._plan_rows(hidden, at)).empty:
             raise InvalidInput(
                 f"View {name!r} shows version {hidden.source_version} of {self.definition.source_table!r}, which was "
-                "cleaned up, so its failed groups cannot be read. Refresh it first, without errors_only."
+                "cleaned up or created again, so its failed groups cannot be read. Refresh it first, without "
+                "errors_only."
             )
         plan = self._plan_over(replace(hidden, groups=then), at)
         if at.version == newest.version:
@@ -163,30 +165,32 @@ class GroupsRefresh:
                 hidden = GroupTables.open(self.view)
             if hidden.state == BEGUN:
                 assert hidden.commit is not None
-                then = open_version_or_none(at, hidden.commit.source_version)
+                then = hidden.commit.source_in(at)
                 if then is not None:
                     _refresh_rows(rows, self._plan_rows(hidden, then))
                     continue
-            if hidden.state != SETTLED:
+            assert hidden.shown is not None
+            state, based_on = hidden.state, hidden.shown.newest.identity
+            if state != SETTLED and based_on:
                 logger.warning("The groups of view %r are found anew: %s.", self.view.name, _LOST)
                 _drop(rows)
                 continue
             assert hidden.groups is not None
             plan = self._plan_rows(hidden, at)
             changes = _changes(at, plan)
-            if changes.empty:
+            if changes.empty and state == SETTLED:
                 if plan.swap is not None and plan.swap.advances:
                     _refresh_rows(rows, plan)
                 return hidden
             if has_many_fragments(hidden.groups):
                 compact(groups)
                 hidden = GroupTables.open(self.view)
-                if hidden.state != SETTLED:
+                if hidden.state != state or hidden.shown is None or hidden.shown.newest.identity != based_on:
                     continue
             assert hidden.groups is not None
-            assert hidden.shown is not None
-            touched = self._touched(changes, hidden)
-            commit = GroupsCommit(int(at.version), hidden.shown.newest.identity, int(hidden.groups.version))
+            # A new table `rows` beside other groups says nothing of these: all of them are replaced.
+            touched = self._touched(changes, hidden if state == SETTLED else replace(hidden, rows=None))
+            commit = GroupsCommit(int(at.version), written_at(at), based_on, int(hidden.groups.version))
             table = touched.table(hidden.groups.schema, commit.source_version)
             try:
                 replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, commit)
@@ -244,7 +248,8 @@ class GroupsRefresh:
     def _plan_touched(self, at: lance.LanceDataset) -> Plan:
         """Plan without writing: the groups that are touched, and those that the view lacks already."""
         hidden = GroupTables.open(self.view)
-        if hidden.state in (SETTLED, BEGUN):
+        begun = hidden.state == BEGUN and hidden.commit is not None and hidden.commit.source_in(at) is not None
+        if begun or hidden.state == SETTLED:
             changes = _changes(at, self._plan_rows(hidden, at))
             if changes.empty:
                 return self._plan_over(hidden, at)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_geneva.engine.lance_io.history import commits_of_version
+from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import ViewDefinition
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 NEW, SETTLED, BEGUN, UNKNOWN = "new", "settled", "begun", "unknown"
 """States of the hidden tables; see `GroupTables.state`."""
 
-_SOURCE_VERSION, _BASED_ON, _BEFORE = ("geneva.groups.src_version", "geneva.groups.based_on", "geneva.groups.before")
+_SOURCE_VERSION, _SOURCE_WRITTEN = "geneva.groups.src_version", "geneva.groups.src_written"
+_BASED_ON, _BEFORE = "geneva.groups.based_on", "geneva.groups.before"
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class GroupsCommit:
 
     Args:
         source_version: the source version whose rows the groups have.
+        source_written: the time of that version, which differs in a source that was created again.
         based_on: identifies what the table `rows` showed before: until it shows something else, the refresh that wrote
             the groups has not gone on.
         before: the version of the table `groups` that the commit replaced.
     """
 
     source_version: int
+    source_written: int
     based_on: str
     before: int
 
@@ -43,14 +47,21 @@ class GroupsCommit:
         for commit in commits_of_version(groups):
             said = commit.properties
             if _SOURCE_VERSION in said:
-                return GroupsCommit(int(said[_SOURCE_VERSION]), said[_BASED_ON], int(said[_BEFORE]))
+                version, written = int(said[_SOURCE_VERSION]), int(said[_SOURCE_WRITTEN])
+                return GroupsCommit(version, written, said[_BASED_ON], int(said[_BEFORE]))
             if commit.gone:
                 return None
         return None
 
     @property
     def properties(self) -> dict[str, str]:
-        return {_SOURCE_VERSION: str(self.source_version), _BASED_ON: self.based_on, _BEFORE: str(self.before)}
+        of_source = {_SOURCE_VERSION: str(self.source_version), _SOURCE_WRITTEN: str(self.source_written)}
+        return {**of_source, _BASED_ON: self.based_on, _BEFORE: str(self.before)}
+
+    def source_in(self, table: lance.LanceDataset) -> lance.LanceDataset | None:
+        """Check out the version of the source; None if it was cleaned up, or if the source was created again."""
+        found = open_version_or_none(table, self.source_version)
+        return found if found is not None and written_at(found) == self.source_written else None
 
 
 @dataclass(frozen=True)
