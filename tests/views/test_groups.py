@@ -18,6 +18,7 @@ from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.run import groups as groups_run
+from airflow_geneva.engine.views import group_keys
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.watcher import observe
@@ -475,25 +476,41 @@ def test_two_refreshes_at_once_leave_the_view_right(table: Table, trace: Trace) 
     assert view.refresh(runner="inline").commits == ()
 
 
-def test_refreshes_that_find_groups_at_the_same_time_do_not_make_one_twice(table: Table, trace: Trace) -> None:
-    view = view_of(table)
-    replace = groups_run.replace_groups
+@pytest.mark.parametrize("newer", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_refreshes_that_find_groups_at_the_same_time_do_not_make_one_twice(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, first: bool, newer: bool
+) -> None:
+    view, replace = view_of(table), groups_run.replace_groups
+    if not first:
+        view.refresh(runner="inline")
+        table.add(pa.Table.from_pylist([{"id": 8, "k": 6.0, "t": "", "x": 1, "at": 1}], SCHEMA))
 
     def racing(*arguments: Any) -> Any:
-        groups_run.replace_groups = replace
-        table.add(pa.Table.from_pylist([{"id": 9, "k": 7.0, "t": "", "x": 1, "at": 1}], SCHEMA))
+        monkeypatch.setattr(groups_run, "replace_groups", replace)
+        if newer:
+            table.add(pa.Table.from_pylist([{"id": 9, "k": 7.0, "t": "", "x": 1, "at": 1}], SCHEMA))
         view.refresh(runner="inline")
         return replace(*arguments)
 
-    groups_run.replace_groups = racing
-    try:
-        view.refresh(runner="inline")
-    finally:
-        groups_run.replace_groups = replace
+    monkeypatch.setattr(groups_run, "replace_groups", racing)
     view.refresh(runner="inline")
-    expected = {(1.0, "a"): "1: 0=5 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2", (7.0, ""): "1: 9=1"}
+    view.refresh(runner="inline")
+    expected = {(1.0, "a"): "1: 0=5 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2"}
+    expected |= ({(7.0, ""): "1: 9=1"} if newer else {}) | ({} if first else {(6.0, ""): "1: 8=1"})
     assert told(view) == expected
-    assert view.to_arrow().num_rows == 4
+    assert view.to_arrow().num_rows == len(expected)
+
+
+def test_keys_with_one_hash_are_different_groups(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_keys, "_mixed", lambda values: values & 0)
+    view = view_of(table)
+    view.refresh(runner="inline")
+    expected = {(1.0, "a"): "1: 0=5 1=7", (None, "b"): "1: 2=None 4=1", (0.5, None): "1: 3=2"}
+    assert told(view) == expected
+    table.lance.update({"k": "0.5"}, where="id = 1")
+    view.refresh(runner="inline")
+    assert told(view) == expected | {(1.0, "a"): "1: 0=5", (0.5, "a"): "1: 1=7"}
 
 
 def test_hidden_tables_that_are_lost_are_made_again(table: Table, trace: Trace) -> None:
