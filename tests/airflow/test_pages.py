@@ -34,6 +34,7 @@ from sqlalchemy import select
 from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.engine.api import Freshness
+from airflow_geneva.engine.counts import StoreRequests
 from airflow_geneva.engine.display import format_time
 from airflow_geneva.engine.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.engine.job.folder import RECORD, JobFolder, plan_name
@@ -361,6 +362,11 @@ def test_one_job(reader: Get, database: Database) -> None:
     assert "Commits" in text_of(page)
     assert "where <code>x &lt; 60</code>" in page
     assert reader(f"{of_job('docs', job.job_id)}/live").startswith('<div id="live">')
+    assert "to the store" not in page
+    folder = JobFolder.of(table.location.checkpoints, job.job_id)
+    folder.write_result("DONE", replace(job, store_requests=StoreRequests(reads=1_200, writes=1)).to_json())
+    page = reader(of_job("docs", job.job_id))
+    assert "1,201 requests to the store: 1,200 reads, 1 write" in text_of(page)
 
 
 def test_programs_read_what_pages_show(reader: Get, database: Database) -> None:
