@@ -397,6 +397,39 @@ class Watch:
             ]
 
 
+AWAY = {
+    "plan_away": "backfill.plan",
+    "apply_away": APPLY,
+    "commit_away": COMMIT,
+    "finish_away": "backfill.finish",
+}
+
+
+@pytest.mark.shows("Stop, kill, restart", "kill the API server while tasks run, and start it again within minutes")
+def test_tasks_wait_for_an_api_server_that_is_away_and_use_up_no_try(site: Site) -> None:
+    for dag_id, task_id in AWAY.items():
+        site.hold(dag_id, task_id)
+    runs = {dag_id: site.stack.trigger(dag_id) for dag_id in AWAY}
+    for dag_id, task_id in AWAY.items():
+        site.held(dag_id, task_id)
+    site.stack.kill("api-server")
+    for dag_id, task_id in AWAY.items():
+        site.release(dag_id, task_id)
+    # What needs the table only is done meanwhile.
+    wait_for(lambda: bool(site.database.jobs(table="plan_away")), RUN_SECONDS, "the plan")
+    wait_for(lambda: site.calls("apply_away") == Counter(range(ROWS)), RUN_SECONDS, "the values")
+    wait_for(lambda: site.visible("commit_away") == ROWS, RUN_SECONDS, "the commit")
+    assert site.database.jobs(table="finish_away")[0].open
+    site.stack.start("api-server")
+    site.stack.wait()
+    for dag_id, run in runs.items():
+        site.succeeds(dag_id, run)
+        assert {task["try_number"] for task in site.stack.tasks(dag_id, run)} == {1}
+        assert site.visible(dag_id) == ROWS
+        assert site.calls(dag_id) == Counter(range(ROWS))
+        assert len(site.announced(dag_id)) == 1
+
+
 def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
     watch = Watch(site.stack)
     run = site.stack.trigger("remote", {"where": "text LIKE 'r%'"})

@@ -117,9 +117,10 @@ with DAG("other", schedule=None):
 
     other()
 
-for marked in ("plan_success", "commit_success", "commit_failed", "finish_failed", "finish_success"):
-    with DAG(marked, schedule=None, default_args={{"on_execute_callback": hold}}):
-        backfill(marked)
+held = ("plan_success", "commit_success", "commit_failed", "finish_failed", "finish_success")
+for dag_id in (*held, "plan_away", "apply_away", "commit_away", "finish_away"):
+    with DAG(dag_id, schedule=None, default_args={{"on_execute_callback": hold}}):
+        backfill(dag_id)
 
 on_spark_at_first = {{"inline_below_rows": "{{{{ 0 if ti.try_number == 1 else 1000 }}}}", "concurrency": 1}}
 

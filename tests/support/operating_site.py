@@ -30,7 +30,7 @@ APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
 TABLES = [
     "dates", "days", "twice", "first", "high", "low", "paused", "plan_success", "commit_success", "commit_failed",
     "finish_failed", "finish_success", "timeout", "apply_failed", "plan_failed", "killed", "lost", "ended", "running",
-    "host",
+    "host", "plan_away", "apply_away", "commit_away", "finish_away",
 ]  # fmt: skip
 
 SETTINGS = {
@@ -40,6 +40,9 @@ SETTINGS = {
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "1",
+    # As the documentation recommends for outages of the API server.
+    "AIRFLOW__WORKERS__EXECUTION_API_RETRIES": "60",
+    "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "10",
 }
 
 
