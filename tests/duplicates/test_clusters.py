@@ -52,7 +52,7 @@ class Search:
         self.compared: list[tuple[int, int]] = []
 
     def find(self, rows: dict[int, Text | None], known: Clusters, order: int = 0) -> Clusters:
-        ids = np.array(sorted(rows, key=lambda one: (one * 7919 + order) % 31), np.int64)
+        ids = np.array(sorted(rows, key=lambda one: (one * 7919 + order) % 31 if order else one), np.int64)
         texts = [rows[int(one)] for one in ids]
         codes = np.array([-1 if text is None else hash_of(text) for text in texts], np.int64)
         has_value = np.array([text is not None for text in texts], np.bool_)

@@ -258,6 +258,8 @@ class _Search:
     def clusters(self) -> Clusters:
         ids = self.rows.ids
         roots = self.forest.roots(np.arange(len(ids)))
+        if (ids[1:] > ids[:-1]).all():
+            return Clusters(ids, self.rows.high, ids[roots])
         first = np.full(len(ids), np.iinfo(np.int64).max)
         np.minimum.at(first, roots, ids)
         order = np.argsort(ids, kind="stable")
