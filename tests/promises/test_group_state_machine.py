@@ -379,4 +379,4 @@ TestGroupHistoriesOfOneHash = GroupHistoriesOfOneHash.TestCase
 
 @pytest.mark.slow
 class TestManyGroupHistories(GroupHistories.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=25)
+    settings = settings(max_examples=25, stateful_step_count=25)
