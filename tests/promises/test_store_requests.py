@@ -36,18 +36,21 @@ def far(bucket: Bucket, proxy: SlowProxy, options: dict[str, str]) -> Database:
     table = db.create_table("docs", numbers(*range(FRAGMENTS * 10)), max_rows_per_file=10)
     table.add_columns({"y": double})
     table.query().select({"id": "id", "y": (double, ["x"])}).create_materialized_view(db, "v")
+    table.query().group_by("x").agg({"n": "count(*)"}).create_materialized_view(db, "g")
     return db
 
 
 PROGRAM = """
 import json, sys
 from dataclasses import asdict
+from functools import partial
 from airflow_geneva import connect
 from airflow_geneva.engine.storage.requests import take_requests
 
 db = connect(sys.argv[1], storage_options=json.loads(sys.argv[2]))
-table, view = db.open_table("docs"), db.open_view("v")
-for run in (lambda: table.backfill("y", runner="inline"), lambda: view.refresh(runner="inline")):
+table, view, groups = db.open_table("docs"), db.open_view("v"), db.open_view("g")
+refresh, refresh_groups = (partial(one.refresh, runner="inline") for one in (view, groups))
+for run in (partial(table.backfill, "y", runner="inline"), refresh, refresh_groups):
     print("READY", flush=True)
     input()
     result = run()
@@ -64,7 +67,7 @@ def test_a_job_counts_each_request_of_its_process_until_it_writes_its_end(far: D
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None
         assert program.stdout is not None
-        for _ in ("column", "view"):
+        for _ in ("column", "view", "view of groups"):
             assert program.stdout.readline() == "READY\n"
             with proxy.counting() as requests:
                 print(file=program.stdin, flush=True)

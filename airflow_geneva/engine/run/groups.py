@@ -54,6 +54,7 @@ from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.touched_groups import RowChanges, TouchedGroups, find_touched
 from airflow_geneva.engine.run.view import definitions_now, load_udfs
 from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.requests import give_back
 from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
@@ -285,7 +286,8 @@ def _refresh_rows(rows: TableLocation, plan: Plan) -> None:
     """Refresh the table `rows`, in this process."""
     udfs = Udfs(dict.fromkeys(plan.spec.udfs, hash_of_key))
     with JobMeter(rows.name).measuring():  # the meter of the caller is that of the view
-        run_new(plan, rows, udfs, RunnerName.INLINE, Stopwatch())
+        result = run_new(plan, rows, udfs, RunnerName.INLINE, Stopwatch())
+    give_back(result.store_requests)  # to the job of the view
     fault_point("groups.rows")
     if has_many_fragments(rows.open()):
         compact(rows)

@@ -43,6 +43,11 @@ def take_requests() -> StoreRequests:
     return _UNTAKEN.take()
 
 
+def give_back(requests: StoreRequests) -> None:
+    """Let requests of a job be taken again, by the job of which it is a part."""
+    _UNTAKEN.give_back(requests)
+
+
 class RequestMeter:
     """Adds up the requests that it takes; several threads may ask for the sum."""
 
@@ -66,7 +71,15 @@ class _Untaken:
             return StoreRequests()
         with self._lock:
             before, self._taken = self._taken, _made()
-            return StoreRequests(**{kind: count - getattr(before, kind) for kind, count in vars(self._taken).items()})
+            return _difference(self._taken, before)
+
+    def give_back(self, requests: StoreRequests) -> None:
+        with self._lock:
+            self._taken = _difference(self._taken, requests)
+
+
+def _difference(one: StoreRequests, other: StoreRequests) -> StoreRequests:
+    return StoreRequests(**{kind: count - getattr(other, kind) for kind, count in vars(one).items()})
 
 
 _UNTAKEN = _Untaken()
