@@ -434,6 +434,20 @@ def test_a_sensor_finds_the_rows_that_the_groups_lack(table: Table) -> None:
     assert event() == {}
 
 
+def test_a_sensor_finds_all_rows_of_a_source_that_was_created_again(table: Table) -> None:
+    db, view = connect(table.location.database_uri), view_of(table)
+    view.refresh(runner="inline")
+    db.drop_table("rows")
+    db.create_table("rows", pa.Table.from_pylist(ROWS[1:3], SCHEMA))
+    now, wanted = datetime(2027, 1, 1, tzinfo=timezone.utc), WaitCondition("rows", since="view:v")
+    api.plan_refresh(view.location, view.lance, (), api.RefreshRequest(), to_run=True)
+    found = observe(db, wanted, None, now).event
+    assert found is not None, "the hidden tables have these rows, and the view shows those of the table before"
+    assert found["new_rows"] == 2
+    view.refresh(runner="inline")
+    assert observe(db, wanted, None, now).event is None
+
+
 def test_a_cleanup_removes_what_is_old_of_the_hidden_tables(table: Table, trace: Trace) -> None:
     view = view_of(table)
     for number in range(3):

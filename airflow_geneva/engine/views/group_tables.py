@@ -63,6 +63,11 @@ class GroupsCommit:
         found = open_version_or_none(table, self.source_version)
         return found if found is not None and written_at(found) == self.source_written else None
 
+    def is_of_another(self, table: lance.LanceDataset) -> bool:
+        """Whether the source was created again, as far as the version tells it: one that was cleaned up does not."""
+        found = open_version_or_none(table, self.source_version)
+        return found is not None and written_at(found) != self.source_written
+
 
 @dataclass(frozen=True)
 class GroupTables:
@@ -101,6 +106,20 @@ class GroupTables:
             return BEGUN
         return SETTLED if newest.source_version == commit.source_version else UNKNOWN
 
+    def commit_of(self, version: int | None) -> GroupsCommit | None:
+        """Return the commit that wrote the groups of a version of the table `groups`; None if it is not known."""
+        then = None if self.groups is None or version is None else open_version_or_none(self.groups, version)
+        return None if then is None else GroupsCommit.newest(then)
+
+    def rows_show(self, commit: GroupsCommit | None) -> bool:
+        """Whether the table `rows` shows the rows of the groups of a commit."""
+        if commit is None or self.commit is None:
+            return False
+        if self.state == SETTLED:
+            newest = self.commit
+            return (commit.source_version, commit.source_written) == (newest.source_version, newest.source_written)
+        return self.state == BEGUN and self.source_version == commit.source_version
+
     @cached_property
     def source_version(self) -> int | None:
         """The source version that the table `rows` shows; None before its first refresh."""
@@ -113,8 +132,7 @@ def source_version_of(view: TableLocation, definition: ViewDefinition, shown: Co
     if definition.grouping is None or shown.source_version is None:
         return shown.source_version
     hidden = GroupTables.open(view)
-    then = None if hidden.groups is None else open_version_or_none(hidden.groups, shown.source_version)
-    commit = None if then is None else GroupsCommit.newest(then)
+    commit = hidden.commit_of(shown.source_version)
     if commit == hidden.commit and hidden.state == SETTLED:
         return hidden.source_version  # later versions of the source have touched no group
     return None if commit is None else commit.source_version

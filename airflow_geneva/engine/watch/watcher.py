@@ -22,7 +22,7 @@ from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
-from airflow_geneva.engine.views.group_tables import GroupTables, source_version_of
+from airflow_geneva.engine.views.group_tables import GroupTables
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.new_rows import (
@@ -205,11 +205,14 @@ class _Check:
         reads, shown = [column.name for column in definition.source_reads], CommittedViewState(location, view)
         if definition.grouping is None:
             return new_rows_for_view(self.dataset, reads, shown.snapshot, self.wanted.changed_rows)
-        hidden, version = GroupTables.open(location), source_version_of(location, definition, shown)
-        if hidden.shown is not None and version is not None and version == hidden.source_version:
+        hidden = GroupTables.open(location)
+        commit = hidden.commit_of(shown.source_version)
+        if hidden.shown is not None and hidden.rows_show(commit):
             return new_rows_for_view(self.dataset, reads, hidden.shown.snapshot, self.wanted.changed_rows)
         # A refresh began and did not end: the view does not show what its hidden tables do.
-        return new_rows_since(self.dataset, version or 0, self.wanted.changed_rows)
+        if commit is None or commit.is_of_another(self.dataset):
+            return all_rows_as_new(self.dataset)
+        return new_rows_since(self.dataset, commit.source_version, self.wanted.changed_rows)
 
     def _event(self, found: NewRows) -> dict[str, Any]:
         return {
