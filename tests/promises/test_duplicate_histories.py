@@ -209,7 +209,8 @@ def refresh_and_die(database: str, fault: str) -> None:
 
 def die_at(view: View, fault: str) -> bool:
     arguments = {"database": view.location.database_uri, "fault": fault}
-    code = forge().run("tests.promises.test_duplicate_histories:refresh_and_die", arguments, {})
+    trace = Path(view.location.database_uri).parent / "trace"
+    code = forge().run("tests.promises.test_duplicate_histories:refresh_and_die", arguments, {TRACE: str(trace)})
     assert code in (0, -signal.SIGKILL)
     return code != 0
 

@@ -218,12 +218,12 @@ class FreshnessCount:
         dataset = view.open() if opened is None else opened
         definition = ViewDefinition.read(dataset.schema.metadata, view.name)
         source = _at(locate_source(view, definition, sources).open(), version)
-        shown = CommittedViewState(view, dataset)
+        show = partial(CommittedViewState, view, dataset)  # which makes a request
         if definition.grouping is None:
-            return FreshnessCount((dataset, source), lambda: view_freshness(source, definition, shown))
+            return FreshnessCount((dataset, source), lambda: view_freshness(source, definition, show()))
         hidden = GroupTables.open(view)
         read = [one for one in (hidden.rows, hidden.groups) if one is not None]
-        return FreshnessCount((dataset, *read, source), lambda: groups_freshness(source, definition, shown, hidden))
+        return FreshnessCount((dataset, *read, source), lambda: groups_freshness(source, definition, show(), hidden))
 
     @property
     def key(self) -> tuple[tuple[str, int, int], ...]:
