@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.engine import api
+from airflow_geneva.engine.choices import check_whole
 from airflow_geneva.engine.storage.location import DatabaseLocation
 from airflow_geneva.engine.storage.uri import check_name
 from airflow_geneva.engine.udf import UDF, load_udf
@@ -109,17 +110,20 @@ class Query:
     def shuffle(self, seed: int = 0) -> Query:
         """Order the rows by a fixed hash of seed and row id: the same on every machine and in every version."""
         self._refuse_for_groups("shuffle", "Groups have no order. To order or limit them, make a view of this")
-        return replace(self, shuffle_seed=_check_int("shuffle", seed, _SEEDS - 1))
+        check_whole("shuffle", seed, 0, _SEEDS - 1)
+        return replace(self, shuffle_seed=seed)
 
     def limit(self, n: int) -> Query:
         """Return at most ``n`` rows."""
         self._refuse_for_groups("limit", "Groups have no order. To order or limit them, make a view of this")
-        return replace(self, max_rows=_check_int("limit", n))
+        check_whole("limit", n, 0)
+        return replace(self, max_rows=n)
 
     def offset(self, n: int) -> Query:
         """Skip the first ``n`` rows."""
         self._refuse_for_groups("offset", "Groups have no order. To order or limit them, make a view of this")
-        return replace(self, skipped_rows=_check_int("offset", n))
+        check_whole("offset", n, 0)
+        return replace(self, skipped_rows=n)
 
     def explode(self, column: str) -> Query:
         """Make one row per element of a list column, in order; rows with an empty or NULL list are dropped.
@@ -276,7 +280,7 @@ class Query:
         chosen, called = _one_of("db", db, "conn", conn), _one_of("name", name, "view_name", view_name)
         if called is None:
             raise InvalidInput('The view has no name. Give one: create_materialized_view(db, "long_docs").')
-        _check_int("max_rows_per_fragment", max_rows_per_fragment, least=1)
+        check_whole("max_rows_per_fragment", max_rows_per_fragment)
         check_name(called, "table")
         beside = self.table.location
         place = (
@@ -334,13 +338,6 @@ class GroupedQuery:
             raise InvalidInput(f'order_by={order_by!r:.200} is not valid: give names in a list, such as ["at desc"].')
         grouped = api.Grouped(self.keys, tuple(columns.items()), tuple(order_by), max_group_rows)
         return replace(self.query, grouped=grouped)
-
-
-def _check_int(name: str, value: object, most: int | None = None, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InvalidInput(f"{name}={value!r} is not valid: give a whole number {bounds}.")
-    return value
 
 
 def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:

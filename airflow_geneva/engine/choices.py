@@ -147,7 +147,8 @@ def parse_age(parameter: str, given: timedelta | str) -> timedelta:
     return span
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raise InvalidInput if a parameter is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidInput(f"{name}={value!r:.200} is not valid: give a whole number of at least {least}.")
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise InvalidInput if a parameter is not a whole number of at least `least`, and at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidInput(f"{name}={value!r:.200} is not valid: give a whole number {bounds}.")

@@ -112,7 +112,7 @@ def has_many_fragments(table: lance.LanceDataset) -> bool:
 
 
 def compact(location: TableLocation) -> None:
-    """Write the rows of a hidden table into few fragments; rows keep their ids. Nobody else compacts it."""
+    """Write the rows of a hidden table into few fragments; rows keep their ids. No user compacts it."""
     with _unimportant(location, "compacted"):
         location.open().optimize.compact_files(target_rows_per_fragment=_ROWS_PER_FILE)
 

@@ -290,7 +290,7 @@ class Forest:
 
 
 def _among(values: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> Mask:
-    """Return which hashes are wanted ones; all, if these are so many that looking for them takes longer."""
+    """Return which values may be wanted ones: all of them if there are too many wanted ones to search for."""
     if 2 * len(wanted) > len(values):
         return np.ones(len(values), np.bool_)
     table = np.zeros(1 << max(int(len(wanted) * _SPARSE).bit_length(), 16), np.bool_)
