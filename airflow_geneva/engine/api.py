@@ -22,12 +22,12 @@ of `engine.udf`. The dag processor and the API server import this module, so not
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import TypeVar
+
+from airflow_geneva.engine.runtime import threading
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

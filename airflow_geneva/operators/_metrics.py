@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import astuple, fields
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from airflow.providers.common.compat.sdk import Stats, conf
 from airflow_geneva.engine import api
 from airflow_geneva.engine.counts import StoreRequests
 from airflow_geneva.engine.results import DONE, SENT
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import DamagedRecord, StorageError
 
 logger = logging.getLogger("airflow_geneva.job")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +18,7 @@ from airflow.sdk import BaseHook, Connection, Context
 
 from airflow_geneva.engine import api
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection

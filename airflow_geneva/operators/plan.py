@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from datetime import datetime, timezone
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from airflow.sdk import Context
 from airflow_geneva.engine import api
 from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues
 from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.runtime import time, utc_now
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput, UnknownValues
 from airflow_geneva.hooks.openai import openai_connection
@@ -386,7 +385,7 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
         for name, _ in api.JobList.of({"": checkpoints}).ids:
             if name.endswith(ending):
                 return name
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}{ending}"
+    return f"{utc_now():%Y%m%dT%H%M%S%f}{ending}"
 
 
 def _about_run(context: Context) -> tuple[str, dict[str, Any]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.files import Storage
 
 _TASK_SECONDS = 60.0

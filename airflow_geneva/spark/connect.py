@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.errors import GenevaError, InvalidInput
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.runtime import threading
 from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.submit import session_settings
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from airflow_geneva.engine.job.progress import START, ProgressReporter, read_pro
 from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.caps import CapReached, Caps
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import GenevaError, UdfError
 from airflow_geneva.spark.signs import DriverSigns
 

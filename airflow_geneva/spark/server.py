@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.spark.connect import check_reachable
 from airflow_geneva.spark.installation import java_environment

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.files import Storage
 
 _SIGN_SECONDS = 15.0

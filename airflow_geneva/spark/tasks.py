@@ -6,8 +6,6 @@ import logging
 import os
 import pickle
 import re
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +32,7 @@ from airflow_geneva.engine.run.inline import Reporting, open_reporter
 from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
 from airflow_geneva.engine.run.task import TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import RequestMeter

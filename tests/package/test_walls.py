@@ -44,7 +44,18 @@ ROOMS = (
 )
 FLOORS = {"engine"}
 HOUSE = ("engine", "spark", "nouns", "functions", "Airflow", "cli")
-GROUND = ("faults", "process_memo", "masking", "display", "failures", "counts", "results", "errors", "choices")
+GROUND = (
+    "runtime",
+    "faults",
+    "process_memo",
+    "masking",
+    "display",
+    "failures",
+    "counts",
+    "results",
+    "errors",
+    "choices",
+)
 NOUNS = {"database", "database_plan", "table", "query", "view", "namespace"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
 ENTRANCES = {"cli", "functions", "get_provider_info"}
@@ -316,6 +327,28 @@ def test_what_is_private_in_airflow_is_imported_in_one_module() -> None:
     wrong = [found for found in imports() if private.match(found.imported) and found.importer != home]
     assert not wrong, complain(wrong)
     assert any(private.match(found.imported) for found in imports())
+
+
+def test_threads_queues_time_chance_and_ids_come_from_one_module() -> None:
+    """A simulation replaces that module; what shows pages, bars and messages takes no part in the protocol."""
+    elsewhere = {"pages", "cli", "functions", "triggers", "bar", "code_hash"}  # the last is about values of such types
+    steered = {"threading", "_thread", "concurrent", "queue", "time", "uuid", "random", "secrets"}
+    wrong = [
+        found
+        for found in imports()
+        if found.imported.partition(".")[0] in steered and place_of(found.importer) not in {"runtime", *elsewhere}
+    ]
+    assert not wrong, complain(wrong)
+    now = [
+        module.name
+        for module in MODULES
+        if module.place not in {*elsewhere, "sensors"} and "datetime.now(" in module.file.read_text(encoding="utf-8")
+    ]
+    assert now == []
+    assert {found.imported for found in imports() if found.importer == f"{NAME}.engine.runtime"} >= {
+        "threading",
+        "time",
+    }
 
 
 def test_only_spark_imports_pyspark() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -49,6 +48,7 @@ from airflow_geneva.engine.limits.rate_limit import affordable_rows, used_so_far
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.udf.error_policy import Retry, rules_of
 from airflow_geneva.engine.udf.packages import missing_package
 from airflow_geneva.errors import UdfError

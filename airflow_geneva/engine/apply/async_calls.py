@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from airflow_geneva.engine.apply.udf_call import (
 from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.limits.rate_limit import begin_call, is_used_up, may_go_on
+from airflow_geneva.engine.runtime import wait
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of, rules_of
 from airflow_geneva.errors import UdfError

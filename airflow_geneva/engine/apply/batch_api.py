@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +23,7 @@ from airflow_geneva.engine.lance_io.row_keys import row_keys
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.engine.limits.calls import retry_after
 from airflow_geneva.engine.limits.rate_limit import count, is_used_up, may_go_on
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from airflow_geneva.engine.failures import RowFailure
 from airflow_geneva.engine.job.speed import SavedCalls
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_keys import row_keys
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.errors import UdfError
 
 _LOOK_SECONDS = 2.0

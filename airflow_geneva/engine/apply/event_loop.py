@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_geneva.engine.runtime import Future, threading, time
 
 if TYPE_CHECKING:
     from airflow_geneva.engine.udf import UDF

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from airflow_geneva.engine.apply.weights import weigh
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.limits.rate_limit import may_go_on
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 
 # A call that kills its process costs a new process, and other calls cost little, so cut into many pieces at once.

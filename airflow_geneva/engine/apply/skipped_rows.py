@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +16,7 @@ from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.plan.shard import FragmentTask
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.error_policy import Policy, Skip, rules_of

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.limits.rate_limit import count, metered
+from airflow_geneva.engine.runtime import SimpleQueue, time
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.errors import DeviceFailed, UdfError
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import copy_context
-from queue import SimpleQueue
 
 import pyarrow as pa
 
@@ -13,6 +11,7 @@ from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, St
 from airflow_geneva.engine.apply.event_loop import LOOP
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.limits.rate_limit import is_used_up, may_go_on
+from airflow_geneva.engine.runtime import CancelledError, Future, SimpleQueue, ThreadPoolExecutor
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.errors import DeviceFailed
 

@@ -8,8 +8,6 @@ ledger of facts before it commits. The state is the union of all ledgers, and a 
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +24,7 @@ from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, to_lists
+from airflow_geneva.engine.runtime import time, uuid
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage, in_threads
 

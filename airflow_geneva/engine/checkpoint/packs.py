@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
-import time
-import uuid
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -17,6 +14,7 @@ import pyarrow as pa
 from airflow_geneva.engine.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
 from airflow_geneva.engine.process_memo import ProcessMemo
+from airflow_geneva.engine.runtime import threading, time, uuid
 from airflow_geneva.engine.storage.engine_errors import EngineError
 from airflow_geneva.engine.storage.files import Storage
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from airflow_geneva.engine.checkpoint.provenance import Failures, PriorFailures,
 from airflow_geneva.engine.checkpoint.records import ROW_ID, VALUE, StagedFragment, read_range, read_staged
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.engine.runtime import threading
 from airflow_geneva.engine.storage.files import AT_A_TIME
 from airflow_geneva.errors import StorageError
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
-import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +20,7 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import rows_at
 from airflow_geneva.engine.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage

@@ -6,9 +6,6 @@ import json
 import os
 import re
 import socket
-import threading
-import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +17,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.keys import key_part
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
+from airflow_geneva.engine.runtime import threading, time, uuid
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import StorageError
 

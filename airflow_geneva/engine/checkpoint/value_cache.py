@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-import uuid
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +12,7 @@ from airflow_geneva.engine.checkpoint.keys import key_part
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at, to_storage
+from airflow_geneva.engine.runtime import time, uuid
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import StorageError

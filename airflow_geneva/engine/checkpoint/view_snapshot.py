@@ -7,7 +7,6 @@ the job writes before the swap and names in the swap's transaction.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges, from_lists, to_lists
+from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import Storage
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -30,6 +28,7 @@ from airflow_geneva.engine.cleanup.in_use import (
 )
 from airflow_geneva.engine.job.heartbeat import WAITING_TIMEOUT
 from airflow_geneva.engine.job.outbox import find_commits, read_outbox
+from airflow_geneva.engine.runtime import time, uuid
 from airflow_geneva.engine.storage.files import FileEntry, Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError

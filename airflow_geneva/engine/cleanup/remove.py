@@ -7,7 +7,6 @@ cleanup again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -33,6 +32,7 @@ from airflow_geneva.engine.cleanup.in_use import (
 )
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.status import job_ids
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.engine_errors import engine_errors
 from airflow_geneva.engine.storage.files import FileEntry, Storage
 from airflow_geneva.engine.storage.location import TableLocation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -42,6 +41,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import is_staged_complete, 
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FRAGMENTS_PER_COMMIT, FragmentTask, Shard, fragments_per_commit
 from airflow_geneva.engine.results import ShardResult
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import StorageError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import textwrap
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from airflow_geneva.engine.display import Listed, format_time
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import copy_sliced_columns
 from airflow_geneva.engine.process_memo import ProcessMemo
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.arrow_documents import from_bytes, to_bytes
 from airflow_geneva.engine.storage.files import Storage
 

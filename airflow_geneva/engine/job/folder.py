@@ -7,9 +7,6 @@ import os
 import re
 import socket
 import sys
-import threading
-import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +16,7 @@ from typing import Any
 
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.masking import mask_secrets
+from airflow_geneva.engine.runtime import threading, time, utc_now, uuid
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.files import Storage, as_json
 from airflow_geneva.engine.storage.outages import asked_to_end
@@ -74,7 +72,7 @@ class JobDocuments:
 
 def new_job_id() -> str:
     """Return a new job id; ids sort by time, to the microsecond."""
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
+    return f"{utc_now():%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
 
 
 def job_start_time(job_id: str) -> datetime | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.engine.job.folder import COMMIT, FINISH, STATUS, JobFolder, shard_name
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.documents import check_time
 from airflow_geneva.engine.storage.engine_errors import is_failure
 

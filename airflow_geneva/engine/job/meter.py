@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from airflow_geneva.engine.display import counted, step_in_words
 from airflow_geneva.engine.job.progress import ProgressReporter, rows_per_second
 from airflow_geneva.engine.job.shard_status import STARTING, ShardStatus
 from airflow_geneva.engine.job.time_left import estimate_time_left
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.requests import take_requests
 
 _SHARD_STEPS = {"spark": STARTING, "apply": "applying"}

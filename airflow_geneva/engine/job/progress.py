@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from airflow_geneva.engine.display import counted, duration
 from airflow_geneva.engine.job.busy import Busy
 from airflow_geneva.engine.job.folder import APPLYING
 from airflow_geneva.engine.job.spark_start import SparkStart
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import StorageError
 
 logger = logging.getLogger("airflow_geneva.progress")

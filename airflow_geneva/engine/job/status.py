@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -31,6 +30,7 @@ from airflow_geneva.engine.results import (
     Checked,
     in_order,
 )
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.documents import check_time, well_typed
 from airflow_geneva.engine.storage.files import Storage, in_parallel
 from airflow_geneva.errors import DamagedRecord

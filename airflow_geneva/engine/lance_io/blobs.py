@@ -6,17 +6,15 @@ read. So all reads of bytes go through `scan_bytes`.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from airflow_geneva.engine.runtime import Future, SimpleQueue, threading
 from airflow_geneva.engine.storage.places import is_absolute, name_of, places_of
 from airflow_geneva.engine.storage.uri import join
 

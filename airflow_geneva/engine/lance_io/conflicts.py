@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+from airflow_geneva.engine.runtime import random, time
 from airflow_geneva.engine.storage.engine_errors import is_outage
 from airflow_geneva.errors import CommitConflict, InvalidInput
 

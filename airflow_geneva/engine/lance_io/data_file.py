@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from airflow_geneva.engine.lance_io.blobs import BlobFileWriter, is_blob
 from airflow_geneva.engine.lance_io.pylance_internals import access_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.task_memory import BatchTooLarge, rows_at_once
+from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.storage.catalogs import options_for
 from airflow_geneva.engine.storage.engine_errors import (
     EngineError,

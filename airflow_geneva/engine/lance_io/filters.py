@@ -12,6 +12,7 @@ from airflow_geneva.engine.lance_io.fragments import OFFSET_BITS, damaged_file, 
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.sql_errors import explain_sql_error
 from airflow_geneva.engine.lance_io.sql_text import Token, names_in, read_sql, replace_tokens
+from airflow_geneva.engine.runtime import utc_now
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.errors import InvalidInput
 
@@ -34,7 +35,7 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
     """Replace functions of the current time by `at` (UTC; None: now), so that all tasks evaluate the same filter."""
     if where is None or not where.strip():
         return None
-    moment = (at or datetime.now(timezone.utc)).astimezone(timezone.utc)
+    moment = (at or utc_now()).astimezone(timezone.utc)
 
     def frozen(token: Token) -> str | None:
         volatile = _volatile(token)

@@ -10,7 +10,6 @@ import collections
 import datetime
 import functools
 import operator
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import castable, convert_exactly, is_binary, is_string
 from airflow_geneva.engine.lance_io.to_python import python_value, python_values
+from airflow_geneva.engine.runtime import uuid
 
 
 class DoesNotFit(TypeError):

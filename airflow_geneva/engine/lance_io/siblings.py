@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from airflow_geneva.engine.runtime import random
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.errors import InvalidInput

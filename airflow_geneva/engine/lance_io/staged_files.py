@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import copy
 import struct
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.engine.lance_io.data_file import FOOTER_BYTES, DataFileWriter, LanceFile
+from airflow_geneva.engine.runtime import Future, time
 from airflow_geneva.engine.storage.files import AT_A_TIME, in_threads
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from airflow_geneva.engine.lance_io.arrays import castable, convert_array, conve
 from airflow_geneva.engine.lance_io.blobs import as_blobs, is_blob_type
 from airflow_geneva.engine.lance_io.plain_values import Rule, in_native_order, rule_of
 from airflow_geneva.engine.lance_io.sound_arrays import missing_field, sound
+from airflow_geneva.engine.runtime import threading
 from airflow_geneva.engine.storage.engine_errors import as_failure
 
 

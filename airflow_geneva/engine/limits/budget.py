@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import json
 import operator
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from airflow_geneva.engine.limits.rate_limit import RateLimit
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.documents import parse, well_typed
 from airflow_geneva.errors import InvalidInput
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.limits.limiter import Limiter, Pass, TokenGuess, limiter_of
 from airflow_geneva.engine.limits.rate_limit import Meter, RateLimit, RateLimited, count, metered
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.limits")

@@ -5,10 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
-import threading
-import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +23,7 @@ from airflow_geneva.engine.limits.budget import (
 from airflow_geneva.engine.limits.rate_limit import RateLimit
 from airflow_geneva.engine.limits.store import BudgetTable, Found
 from airflow_geneva.engine.process_memo import ProcessMemo
+from airflow_geneva.engine.runtime import random, threading, time, uuid
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.errors import GenevaError, StorageError
 

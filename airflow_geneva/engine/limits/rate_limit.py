@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from airflow_geneva.engine.counts import Usage
+from airflow_geneva.engine.runtime import threading
 from airflow_geneva.engine.storage.uri import is_name
 from airflow_geneva.errors import GenevaError, InvalidInput
 

@@ -7,7 +7,6 @@ import glob
 import json
 import os
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,6 +44,7 @@ from airflow_geneva.engine.load.parsing import (
 )
 from airflow_geneva.engine.load.stores import Options, file_system, own_options
 from airflow_geneva.engine.load.texts import CheckedText
+from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import EngineError

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,6 +14,7 @@ from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.run.pipeline import PlannedJob, run, start
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.runner import Runner
+from airflow_geneva.engine.runtime import Future, FutureTimeout, threading
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 
@@ -38,7 +37,7 @@ class JobFuture:
         self._job = job
         self._meter = meter
         self._show = show
-        self._outcome: concurrent.futures.Future[BackfillResult] = concurrent.futures.Future()
+        self._outcome: Future[BackfillResult] = Future()
 
     @staticmethod
     def start(
@@ -104,7 +103,7 @@ class JobFuture:
         try:
             with nullcontext() if self.done() else self._show(self._meter):
                 return self._outcome.result(timeout)
-        except concurrent.futures.TimeoutError as error:
+        except FutureTimeout as error:
             if self._outcome.done():
                 raise
             raise TimeoutError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -15,6 +13,7 @@ from airflow_geneva.engine.job.folder import APPLIED, SPENT, STATUS, JobFolder, 
 from airflow_geneva.engine.limits.rate_limit import used_so_far
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.units import UnitReport
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import in_parallel
 from airflow_geneva.errors import StorageError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.run.prepare import Udfs
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.errors import InvalidInput
 
 INLINE_BELOW_SECONDS = 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +25,7 @@ from airflow_geneva.engine.run.choice import INLINE_BELOW_SECONDS, choose_runner
 from airflow_geneva.engine.run.prepare import Udfs, computing, open_target, ready_to_open
 from airflow_geneva.engine.run.runner import Runner
 from airflow_geneva.engine.run.units import Target
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput, UdfError
 

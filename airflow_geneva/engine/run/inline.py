@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import replace
@@ -19,6 +18,7 @@ from airflow_geneva.engine.run import caps
 from airflow_geneva.engine.run.prepare import Udfs, open_target, prepare
 from airflow_geneva.engine.run.task import GRACE_SECONDS, TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, whole_unit
+from airflow_geneva.engine.runtime import threading
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import RequestMeter
 

@@ -6,9 +6,7 @@ In a notebook :func:`run` runs all steps in one process; in Airflow each step is
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -58,6 +56,7 @@ from airflow_geneva.engine.run.runner import Runner, needed
 from airflow_geneva.engine.run.task import GRACE_SECONDS
 from airflow_geneva.engine.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.engine.run.waiting import Waiting
+from airflow_geneva.engine.runtime import time, wait
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import take_requests

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.swap_plan import SwapPlan
 from airflow_geneva.engine.results import BackfillResult, Checked, ShardResult
 from airflow_geneva.engine.run.units import Target
+from airflow_geneva.engine.runtime import Future
 from airflow_geneva.engine.storage.location import TableLocation
 
 if TYPE_CHECKING:

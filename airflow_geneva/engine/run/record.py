@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +19,7 @@ from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.plan.saved_plan import SavedPlan, plan_documents
 from airflow_geneva.engine.results import PENDING, STORE_REQUESTS
 from airflow_geneva.engine.run.choice import RunnerChoice
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.engine_errors import EngineError, is_refused, is_unavailable, remedy_of
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import take_requests

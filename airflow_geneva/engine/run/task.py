@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from math import inf
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from airflow_geneva.engine.apply.applier import Applier, StepResult
@@ -29,6 +25,7 @@ from airflow_geneva.engine.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.run.caps import CapReached
 from airflow_geneva.engine.run.units import OpenedUnit, Target, Unit, UnitReport, open_unit, pause_before
+from airflow_geneva.engine.runtime import Future, SimpleQueue, threading, time
 from airflow_geneva.engine.storage.engine_errors import is_failure
 from airflow_geneva.engine.storage.outages import asked_to_end
 

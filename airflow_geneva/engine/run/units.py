@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from operator import and_, or_
-from time import sleep
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_geneva.engine.apply.applier import StepResult
@@ -38,6 +34,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.saved_plan import SavedPlan
 from airflow_geneva.engine.plan.shard import FragmentTask, Shard
 from airflow_geneva.engine.plan.sizing import Sizing
+from airflow_geneva.engine.runtime import Future, random, time
 from airflow_geneva.engine.storage.files import AT_A_TIME, Storage, in_threads
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.write.data_files import ColumnFileWriter, ViewFileWriter
@@ -457,15 +454,15 @@ def stage_computed(
     return None
 
 
-def pause_before(time: int, fragment: FragmentTask, why: str) -> None:
+def pause_before(tries: int, fragment: FragmentTask, why: str) -> None:
     """Wait before a fragment's rows, which others replaced, are looked up again; fail after too many times."""
-    if time > _MOST_TIMES:
+    if tries > _MOST_TIMES:
         raise StorageError(
             f"Checkpoints of fragment {fragment.id} are replaced by other jobs of this column or view, or damaged, "
-            f"again and again: {why}, {time} times. Run the task again when no other job of it runs; if the error "
+            f"again and again: {why}, {tries} times. Run the task again when no other job of it runs; if the error "
             "returns, check the disk, or run with ignore_checkpoints=True."
         )
-    sleep(_WAIT_SECONDS * (time - 1) * random.uniform(0.5, 1.5))
+    time.sleep(_WAIT_SECONDS * (tries - 1) * random.uniform(0.5, 1.5))
 
 
 def remove_broken(target: Target, broken: BrokenFile, keys: Iterable[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from airflow_geneva.engine.job.folder import SUBMIT, SUBMITTED, WAKES, ShardDocu
 from airflow_geneva.engine.job.meter import JobMeter
 from airflow_geneva.engine.plan.model import JobSpec
 from airflow_geneva.engine.run.prepare import Udfs, submissions_of
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.errors import InvalidInput
 

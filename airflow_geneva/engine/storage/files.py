@@ -12,15 +12,13 @@ import re
 import stat
 import struct
 import tempfile
-import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from airflow_geneva.engine.faults import fault_point
+from airflow_geneva.engine.runtime import Future, ThreadPoolExecutor, threading, uuid
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.engine.storage.engine_errors import describe_store_error, engine_errors, is_failure, is_outage

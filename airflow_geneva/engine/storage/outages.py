@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from airflow_geneva.engine.process_memo import ProcessMemo
+from airflow_geneva.engine.runtime import random, threading, time
 from airflow_geneva.engine.storage.engine_errors import is_failure, is_outage
 from airflow_geneva.engine.storage.uri import is_local
 

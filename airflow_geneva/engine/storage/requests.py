@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from functools import cache
 from typing import Any
 
 from airflow_geneva.engine.counts import StoreRequests
+from airflow_geneva.engine.runtime import threading
 
 _METRIC = "lance_object_store_requests_total"
 _KINDS = {

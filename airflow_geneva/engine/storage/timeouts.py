@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from airflow_geneva.engine.runtime import Future, threading
 from airflow_geneva.engine.storage.engine_errors import is_panic
 from airflow_geneva.engine.storage.uri import is_local
 from airflow_geneva.errors import StorageError

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import in_threads
 from airflow_geneva.engine.storage.outages import asked_to_end
 from airflow_geneva.errors import StorageError

@@ -12,7 +12,6 @@ import stat
 import sys
 import sysconfig
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +29,7 @@ from importlib.machinery import (
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from airflow_geneva.engine.runtime import time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.uri import sha256
 from airflow_geneva.errors import InvalidInput

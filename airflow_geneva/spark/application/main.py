@@ -7,12 +7,11 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.documents import parse
 
 if TYPE_CHECKING:

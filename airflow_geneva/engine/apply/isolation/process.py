@@ -12,10 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +31,7 @@ from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.failures import CallFailure
 from airflow_geneva.engine.limits.calls import limits_at_hand
 from airflow_geneva.engine.limits.rate_limit import count
+from airflow_geneva.engine.runtime import Future, threading, time
 from airflow_geneva.engine.udf.shipping import UdfReference
 
 _BOOT = """

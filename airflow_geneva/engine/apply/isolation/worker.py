@@ -17,8 +17,6 @@ import select
 import signal
 import struct
 import sys
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +39,7 @@ from airflow_geneva.engine.lance_io.sound_arrays import aligned
 from airflow_geneva.engine.lance_io.to_arrow import OutputMismatch, array_from_values
 from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
+from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.storage.files import Storage, freeze_options
 from airflow_geneva.engine.udf import UDF
