@@ -320,7 +320,8 @@ class GroupedQuery:
             order_by: the columns by which the rows of a group are sorted, each perhaps followed by ``desc``; NULL comes
                 last. Rows with equal values, and by default all rows, are in the order of their row ids.
             max_group_rows: the most rows that a group may have: a refresh that finds a larger one fails before it
-                computes anything. None: any number.
+                computes anything. It does not apply if all columns are ``count(*)`` or take iterators, which hold no
+                group as a whole. None: any number.
 
         Raises:
             InvalidInput: an argument is not of such a form.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -203,7 +204,8 @@ def test_small_groups_are_read_together(tmp_path: Path) -> None:
             return super().take(row_ids, columns)
 
     groups = Grouped(made)
-    rows = Counting(made.location, made.lance.version)
+    rows = Counting(made.location, made.lance.version, (("amount", "descending"),))
+    assert SourceRows.of_document(json.loads(json.dumps(rows.to_document()))) == SourceRows(**vars(rows))
     bounds = pa.array(np.arange(101), pa.int64())
     batch = pa.record_batch({group_calls.GROUP_ROWS: pa.LargeListArray.from_arrays(bounds, pa.array(groups.ids))})
     with open_batch_mapper(grouped.joined_batches.of_groups, ["kind", "amount"], source=rows) as mapper:

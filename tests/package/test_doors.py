@@ -114,6 +114,7 @@ DOORS: tuple[Door, ...] = (
             "engine/storage/arrow_documents.py",
             "engine/lance_io/arrays.py",  # a schema that the caller has just serialized
             "engine/apply/isolation/worker.py",  # batches of the process that started this one, through a pipe
+            "engine/apply/sorted_rows.py",  # batches of this process, through a temporary file without a name
         ),
         nowhere=("pa.ipc.open_file", "pa.ipc.read_message", "pa.ipc.read_record_batch", "pa.ipc.read_tensor"),
     ),

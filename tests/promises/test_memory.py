@@ -96,6 +96,46 @@ def test_peak_memory_does_not_grow_with_the_fragment(tmp_path: Path, filtered: b
     assert peaks[1] - peaks[0] < MARGIN_MB, f"{peaks[0]} MB for {SMALL:,} rows, {peaks[1]} MB for {LARGE:,}"
 
 
+GROUP = """
+import resource
+import sys
+from collections.abc import Iterator
+import numpy as np
+import pyarrow as pa
+from airflow_geneva import connect, udf
+
+@udf(data_type=pa.int64(), version="1")
+def ordered(batches: Iterator[pa.RecordBatch]) -> int:
+    last, count = -1, 0
+    for batch in batches:
+        x = batch["x"].to_numpy()
+        assert x[0] >= last and (x[1:] >= x[:-1]).all()
+        last, count = x[-1], count + len(x)
+    return count
+
+rows = int(sys.argv[2])
+draw = np.random.default_rng(1)
+def some():
+    return pa.table({"k": np.zeros(500_000), "x": draw.integers(0, 1 << 40, 500_000)})
+table = connect(sys.argv[1]).create_table("docs", some())
+for _ in range(rows // 500_000 - 1):
+    table.add(some())
+view = table.query().group_by("k").agg({"n": ordered}, order_by=["x"]).create_materialized_view(name="view")
+view.refresh(runner="inline")
+print(view.to_arrow()["n"][0].as_py(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (500_000, 5_000_000):
+        counted, peak = run(GROUP, str(tmp_path / str(rows)), str(rows)).split()
+        assert int(counted) == rows
+        peaks.append(int(peak))
+    assert peaks[1] - peaks[0] < 128, f"{peaks} MB"
+
+
 BUDGET = 1 << 20
 ROWS, WIDTH = 600, 10_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -54,6 +55,12 @@ def refusing(id: list[int], x: list[int]) -> int:
     if is_bad(x):
         raise ValueError("not with 13")
     return len(id)
+
+
+@udf(data_type=pa.list_(pa.int64()), version="1")
+def in_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch["id"].to_pylist()
 
 
 @udf(data_type=pa.list_(pa.int64()), version="1")

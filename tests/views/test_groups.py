@@ -14,6 +14,7 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.engine import api
+from airflow_geneva.engine.apply import group_calls, group_columns, group_rows
 from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.plan.freshness import FreshnessCount
@@ -295,6 +296,36 @@ def test_a_group_that_is_too_large_fails_before_anything_is_computed(table: Tabl
     assert told(view)[1.0, "a"] == "1: 0=5 1=7"
     table.lance.delete("id = 7")
     assert view.refresh(runner="inline").rows_run <= 1
+
+
+def test_a_group_of_any_size_is_counted_and_read_in_batches(table: Table) -> None:
+    view = view_of(table, {"n": "count(*)", "batches": (udfs.in_batches, ["id"])}, max_group_rows=1)
+    view.refresh(runner="inline")
+    assert {row["n"]: row["batches"] for row in view.to_arrow().to_pylist()} == {1: [3], 2: [2, 4]}
+
+
+@pytest.mark.parametrize("order", [["at"], ["at desc", "x"], []])
+def test_an_iterator_sorts_the_rows_of_a_large_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: list[str]
+) -> None:
+    for module in (group_calls, group_columns, group_rows):
+        monkeypatch.setattr(module, "LARGE_GROUP", 40)
+    at, x = ([(n * 7919) % top if n % 5 else None for n in range(300)] for top in (31, 5))
+    keys = [float(n % 3 == 0 and n) for n in range(300)]
+    data = pa.table({"k": keys, "t": ["a"] * 300, "id": range(300), "at": at, "x": x})
+    table = connect(tmp_path / "db").create_table("many", data, max_rows_per_file=70)
+    columns = {"ids": (udfs.in_batches, ["id"]), "last": "last(id)", "told": (udfs.told, ["k", "t", "id", "x"])}
+    view = table.query().group_by("k").agg(columns, order_by=order).create_materialized_view(name="v")
+    view.refresh(runner="inline", task_memory_bytes=2_048)
+    rows = view.to_arrow().sort_by("k").to_pylist()
+    expected = table.query().group_by("k").agg(columns, order_by=order).to_arrow().sort_by("k").to_pylist()
+    assert rows == expected
+    assert len(rows[0]["ids"]) == 201
+    assert rows[0]["told"] == udfs.told_value(1, rows[0]["ids"], [x[id] for id in rows[0]["ids"]])
+    only = table.query().group_by("k").agg({"ids": (udfs.in_batches, ["id"])}, order_by=order)
+    other = only.create_materialized_view(name="only")
+    other.refresh(runner="inline")
+    assert [row["ids"] for row in other.to_arrow().sort_by("k").to_pylist()] == [row["ids"] for row in rows]
 
 
 def test_a_table_without_stable_row_ids_cannot_be_grouped(tmp_path: Path) -> None:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.views.rows import RowIdArray
 
 GROUP_ROWS = "__geneva_group_rows"
-"""The column of a batch of groups with the ids of each group's rows in the source, in order."""
+"""The column of a batch of groups with the ids of each group's rows in the source: in order, or, of a large group,
+ascending."""
+
+LARGE_GROUP = 1 << 19
+"""Rows of a group from which it is computed alone, and its rows are sorted where they are read."""
 
 
 def aggregate_alias(position: int) -> str:
@@ -59,7 +63,8 @@ def _parts(lists: pa.LargeListArray) -> list[pa.Array]:
 class _Batches(Sequence[Iterator[pa.RecordBatch]]):
     """An iterator of record batches for each group, made when it is asked for.
 
-    A batch takes the bytes of a batch of a task. Rows of several small groups are read together.
+    A batch takes at most the bytes of a batch of a task. Rows of several small groups are read together, those of a
+    large one in order.
     """
 
     def __init__(self, row_ids: pa.LargeListArray, columns: Sequence[str], source: SourceRows) -> None:
@@ -74,7 +79,10 @@ class _Batches(Sequence[Iterator[pa.RecordBatch]]):
         return len(self._bounds) - 1
 
     def __getitem__(self, at: Any) -> Any:
-        return self._batches(self._bounds[at], self._bounds[at + 1])
+        start, stop = self._bounds[at], self._bounds[at + 1]
+        if stop - start >= LARGE_GROUP:
+            return self._source.in_order(self._row_ids[start:stop], self._columns, self._fitting.limit)
+        return self._batches(start, stop)
 
     def _batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         while start < stop:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.group_calls import GROUP_ROWS, aggregate_alias, input_aliases
+from airflow_geneva.engine.apply.group_calls import GROUP_ROWS, LARGE_GROUP, aggregate_alias, input_aliases
 from airflow_geneva.engine.lance_io.arrays import column_at
 from airflow_geneva.engine.views.aggregates import Aggregate, Lengths, aggregate_groups, parse_aggregate
 from airflow_geneva.engine.views.definition import OutputColumn
@@ -34,8 +34,13 @@ class GroupColumns:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether values of the rows are read, and not only their number or ids."""
+        """Whether values of all rows of a group are read at once, and not only their number or ids."""
         return bool(self.projection)
+
+    def needs_order(self, sizes: Lengths) -> bool:
+        """Whether rows of groups of these sizes must be in order: an iterator sorts those of a large group itself."""
+        ordered = bool(self._inputs) or any(aggregate.is_ordered for _, _, aggregate in self._aggregates)
+        return ordered or (self._has_iterators and bool((sizes < LARGE_GROUP).any()))
 
     @cached_property
     def projection(self) -> dict[str, str]:
@@ -50,7 +55,7 @@ class GroupColumns:
         Args:
             rows: the columns of `projection`, of rows sorted by group and then by the order of the view; None if there
                 are none.
-            row_ids: the ids of these rows in the source.
+            row_ids: the ids of these rows in the source; those of a large group ascend.
             lengths: the number of rows of each group.
         """
         made: dict[str, pa.Array] = {}
@@ -66,7 +71,7 @@ class GroupColumns:
             if path:
                 values = column_at(pa.record_batch([values], names=[root]), name)
             made[aliases[name]] = pa.LargeListArray.from_arrays(bounds, values)
-        if any(column.udf is not None and column.udf.groups == "batches" for column in self._functions):
+        if self._has_iterators:
             made[GROUP_ROWS] = pa.LargeListArray.from_arrays(bounds, pa.array(row_ids, pa.int64()))
         return made
 
@@ -77,6 +82,10 @@ class GroupColumns:
             for at, column in enumerate(self.columns)
             if column.kind == "aggregate"
         ]
+
+    @property
+    def _has_iterators(self) -> bool:
+        return any(column.udf is not None and column.udf.groups == "batches" for column in self._functions)
 
     @property
     def _functions(self) -> list[OutputColumn]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva.engine.apply.group_calls import LARGE_GROUP
 from airflow_geneva.engine.apply.group_columns import GroupColumns
 from airflow_geneva.engine.apply.reader import RowBatch
 from airflow_geneva.engine.apply.source_rows import take_rows
@@ -97,7 +98,7 @@ class GroupRows:
         group: RowIdArray | None,
     ) -> RowBatch:
         """Join the rows with some ids; `group` is the position of the group of each; None if there is one group."""
-        batch, order = groups.columns, self.grouping.order
+        batch, order = groups.columns, self.grouping.order if columns.needs_order(sizes[sizes > 0]) else []
         shared = bool(np.any(batch.column(_SHARED).to_numpy(zero_copy_only=False)[sizes > 0]))
         aliases = columns.projection if columns.reads_rows else {}
         reads = {**aliases, **{f"{_ORDER}{at}": f"`{name}`" for at, (name, _) in enumerate(order)}}
@@ -122,7 +123,8 @@ class GroupRows:
         by = [] if rows is None else [rows.column(f"{_ORDER}{at}") for at in range(len(order))]
         if by or group is not None:
             sorted_by = rows_in_order(group, by, [way for _, way in order][: len(by)], ids)
-            ids, rows = ids[sorted_by], None if rows is None else rows_at(rows, pa.array(sorted_by))
+            rows = None if rows is None else rows_at(rows, pa.array(sorted_by))
+            ids = ids if batch.num_rows == 1 and sizes[0] >= LARGE_GROUP else ids[sorted_by]
         if rows is not None:
             self._fitting.record(len(ids), rows.nbytes + 8 * len(ids))
         if columns.reads_rows:
@@ -138,7 +140,8 @@ class GroupRows:
         if not len(ids):
             scanner = self.source.scanner(columns=dict(reads), limit=0, with_row_id=True)
             return single_batch(scanner.to_table()).select(list(reads))
-        distinct, at = np.unique(ids, return_inverse=True)
+        ascends = bool((ids[1:] > ids[:-1]).all())
+        distinct, at = (ids, ids) if ascends else np.unique(ids, return_inverse=True)
         try:
             read = take_rows(self.source, distinct, reads)
         except KeyError as error:
@@ -146,7 +149,7 @@ class GroupRows:
                 f"Version {self.source.version} of {self.source.uri} lacks rows of its groups: {error}. Run it again: "
                 "a new plan looks at what the source has."
             ) from error
-        return read if np.array_equal(distinct, ids) else rows_at(read, pa.array(at.ravel()))
+        return read if ascends else rows_at(read, pa.array(at.ravel()))
 
     def _ids_with(self, hash: int, size: int) -> RowIdArray:
         """Return the ids of the rows with one hash, of which `size` are expected; holds 8 bytes of each."""
@@ -154,6 +157,8 @@ class GroupRows:
             columns=[SOURCE_ROW_ID],
             filter=f"`{HASH}` = {hash} AND {IS_SET}",
             use_scalar_index=size * _PART_WORTH_A_SCAN < self._count,
+            batch_readahead=1,
+            io_buffer_size=self.limit // 4,
         )
         found, count = np.empty(size, np.int64), 0
         for batch in scanner.to_batches():
@@ -240,11 +245,12 @@ def rows_in_order(
 
 
 def _cuts(sizes: npt.NDArray[np.int64], most: Callable[[], int]) -> Iterator[tuple[int, int]]:
-    """Cut groups into parts of at most `most` rows, asked for each part, or of one group."""
+    """Cut groups into parts of at most `most` rows, asked for each part, or of one group; a large one is alone."""
     ends, at = np.cumsum(sizes), 0
+    large = np.append(np.flatnonzero(sizes >= LARGE_GROUP), len(sizes))
     while at < len(sizes):
-        before = int(ends[at - 1]) if at else 0
-        until = max(int(np.searchsorted(ends, before + most(), "right")), at + 1)
+        before, next_large = int(ends[at - 1]) if at else 0, int(large[np.searchsorted(large, at)])
+        until = max(min(int(np.searchsorted(ends, before + most(), "right")), next_large), at + 1)
         yield at, until
         at = until
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.engine.apply.sorted_rows import sort_batches
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io import pylance_internals
 from airflow_geneva.engine.lance_io.arrays import column_at, rows_at, single_batch
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_bytes
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.rows import RowIdArray
 
@@ -21,14 +23,22 @@ if TYPE_CHECKING:
     import lance
 
 _BLOB_ROWS = 1_024
+_MOST_ROWS = 1 << 16
+_READ_PART = 16
+_ID = "__geneva_id"
 
 
 @dataclass(frozen=True)
 class SourceRows:
-    """The rows of one version of a table, which a process opens when it reads the first of them."""
+    """The rows of one version of a table, which a process opens when it reads the first of them.
+
+    Args:
+        order: the columns by which the rows of a group are sorted, each with ``ascending`` or ``descending``.
+    """
 
     location: TableLocation
     version: int
+    order: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def _dataset(self) -> lance.LanceDataset:
@@ -36,22 +46,52 @@ class SourceRows:
 
     def take(self, row_ids: RowIdArray, columns: Sequence[str]) -> pa.RecordBatch:
         """Read columns, or fields of structs such as `chunk.text`, in the order of the row ids, which are distinct."""
-        roots = list(dict.fromkeys(name.partition(".")[0] for name in columns))
-        found = take_rows(self._dataset, row_ids, {f"source_{at}": f"`{name}`" for at, name in enumerate(roots)})
-        rows = pa.record_batch([found.column(f"source_{at}") for at in range(len(roots))], names=roots)
-        return pa.record_batch([column_at(rows, name) for name in columns], names=list(columns))
+        return _named(take_rows(self._dataset, row_ids, _reads(columns)), columns)
+
+    def in_order(self, row_ids: RowIdArray, columns: Sequence[str], limit: int) -> Iterator[pa.RecordBatch]:
+        """Yield columns of the rows of a group in their order, without holding all of them.
+
+        Args:
+            row_ids: they ascend.
+            limit: the bytes to hold at once.
+        """
+        by = [*((f"order_{at}", way) for at, (_, way) in enumerate(self.order)), (_ID, "ascending")]
+        reads = _reads(columns) | {f"order_{at}": f"`{name}`" for at, (name, _) in enumerate(self.order)}
+
+        def read() -> Iterator[pa.RecordBatch]:
+            fitting, at = RowsPerBudget(limit // _READ_PART), 0
+            while at < len(row_ids):
+                ids = row_ids[at : at + min(fitting.rows, _MOST_ROWS)]
+                found = take_rows(self._dataset, ids, reads)
+                yield found.append_column(_ID, pa.array(ids))
+                fitting.record(len(ids), found.nbytes)
+                at += len(ids)
+
+        for rows in sort_batches(read(), by, limit) if self.order else read():
+            yield _named(rows, columns)
 
     def to_document(self) -> dict[str, Any]:
         """Return the table's location, with its credentials, and the version, for a process that this one starts."""
         place = self.location
-        return {"table": [place.uri, place.name, place.options, place.alone], "version": self.version}
+        table = [place.uri, place.name, place.options, place.alone]
+        return {"table": table, "version": self.version, "order": self.order}
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> SourceRows:
         uri, name, options, alone = document["table"]
-        return SourceRows(
-            TableLocation(uri, name, tuple((key, value) for key, value in options), alone), document["version"]
-        )
+        place = TableLocation(uri, name, tuple((key, value) for key, value in options), alone)
+        return SourceRows(place, document["version"], tuple((name, way) for name, way in document["order"]))
+
+
+def _reads(columns: Sequence[str]) -> dict[str, str]:
+    roots = dict.fromkeys(name.partition(".")[0] for name in columns)
+    return {f"source_{at}": f"`{name}`" for at, name in enumerate(roots)}
+
+
+def _named(found: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    roots = list(dict.fromkeys(name.partition(".")[0] for name in columns))
+    rows = pa.record_batch([found.column(f"source_{at}") for at in range(len(roots))], names=roots)
+    return pa.record_batch([column_at(rows, name) for name in columns], names=list(columns))
 
 
 def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:

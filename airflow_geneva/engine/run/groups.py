@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from airflow_geneva.engine.apply.group_columns import GroupColumns
 from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.commit.group_table import (
     by_fragment,
@@ -243,7 +244,9 @@ class GroupsRefresh:
     def _touched(self, changes: RowChanges, hidden: GroupTables) -> TouchedGroups:
         limit = check_sizing(self.request.sizing).batch_bytes
         touched = find_touched(self.grouping, changes, hidden.rows, hidden.groups, limit)
-        touched.check(self.grouping, self.view.name)
+        columns = self.definition.columns
+        if GroupColumns.of(columns, {column.name for column in columns}).reads_rows:
+            touched.check(self.grouping, self.view.name)
         return touched
 
     def _plan_touched(self, at: lance.LanceDataset) -> Plan:

@@ -123,10 +123,11 @@ class ViewTarget(ReusableView, Target):
 
     @cached_property
     def source_rows(self) -> SourceRows | None:
-        if self.spec.definition.grouping is None:
+        grouping = self.spec.definition.grouping
+        if grouping is None:
             return None
         table = self.spec.tables[1]
-        return SourceRows(table.location(self.store.storage.options), table.version)
+        return SourceRows(table.location(self.store.storage.options), table.version, tuple(grouping.order))
 
     @cached_property
     def _group_rows(self) -> GroupRows:
