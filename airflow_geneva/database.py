@@ -18,7 +18,7 @@ from airflow_geneva.engine.results import DONE, FAILED, PARTIAL, PENDING, RUNNIN
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import TableLocation, locate, locate_new, locate_or_none, table_names
-from airflow_geneva.engine.storage.places import allow_databases, allow_places, with_places
+from airflow_geneva.engine.storage.places import allow_databases, with_allowed
 from airflow_geneva.engine.storage.secrets import CATALOG, PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, normalize_uri
 from airflow_geneva.engine.udf.lancedb import refuse_view
@@ -394,7 +394,7 @@ class Database(Summarized):
 def connect(
     uri: str | os.PathLike[str],
     storage_options: Mapping[str, str] | None = None,
-    allowed_places: Iterable[str | os.PathLike[str]] = (),
+    allowed_places: Iterable[str | os.PathLike[str]] | Mapping[str, Mapping[str, str] | None] = (),
 ) -> Database:
     """Open a database: a local folder or an object-store prefix that holds Lance tables.
 
@@ -402,7 +402,10 @@ def connect(
         uri: a path, or a URI such as ``s3://bucket/db``.
         storage_options: credentials and settings as pylance takes them; kept out of plans, logs and ``repr``.
         allowed_places: folders outside of the database in which its tables may name files, such as
-            ``["s3://bucket/photos"]``: blobs that lie elsewhere, and the files of tables that were cloned from there.
+            ``["s3://bucket/photos"]``: blobs that lie elsewhere, files that a function such as ``read_file`` reads, and
+            the files of tables that were cloned from there. A mapping gives a place its own storage options, for what
+            ``read_file`` reads: ``{"s3://other/scans": {"aws_access_key_id": ...}}``; for ``https://`` places they are
+            headers of the requests.
 
     Raises:
         InvalidInput: the path leads to a file or to a table, or the URI or a place holds credentials.
@@ -413,7 +416,7 @@ def connect(
         table = db.open_table("docs")
         ```
     """
-    options = with_places(freeze_options(storage_options), allow_places(allowed_places))
+    options = with_allowed(freeze_options(storage_options), allowed_places)
     database = Database(normalize_uri(uri), options)
     if database.uri.startswith(catalogs.SCHEME):
         raise InvalidInput(
@@ -430,7 +433,7 @@ def connect_namespace(
     impl: str,
     properties: Mapping[str, str],
     storage_options: Mapping[str, str] | None = None,
-    allowed_places: Iterable[str | os.PathLike[str]] = (),
+    allowed_places: Iterable[str | os.PathLike[str]] | Mapping[str, Mapping[str, str] | None] = (),
 ) -> Database:
     """Open a catalog as a database: tables lie where it says, and are opened with the credentials that it hands out.
 
@@ -454,7 +457,7 @@ def connect_namespace(
         ```
     """
     settings = {**dict(freeze_options(storage_options)), CATALOG: catalogs.catalog_option(impl, properties)}
-    options = with_places(freeze_options(settings), allow_places(allowed_places))
+    options = with_allowed(freeze_options(settings), allowed_places)
     catalogs.client(options)
     return Database(catalogs.catalog_uri(options) or "", options)
 

@@ -169,9 +169,11 @@ def get_provider_info() -> dict[str, Any]:
                         "label": "Allowed places",
                         "description": (
                             "Folders outside of the database in which its tables may name files, as a JSON list such "
-                            'as ["s3://bucket/photos"]: blobs that lie elsewhere, and the files of cloned tables.'
+                            'as ["s3://bucket/photos"]: blobs that lie elsewhere, what read_file reads, and the files '
+                            'of cloned tables. {"s3://other/scans": "scans_s3"} also names the connection of each, or '
+                            "null."
                         ),
-                        "schema": {"type": ["array", "null"]},
+                        "schema": {"type": ["array", "object", "null"]},
                     },
                     "namespace": {
                         "label": "Catalog",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow_geneva.functions.audio import transcribe
+from airflow_geneva.functions.files import read_file
 from airflow_geneva.functions.images import clip_embeddings, images
 from airflow_geneva.functions.openai import batch_chat, batch_embeddings, chat, embeddings, extraction
 from airflow_geneva.functions.pdf import pages
@@ -18,6 +19,7 @@ __all__ = [
     "extraction",
     "images",
     "pages",
+    "read_file",
     "sentence_embeddings",
     "text_chunks",
     "transcribe",

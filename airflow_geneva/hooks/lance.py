@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from airflow_geneva.engine.storage.catalogs import catalog_option, catalog_uri, 
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.location import read_storage_options
-from airflow_geneva.engine.storage.places import allow_places, with_places
+from airflow_geneva.engine.storage.places import with_allowed
 from airflow_geneva.engine.storage.secrets import CATALOG, secret_values
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput
@@ -36,7 +37,9 @@ class LanceHook(BaseHook):
     host, and the extra field holds `namespace`, as `connect_namespace` takes it:
     `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`. A list of such objects, `source_namespaces`,
     names other catalogs, in which sources of views lie. `allowed_places` lists folders outside of the database in which
-    tables may name files, as `connect` takes them; those of `[geneva] allowed_places` are added.
+    tables may name files, as `connect` takes them, or is an object that names the connection of each, or null; those of
+    `[geneva] allowed_places` are added. The connection of an `https://` place gives the headers of requests: its extra
+    field `headers`, and its login and password, or its password alone as a bearer token.
 
     Args:
         lance_conn_id: the connection.
@@ -55,6 +58,7 @@ class LanceHook(BaseHook):
     def __init__(self, lance_conn_id: str = default_conn_name) -> None:
         super().__init__()
         self.lance_conn_id = lance_conn_id
+        self._of_places: dict[str, Connection] = {}
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class LanceHook(BaseHook):
             options[CATALOG] = catalog
         others = (self._catalog("source_namespaces", one) for one in self._list("source_namespaces"))
         sources = [freeze_options({CATALOG: other}) for other in others if other]
-        options = dict(with_places(with_sources(freeze_options(options), sources), self._allowed_places()))
+        options = dict(with_allowed(with_sources(freeze_options(options), sources), self._allowed_places()))
         secrets = secret_values(options)
         remember_secrets([*secrets, self._connection.password or ""])
         for secret in secrets:
@@ -130,6 +134,10 @@ class LanceHook(BaseHook):
             self._connection = await self.aget_connection(self.lance_conn_id)
         except AirflowNotFoundException:
             raise self._missing() from None
+        named = self._extra.get("allowed_places")
+        for conn_id in named.values() if isinstance(named, dict) else ():
+            with suppress(AirflowNotFoundException):
+                self._of_places[conn_id] = await self.aget_connection(conn_id)
         # Fill both cached properties.
         _ = self._host, self.storage_options
         return self
@@ -154,20 +162,41 @@ class LanceHook(BaseHook):
         except AirflowNotFoundException:
             raise self._missing() from None
 
-    def _allowed_places(self) -> tuple[str, ...]:
-        """Return the places that the connection and Airflow's configuration allow."""
+    def _allowed_places(self) -> Mapping[str, Mapping[str, str] | None]:
+        """Return the places that the connection and Airflow's configuration allow, with their storage options."""
         given = self._extra.get("allowed_places") or []
         with suppress(ValueError):
             given = parse(given) if isinstance(given, str) else given
-        if not isinstance(given, list):
+        if isinstance(given, list) and all(isinstance(one, str) for one in given):
+            given = dict.fromkeys(given)
+        if not isinstance(given, dict) or not all(one is None or isinstance(one, str) for one in given.values()):
             raise InvalidInput(
-                f"allowed_places in the extra field of Airflow connection {self.lance_conn_id!r} is no list of URIs. "
-                'Give one such as ["s3://bucket/photos"].'
+                f"allowed_places in the extra field of Airflow connection {self.lance_conn_id!r} is neither a list of "
+                'URIs, such as ["s3://bucket/photos"], nor an object with a connection for each, such as '
+                '{"s3://bucket/photos": "photos_s3", "https://archive.example": "archive"}, or null.'
             )
         what = f"A place in allowed_places of Airflow connection {self.lance_conn_id!r}"
         configured = str(conf.get("geneva", "allowed_places", fallback="")).replace(",", " ").split()
-        found = [_absolute(one, what) if isinstance(one, str) else one for one in given]
-        return allow_places([*found, *(_absolute(one, "A place in [geneva] allowed_places") for one in configured)])
+        found = {_absolute(one, "A place in [geneva] allowed_places"): None for one in configured}
+        named = {_absolute(place, what): conn_id for place, conn_id in given.items()}
+        return {**found, **{place: conn_id and self._options_of(place, conn_id) for place, conn_id in named.items()}}
+
+    def _options_of(self, place: str, conn_id: str) -> dict[str, str]:
+        """Return the storage options of a place from its connection; for a web server, the headers of requests."""
+        try:
+            connection = self._of_places.get(conn_id) or self.get_connection(conn_id)
+        except AirflowNotFoundException:
+            remedy = f"Connection {self.lance_conn_id!r} names it for {place}. Define it, or give null for none."
+            raise missing_connection(conn_id, remedy) from None
+        if not place.startswith(("http://", "https://")):
+            return read_storage_options(connection.extra_dejson.get("storage_options"))
+        headers = read_storage_options(connection.extra_dejson.get("headers"))
+        if connection.login:
+            packed = base64.b64encode(f"{connection.login}:{connection.password or ''}".encode()).decode()
+            headers["authorization"] = f"Basic {packed}"
+        elif connection.password:
+            headers["authorization"] = f"Bearer {connection.password}"
+        return headers
 
     def _list(self, name: str) -> list[Any]:
         given = self._extra.get(name) or []

@@ -15,6 +15,7 @@ from airflow.sdk import Connection
 from airflow.sdk._shared.secrets_masker import redact
 
 from airflow_geneva import connect
+from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks import lance
@@ -70,14 +71,46 @@ def test_places_of_the_connection_and_of_the_configuration_are_allowed(
     assert define({"host": "s3://bucket/db"}).get_database().location("docs").places.roots == ("s3://bucket/db",)
 
 
+def test_a_place_has_the_storage_options_or_headers_of_its_connection(
+    define: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"aws_secret_access_key": "planted-place-key", "region": "eu-west-1"}
+    others = {
+        "SCANS": {"conn_type": "lance", "extra": {"storage_options": options}},
+        "ARCHIVE": {"conn_type": "http", "login": "reader", "password": "planted-login"},
+        "TOKEN": {"conn_type": "http", "password": "planted-token", "extra": {"headers": {"x-kind": "scan"}}},
+    }
+    for name, connection in others.items():
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+    web = "https://archive.example"
+    places = {"s3://scans": "scans", web: "archive", f"{web}/private": "token", "gs://open": None}
+    given = {"host": "s3://bucket/db", "extra": {"allowed_places": places}}
+    for hook in (define(given), asyncio.run(define(given).aread())):
+        table = hook.get_database().location("docs")
+        assert table.places.roots == ("s3://bucket/db", *sorted(places))
+        assert dict(table.options_at("s3://scans/1.png")) == options
+        assert dict(table.options_at("gs://open/1.png")) == {}
+        assert dict(table.options_of_place(f"{web}/1")) == {"authorization": "Basic cmVhZGVyOnBsYW50ZWQtbG9naW4="}
+        assert dict(table.options_of_place(f"{web}/private/1")) == {
+            "authorization": "Bearer planted-token",
+            "x-kind": "scan",
+        }
+        shown = mask_secrets("planted-place-key cmVhZGVyOnBsYW50ZWQtbG9naW4= planted-token")
+        assert "planted" not in shown
+        assert "cmVh" not in shown
+        assert "planted-token" not in str(redact("planted-token"))
+        assert "planted" not in repr(table)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("s3://bucket", "is no list of URIs"),
-        ({"s3://bucket": 1}, "is no list of URIs"),
+        ("s3://bucket", "is neither a list of URIs"),
+        ({"s3://bucket": 1}, "is neither a list of URIs"),
+        ({"s3://bucket": "none"}, "Airflow connection 'none' does not exist. .* names it for s3://bucket"),
         (["photos"], "A place in allowed_places of Airflow connection .* is 'photos', a relative path"),
         (["s3://user:planted-password@bucket"], "credentials as storage_options"),
-        ([7], "neither a path nor a URI"),
+        ([7], "is neither a list of URIs"),
     ],
 )
 def test_a_place_that_is_none_is_refused_with_where_it_is_named(define: Any, given: Any, says: str) -> None:

@@ -425,7 +425,7 @@ def untyped(x: int):
         ({"preprocess": "half"}, staged.call, "preprocess='half'. Give a function of the input columns"),
         ({"preprocess": "missing"}, OfMethods, "preprocess='missing'. Give a function"),
         ({"preprocess": 3}, staged.call, "preprocess=3. Give a function"),
-        ({"preprocess": later}, staged.call, "is async or a batch API"),
+        ({"preprocess": later, "preprocess_workers": 2}, staged.call, "and preprocess=f.later is async"),
         ({"preprocess": untyped}, staged.call, "UDF 'f.untyped' needs an output type"),
         ({"preprocess": vector}, staged.call, "UDF 'f.vector' needs an output type"),
         ({"preprocess": tens}, two, "takes ['a', 'b'], and has preprocess=f.tens, whose value is its only input"),

@@ -21,6 +21,7 @@ from airflow_geneva.engine.limits.limiter import limiter_of
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.limits.store import BudgetTable
 from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.error_policy import Skip
 from airflow_geneva.errors import InvalidInput, JobFailed
 from tests.support.openai_server import OpenAIServer, embedding_of
@@ -246,7 +247,7 @@ def test_what_calls_report_is_in_the_result_the_status_and_the_cap(tmp_path: Pat
 def test_tokens_beyond_the_estimate_are_in_the_budget_when_the_call_has_ended(
     tmp_path: Path, is_async: bool, fails: bool
 ) -> None:
-    storage = Storage.at(str(tmp_path)).folder("limits")
+    table = TableLocation(str(tmp_path / "db" / "t.lance"), "t")
     limit = RateLimit("service", tokens_per_minute=60_000)
 
     def use(text: str) -> str:
@@ -258,12 +259,12 @@ def test_tokens_beyond_the_estimate_are_in_the_budget_when_the_call_has_ended(
     async def use_later(text: str) -> str:
         return use(text)
 
-    with calling(storage, Meter()):
+    with calling(table, Meter()):
         function = limited(use_later if is_async else use, limit, "use", is_async)
         try:
             answer = function("of 12 chars.")
             assert (asyncio.run(answer) if is_async else answer) == "of 12 chars."
         except ValueError:
             assert fails
-    budget = BudgetTable(storage, "service").read().budget
+    budget = BudgetTable(table.limits, "service").read().budget
     assert 60 <= budget.tokens - budget.clock <= 65

@@ -104,7 +104,7 @@ PERMITTED = {
         "cli.words.OPTIONS",
         "engine.job.meter._current",
         "engine.lance_io.conflicts._retries",
-        "engine.limits.calls._database",
+        "engine.limits.calls._table",
         "engine.limits.rate_limit._meter",
         "engine.udf.stored._makers",
         "functions.answers._most",

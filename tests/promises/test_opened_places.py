@@ -19,6 +19,7 @@ from airflow_geneva.engine.commit.column import ShardCommitter
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.errors import GenevaError, InvalidInput
 from tests.support.elsewhere import point_elsewhere
+from airflow_geneva.functions import read_file
 from tests.support.object_store import Bucket
 
 if TYPE_CHECKING:
@@ -369,6 +370,17 @@ def test_executors_read_blobs_in_allowed_places_only(spark: SparkSession, db: Da
     allowed = connect(db.uri, allowed_places=[secret.parent]).open_table("photos")
     allowed.backfill("copied", runner="spark")
     assert allowed.to_arrow(["copied"]).column("copied").to_pylist() == [b"an image", SECRET]
+
+
+@pytest.mark.spark
+def test_executors_read_files_in_allowed_places_only(spark: SparkSession, db: Database, secret: Path) -> None:
+    links = db.create_table("links", {"uri": [secret.as_uri()]})
+    links.add_columns({"file": (read_file(), ["uri"])})
+    with pytest.raises(GenevaError, match=REFUSED):
+        links.backfill("file", runner="spark")
+    allowed = connect(db.uri, allowed_places=[secret.parent]).open_table("links")
+    allowed.backfill("file", runner="spark")
+    assert allowed.to_arrow(["file"]).column("file").to_pylist() == [SECRET]
 
 
 @pytest.mark.spark

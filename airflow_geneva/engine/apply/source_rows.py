@@ -72,14 +72,11 @@ class SourceRows:
 
     def to_document(self) -> dict[str, Any]:
         """Return the table's location, with its credentials, and the version, for a process that this one starts."""
-        place = self.location
-        table = [place.uri, place.name, place.options, place.alone]
-        return {"table": table, "version": self.version, "order": self.order}
+        return {"table": self.location.to_document(), "version": self.version, "order": self.order}
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> SourceRows:
-        uri, name, options, alone = document["table"]
-        place = TableLocation(uri, name, tuple((key, value) for key, value in options), alone)
+        place = TableLocation.of_document(document["table"])
         return SourceRows(place, document["version"], tuple((name, way) for name, way in document["order"]))
 
 

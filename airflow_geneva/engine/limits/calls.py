@@ -18,7 +18,7 @@ from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.limits.limiter import Limiter, Pass, TokenGuess, limiter_of
 from airflow_geneva.engine.limits.rate_limit import Meter, RateLimit, RateLimited, count, metered
 from airflow_geneva.engine.runtime import time
-from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.limits")
 
@@ -29,23 +29,23 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _TOO_MANY_REQUESTS = 429
 _NO_MONEY = "insufficient_quota"
 
-_database: ContextVar[Storage | None] = ContextVar("geneva_limits", default=None)
+_table: ContextVar[TableLocation | None] = ContextVar("geneva_table", default=None)
 
 
 @contextmanager
-def calling(limits: Storage | None, meter: Meter) -> Iterator[None]:
-    """Apply the limits in `limits` to the calls of this block, and add their usage to a meter."""
-    token = _database.set(limits)
+def calling(table: TableLocation | None, meter: Meter) -> Iterator[None]:
+    """Call functions for a table in this block: apply the limits of its database, and add their usage to a meter."""
+    token = _table.set(table)
     try:
         with metered(meter):
             yield
     finally:
-        _database.reset(token)
+        _table.reset(token)
 
 
-def limits_at_hand() -> Storage | None:
-    """Return the folder of the budgets that calls in the current block use."""
-    return _database.get()
+def table_at_hand() -> TableLocation | None:
+    """Return the table for which functions are called in the current block."""
+    return _table.get()
 
 
 def limited(
@@ -61,10 +61,10 @@ def limited(
         name: name of the UDF, by which the tokens of its calls are estimated.
         mark: called with True when a call starts, and with False when it waits.
     """
-    database = _database.get()
-    if limit is None or database is None:
+    table = _table.get()
+    if limit is None or table is None:
         return function
-    limiter = limiter_of(database, limit)
+    limiter = limiter_of(table.limits, limit)
     calls = LimitedCalls(function, limiter, limiter.guesses.setdefault(name, TokenGuess()), mark)
     return calls.call_async if is_async else calls.call
 

@@ -105,7 +105,7 @@ class ColumnFunction(Described):
             preprocess_workers=None,
             dedup=False,
         )
-        with calling(self.location.limits, Meter()), open_batch_mapper(udf, names) as mapper:
+        with calling(self.location, Meter()), open_batch_mapper(udf, names) as mapper:
             value = python_value(mapper(row).values[0])
         return value[self.of] if self.of and value is not None else value
 

@@ -92,7 +92,7 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     sample = ComputedSample(spec.column or "")
     meter = Meter()
     with (
-        calling(location.limits, meter),
+        calling(location, meter),
         computing(target, loaded, ready_to_open(loaded)) as (compute, inputs),
     ):
         reads = [*inputs, *also] if also else inputs

@@ -148,7 +148,7 @@ def prepare(
             values.flush()
 
     try:
-        with calling(location.limits, meter), ExitStack() as stack:
+        with calling(location, meter), ExitStack() as stack:
             threads = spec.sizing.intra_applier_concurrency
             made = [stack.enter_context(computing(target, loaded, opened, known, submissions)) for _ in range(threads)]
             (mapper, reads), mappers = made[0], [mapper for mapper, _ in made]

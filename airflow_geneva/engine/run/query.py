@@ -106,7 +106,7 @@ class TableQuery:
         size = min([udf.batch_size or _READ_ROWS for udf in outputs.udfs.values()], default=_READ_ROWS)
         batches: list[pa.RecordBatch] = []
         with (
-            calling(self.table.limits, Meter()),
+            calling(self.table, Meter()),
             QueryComputer(outputs.columns, outputs.udfs, keeps_before=False) as compute,
         ):
             for part in self._row_ids(dataset, where):
@@ -147,7 +147,7 @@ class TableQuery:
         open_mapper = partial(_open_of_groups, outputs.udfs, rows_of)
         batches, at, size = list[pa.RecordBatch](), 0, _READ_ROWS
         with (
-            calling(self.table.limits, Meter()),
+            calling(self.table, Meter()),
             QueryComputer(outputs.columns, outputs.udfs, open_mapper, keeps_before=False) as compute,
         ):
             for start in range(0, max(whole.num_rows, 1), size):

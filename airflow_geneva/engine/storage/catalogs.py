@@ -24,7 +24,15 @@ from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import describe_store_error
 from airflow_geneva.engine.storage.outages import StorageOptions, pylance_options, wait_out
 from airflow_geneva.engine.storage.refusals import is_access_refused
-from airflow_geneva.engine.storage.secrets import CATALOG, OTHERS, PLACES, TABLE, plain_name, remember_options
+from airflow_geneva.engine.storage.secrets import (
+    CATALOG,
+    OTHERS,
+    PLACE_OPTIONS,
+    PLACES,
+    TABLE,
+    plain_name,
+    remember_options,
+)
 from airflow_geneva.engine.storage.uri import normalize_uri
 from airflow_geneva.errors import GenevaError, InvalidInput, NoSuchTable, StorageError
 
@@ -39,6 +47,8 @@ _EARLIER = 60.0
 """pylance asks for new credentials this many seconds before the old ones expire, unless an option says otherwise."""
 _ADDRESSES = ("uri", "endpoint", "root", "region")
 """Properties that say where the catalog is, also with its kind before them, as in `unity.endpoint`."""
+_OWN = (CATALOG, TABLE, OTHERS, PLACES, PLACE_OPTIONS)
+"""Storage options of this package, which pylance does not get."""
 _NO_SUCH = re.compile(r"NotFound|does not exist", re.IGNORECASE)
 _EXAMPLE = 'connect_namespace("rest", {"uri": "https://catalog.example"})'
 
@@ -149,7 +159,7 @@ def pylance_access(options: StorageOptions, patient: bool = True) -> dict[str, A
     """
     remember_options(options)  # here, because processes that unpickle options do not freeze them
     given = dict(options) if not patient else pylance_options(options) or {}
-    kept = {name: value for name, value in given.items() if name not in (CATALOG, TABLE, OTHERS, PLACES)}
+    kept = {name: value for name, value in given.items() if name not in _OWN}
     if CATALOG not in dict(options):
         return {"storage_options": kept or None}
     known = {**kept, **dict(describe(options).options)}

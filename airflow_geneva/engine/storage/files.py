@@ -228,7 +228,7 @@ class Storage:
         """Read a document; raises the errors of `_reading`, and ValueError if it has more than `most_bytes` bytes."""
         with self._reading(name) as source:
             if self.local:
-                return _read_at_most(source, most_bytes)
+                return read_local(source, most_bytes)
             return self._ask(lambda session: _download(session, name, io.BytesIO(), most_bytes).getvalue())
 
     def read_part(self, name: str, start: int, length: int) -> bytes:
@@ -444,7 +444,8 @@ def _copy(source: int, target: SupportsWrite[bytes], most_bytes: int, copied: Fu
         copied.set_exception(error)
 
 
-def _read_at_most(path: str | Path, most_bytes: int) -> bytes:
+def read_local(path: str | Path, most_bytes: int) -> bytes:
+    """Read a file of this machine; ValueError if it is none, such as a pipe, or has more than `most_bytes` bytes."""
     # Opening a pipe would wait for its writer.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         mode = os.fstat(file.fileno())

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from airflow_geneva.engine.storage import catalogs
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import engine_errors, is_outage
-from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.engine.storage.files import Storage, freeze_options
 from airflow_geneva.engine.storage.outages import STORE_PATIENCE, wait_out, with_patience
-from airflow_geneva.engine.storage.places import Places, allowed_places, check_manifest, with_places
+from airflow_geneva.engine.storage.places import Places, allowed_places, check_manifest, options_of_place, with_places
 from airflow_geneva.engine.storage.requests import count_requests
 from airflow_geneva.engine.storage.secrets import PLACES
 from airflow_geneva.engine.storage.uri import check_name, is_local, is_name, join
@@ -53,6 +53,15 @@ class TableLocation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", catalogs.of_table(self.options, self.name))
 
+    def to_document(self) -> list[Any]:
+        """Return it, with its credentials, for a process that this one starts."""
+        return [self.uri, self.name, self.options, self.alone]
+
+    @staticmethod
+    def of_document(document: list[Any]) -> TableLocation:
+        uri, name, options, alone = document
+        return TableLocation(uri, name, freeze_options(dict(options)), alone)
+
     @property
     def in_catalog(self) -> bool:
         return catalogs.catalog_uri(self.options) is not None
@@ -79,6 +88,15 @@ class TableLocation:
         own = [self.uri if self.in_catalog or self.alone else self.database_uri]
         listed = catalogs.folder_of(self.options) if self.in_catalog else None
         return Places(tuple(dict.fromkeys([*own, *([listed] if listed else []), *allowed_places(self.options)])))
+
+    def options_at(self, uri: str) -> tuple[tuple[str, str], ...]:
+        """Return the storage options for a file in one of its places: those of the place, or its own."""
+        own = tuple((name, value) for name, value in self.options if not name.startswith("geneva_"))
+        return own if (found := self.options_of_place(uri)) is None else found
+
+    def options_of_place(self, uri: str) -> tuple[tuple[str, str], ...] | None:
+        """Return the storage options that the user gave for the place of a file; None: none."""
+        return options_of_place(self.options, uri)
 
     @property
     def source_options(self) -> tuple[tuple[str, str], ...]:

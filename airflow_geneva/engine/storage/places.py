@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from airflow_geneva.engine.storage.documents import parse
-from airflow_geneva.engine.storage.secrets import PLACES
+from airflow_geneva.engine.storage.files import freeze_options
+from airflow_geneva.engine.storage.secrets import PLACE_OPTIONS, PLACES
 from airflow_geneva.engine.storage.uri import normalize_uri, without_credentials
 from airflow_geneva.errors import InvalidInput
 
@@ -187,11 +188,34 @@ def allow_places(given: Any) -> tuple[str, ...]:
     try:
         found = [normalize_uri(one) for one in given or ()]
     except TypeError:
-        raise InvalidInput(f"allowed_places={given!r:.200} is no list of paths and URIs. Give one.") from None
+        kind = type(given).__name__  # its values may be secrets
+        raise InvalidInput(f"allowed_places is no list of paths and URIs, but a {kind}. Give one.") from None
     for one in found:
         if _address(one) is None:
             raise InvalidInput(f"allowed_places names {one!r:.300}, which is no folder. Give one such as s3://bucket.")
     return tuple(sorted(set(found)))
+
+
+def with_allowed(options: Options, given: Any) -> Options:
+    """Add the places that a user allows to storage options: a list of them, or the storage options of each.
+
+    Raises:
+        InvalidInput: a place is no folder, or its storage options do not map text to text.
+    """
+    places = allow_places(given)
+    if isinstance(given, Mapping):
+        own = {normalize_uri(place): dict(freeze_options(found)) for place, found in given.items() if found}
+        before = parse(dict(options).get(PLACE_OPTIONS) or "{}")
+        if own:
+            options = (*options, (PLACE_OPTIONS, json.dumps({**before, **own}, sort_keys=True)))
+    return with_places(options, places)
+
+
+def options_of_place(options: Options, uri: str) -> Options | None:
+    """Return the storage options of the innermost place that holds a file, of those that have some; or else None."""
+    own = parse(dict(options).get(PLACE_OPTIONS) or "{}")
+    held = [place for place in own if Places((place,)).hold(uri)]
+    return freeze_options(own[max(held, key=len)]) if held else None
 
 
 def with_places(options: Options, places: Iterable[str]) -> Options:

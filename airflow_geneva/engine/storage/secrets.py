@@ -21,6 +21,9 @@ OTHERS = "geneva_source_namespaces"
 PLACES = "geneva_allowed_places"
 """Storage option: the JSON of the places that may be opened beside the table's database; URIs without credentials."""
 
+PLACE_OPTIONS = "geneva_place_options"
+"""Storage option: the JSON of the storage options of allowed places, by their URI."""
+
 # Every other option counts as a secret.
 _HARMLESS_NAMES = """
 account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
@@ -71,6 +74,12 @@ def _all_values(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if name == OTHERS:
             for other in parse(value).values():
                 yield from _all_values({CATALOG: other})
+        elif name == PLACE_OPTIONS:
+            for given in parse(value).values():
+                for what, text in _all_values(given):
+                    yield what, text
+                    # A header holds its kind before the secret: "Bearer eyJh...".
+                    yield from ((what, word) for word in text.split()[1:])
         elif name == CATALOG:
             for what, given in parse(value)["properties"].items():
                 known = plain_name(what) in _HARMLESS_PROPERTIES and not what.startswith(("headers.", "storage."))

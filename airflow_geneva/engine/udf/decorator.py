@@ -411,7 +411,8 @@ def udf(
         expect: expectations, from `airflow_geneva.expect`, which are checked before values become visible. They do not
             affect the code version: changing them recomputes nothing.
         preprocess: a function of the input columns that runs on CPUs ahead of the calls, for example to decode images
-            or tokenize texts while a device works. Its value for a row is the only input of the decorated function. Its
+            or tokenize texts while a device works; an `async def` one, such as `read_file()`, runs for many rows at a
+            time. Its value for a row is the only input of the decorated function. Its
             output type comes from its return annotation, or from its own `@udf(data_type=...)`. For a class, it may be
             the name of a method. Error policy and timeout apply to its calls too, and the code version covers it.
         preprocess_workers: number of processes for `preprocess`; by default it runs in `num_cpus` threads. Use
@@ -489,7 +490,10 @@ def udf(
     return make if func is None else make(func)
 
 
-_OF_A_STAGE = {"func", "name", "data_type", "signature", "module", "version", "deps", "input_columns", "deterministic"}
+_OF_A_STAGE = {
+    *("func", "name", "data_type", "signature", "module", "version", "deps", "input_columns", "deterministic"),
+    "max_in_flight",
+}
 
 
 def _read_stage(given: Any, func: Any, name: str, module: str) -> UDF:
@@ -517,16 +521,22 @@ def _read_stage(given: Any, func: Any, name: str, module: str) -> UDF:
         )
     own = f"{name}.{getattr(given, '__name__', type(given).__name__).strip('<>')}"
     signature = read_signature(given if owner is None else partial(given, None), own)
-    return UDF(given, own, output_type(signature, kind, own), signature, module, method_of=owner)
+    calls = check_calls(signature.is_async, None, own)
+    return UDF(given, own, output_type(signature, kind, own), signature, module, max_in_flight=calls, method_of=owner)
 
 
 def _check_stage(made: UDF, stage: UDF) -> None:
     """Reject a stage whose value the function cannot take, or that cannot run ahead of its calls."""
-    if made.is_batch_api or stage.is_async or stage.is_batch_api:
-        what = "is a batch API" if made.is_batch_api else f"has preprocess={stage.name}, which is async or a batch API"
+    if made.is_batch_api or stage.is_batch_api:
+        what = "is a batch API" if made.is_batch_api else f"has preprocess={stage.name}, which is a batch API"
         raise InvalidInput(
-            f"UDF {made.name!r} {what}. A plain function preprocesses, for a function that is called row by row or "
-            "batch by batch."
+            f"UDF {made.name!r} {what}. A function preprocesses, for a function that is called row by row or batch by "
+            "batch."
+        )
+    if stage.is_async and made.preprocess_workers is not None:
+        raise InvalidInput(
+            f"UDF {made.name!r} has preprocess_workers={made.preprocess_workers}, and preprocess={stage.name} is "
+            "async. Its calls run side by side in one process, max_in_flight at a time: leave preprocess_workers out."
         )
     takes = made.signature
     if len(takes.required) > 1 or not takes.parameters:
@@ -548,7 +558,7 @@ def _check_stage(made: UDF, stage: UDF) -> None:
     made._check_weight([field.name for field in stage.data_type] if is_struct else takes.parameters[:1])
     apart = {name: getattr(made, name) for name in ("preprocess_workers", "timeout", "setup_timeout")}
     chosen = [f"{name}={value!r}" for name, value in apart.items() if value is not None]
-    chosen += ["on_error"] * (made.on_error != "fail") + ["async def __call__"] * made.is_async
+    chosen += ["on_error"] * (made.on_error != "fail") + ["async def"] * (made.is_async or stage.is_async)
     if stage.method_of is not None and chosen:
         raise InvalidInput(
             f"UDF {made.name!r} has preprocess={stage.name}, a method of its instance, and {', '.join(chosen)}, with "

@@ -199,7 +199,7 @@ def check_flag(setting: str, value: bool) -> bool:
     return value
 
 
-def check_memory(value: int | str | None) -> int | None:
+def check_memory(value: int | str | None, setting: str = "memory") -> int | None:
     """Return bytes for a number, or for a text such as "512m" or "4g" (powers of 1,024)."""
     amount: float | None = None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -207,7 +207,7 @@ def check_memory(value: int | str | None) -> int | None:
     elif isinstance(value, str) and (match := _MEMORY.fullmatch(value.strip())):
         amount = float(match[1]) * 1024 ** " kmgt".index((match[2] or " ").lower())
     if value is not None and (amount is None or amount < 1):
-        raise InvalidInput(f'memory={value!r}: give bytes above 0, or a text such as "512m" or "4g".')
+        raise InvalidInput(f'{setting}={value!r}: give bytes above 0, or a text such as "512m" or "4g".')
     return None if amount is None else int(amount)
 
 

@@ -29,7 +29,7 @@ from airflow_geneva.engine.apply.isolation.worker import (
 from airflow_geneva.engine.apply.udf_call import Mapper
 from airflow_geneva.engine.counts import Usage
 from airflow_geneva.engine.failures import CallFailure
-from airflow_geneva.engine.limits.calls import limits_at_hand
+from airflow_geneva.engine.limits.calls import table_at_hand
 from airflow_geneva.engine.limits.rate_limit import count
 from airflow_geneva.engine.runtime import Future, threading, time
 from airflow_geneva.engine.udf.shipping import UdfReference
@@ -125,12 +125,11 @@ class WorkerProcess:
 
     def load(self, batch: pa.RecordBatch, mapper: Mapper | None = None) -> None:
         """Send a batch for `map`, which replaces the previous one; `WorkerLost` if the worker died."""
-        limits = limits_at_hand()
-        kept = limits and (limits.root, dict(limits.options))
+        table = table_at_hand()
         reads = None
         if mapper is not None and mapper.source is not None and mapper.udf.groups == "batches":
             reads = {"columns": mapper.input_columns, "source": mapper.source.to_document()}
-        self._ask({"order": "load", "limits": kept, "reads": reads}, batch_to_bytes(batch))
+        self._ask({"order": "load", "table": table and table.to_document(), "reads": reads}, batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
         """Map rows of the batch; end early after a failed row on which the caller has to decide.

@@ -70,7 +70,12 @@ def open_batch_mapper(
 
 
 def _open_stage(udf: UDF, stage: Mapper) -> list[BatchMapper]:
-    """Prepare a UDF's stage once for each of its `preprocess_workers`, or for each of its CPUs."""
+    """Prepare a UDF's stage once for each of its `preprocess_workers`, or for each of its CPUs.
+
+    The calls of an async one run side by side; while the last of one batch are in flight, those of a second one begin.
+    """
+    if stage.udf.is_async:
+        return [AsyncMapper(stage) for _ in range(2)]
     if udf.preprocess_workers or stage.udf.needs_process:
         reference = UdfReference.of(udf, stage=True)
         return [_WorkerMapper(stage, reference) for _ in range(udf.preprocess_workers or _threads_of(udf))]

@@ -41,7 +41,7 @@ from airflow_geneva.engine.limits.calls import calling
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.engine_errors import as_failure
-from airflow_geneva.engine.storage.files import Storage, freeze_options
+from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.error_policy import Skip, matching_rules_of, rules_of
 from airflow_geneva.engine.udf.shipping import UdfReference
@@ -104,7 +104,7 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
     poll.register(orders, select.POLLIN)
     udf: UDF
     run: _BatchRun | None = None
-    limits: Storage | None = None
+    table: TableLocation | None = None
     while poll.poll(IDLE_SECONDS * 1_000):
         header, body = receive(orders)
         match header["order"]:
@@ -119,12 +119,12 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
                     send(answers, {})
             case "load":
                 run = _BatchRun(udf, batch_from_bytes(body), answers, mark, header["reads"])
-                limits = header["limits"] and Storage(header["limits"][0], freeze_options(header["limits"][1]))
+                table = header["table"] and TableLocation.of_document(header["table"])
                 send(answers, {})
             case "map":
                 assert run is not None
                 map_them = run.map_rows if udf.form == "scalar" else run.map_batch
-                with calling(limits, run.meter):
+                with calling(table, run.meter):
                     map_them(header["start"], header["stop"])
             case "rest":
                 run = None

@@ -1,0 +1,219 @@
+"""Read the files that a column names by path or URI."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import pyarrow as pa
+
+from airflow_geneva.engine.choices import check_whole
+from airflow_geneva.engine.limits.calls import retry_after, table_at_hand
+from airflow_geneva.engine.limits.rate_limit import RateLimited
+from airflow_geneva.engine.masking import mask_secrets
+from airflow_geneva.engine.storage.files import Storage, read_local
+from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.engine.storage.places import is_absolute
+from airflow_geneva.engine.storage.uri import is_local, normalize_uri
+from airflow_geneva.engine.udf import UDF
+from airflow_geneva.engine.udf.settings import check_memory, check_number
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.functions.made import library, make
+
+_AT_A_TIME = 32
+_MOST_REDIRECTS = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_OK = 200
+_GONE = (404, 410)
+_REFUSED = (401, 403, 407, 451)
+_TOO_MANY = 429
+_OF_SERVER = 500
+_PART_BYTES = 1 << 16
+_HOSTS = 64
+"""Number of web servers to which connections are kept."""
+_ALLOW_MORE = "Give read_file(max_bytes=...) more, if the file is right."
+
+
+class _ReadFile:
+    """Read a file by its path or URI."""
+
+    name = "read_file"
+    revision = 1
+    max_bytes: int
+    timeout: float
+    retries: int
+    per_host: int
+    at_a_time: int
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(self.at_a_time, thread_name_prefix="geneva-read")
+        self.hosts: dict[str, asyncio.Semaphore] = {}
+
+    @cached_property
+    def web(self) -> Any:
+        """Connections to web servers, which are kept between requests."""
+        kept = {"num_pools": _HOSTS, "maxsize": self.per_host}
+        return library("urllib3", "airflow-geneva[http]").PoolManager(**kept, retries=False)
+
+    async def __call__(self, uri: str) -> bytes | None:
+        if uri is None:
+            return None
+        table = table_at_hand()
+        if table is None:
+            raise InvalidInput(
+                "read_file reads what a table names, in the places of the table's database, and is called for none. "
+                'Use it in a column or a query: table.query().select({"file": (read_file(), ["uri"])}).'
+            )
+        found = _checked(table, uri, "A value that read_file was given")
+        host = self.hosts.setdefault(urlsplit(found).netloc, asyncio.Semaphore(self.per_host))
+        for left in reversed(range(self.retries + 1)):
+            try:
+                async with host:
+                    return await asyncio.wait_for(self._read(table, found), self.timeout)
+            except (ConnectionError, asyncio.TimeoutError, RateLimited) as error:
+                if not left:
+                    raise _of_last(error, found, self.timeout) from error
+                named = retry_after(error) or 0.0
+                pause = max(named, _FIRST_PAUSE * 2 ** (self.retries - left) * random.uniform(0.5, 1.5))
+                await asyncio.sleep(min(pause, _LONGEST_PAUSE))
+        raise AssertionError
+
+    async def _read(self, table: TableLocation, uri: str) -> bytes:
+        read = self._download if uri.startswith(("http://", "https://")) else self._read_stored
+        return await asyncio.get_running_loop().run_in_executor(self.threads, read, table, uri)
+
+    def _read_stored(self, table: TableLocation, uri: str) -> bytes:
+        """Read a file of a disk or an object store."""
+        try:
+            if is_local(uri):
+                return read_local(uri, self.max_bytes)
+            parts = urlsplit(uri)
+            store = Storage(f"{parts.scheme}://{parts.netloc}", table.options_at(uri))
+            return store.read_bytes(parts.path.lstrip("/"), self.max_bytes)
+        except ValueError as error:
+            raise ValueError(f"{error}. {_ALLOW_MORE}") from None
+        except FileNotFoundError:
+            raise FileNotFoundError(f"There is no file {uri}.") from None
+
+    def _download(self, table: TableLocation, uri: str) -> bytes:
+        """Read a file of a web server, and follow its redirects into allowed places."""
+        until, web = time.monotonic() + self.timeout, self.web
+        errors = library("urllib3.exceptions", "airflow-geneva[http]")
+        for _ in range(_MOST_REDIRECTS + 1):
+            headers = dict(table.options_of_place(_without_query(uri)) or ())
+            try:
+                response = web.request(
+                    "GET", uri, headers=headers, timeout=self.timeout, preload_content=False, redirect=False
+                )
+                with response:
+                    if not (location := response.get_redirect_location()):
+                        return self._body(response, uri, until)
+                    response.drain_conn()
+            except errors.TimeoutError as error:
+                raise TimeoutError(f"{_shown(uri)} gave no answer within {self.timeout:g} s.") from error
+            except errors.LocationValueError:
+                raise ValueError(f"{_shown(uri)!r} is no address of a web server.") from None
+            except errors.HTTPError as error:
+                raise ConnectionError(f"{_shown(uri)} cannot be read: {mask_secrets(str(error))}") from None
+            uri = _checked(table, urljoin(uri, location), f"A redirect of {_shown(uri)}")
+        raise ValueError(f"{_shown(uri)} comes after {_MOST_REDIRECTS} redirects, and is another one.")
+
+    def _body(self, response: Any, uri: str, until: float) -> bytes:
+        _check_status(response, uri)
+        data = bytearray()
+        for part in response.stream(_PART_BYTES):
+            data += part
+            if len(data) > self.max_bytes:
+                raise ValueError(f"{_shown(uri)} has more than {self.max_bytes:,} bytes. {_ALLOW_MORE}")
+            if time.monotonic() > until:  # nobody waits for it any longer
+                raise TimeoutError(f"{_shown(uri)} was not read within {self.timeout:g} s.")
+        return bytes(data)
+
+
+def _checked(table: TableLocation, uri: str, document: str) -> str:
+    """Return a URI that may be opened, in the form in which it is; `InvalidInput` for any other one."""
+    web = uri.lower().startswith(("http://", "https://"))
+    if not web and not is_absolute(uri):
+        raise InvalidInput(
+            f"{document} is {uri!r:.300}, which leads nowhere without a folder. Store whole paths or URIs: s3://..., "
+            "https://..., /data/...; SQL can put the folder before it, in a view."
+        )
+    found = uri if web else normalize_uri(uri)
+    table.places.check(_without_query(found) if web else found, document)
+    return found
+
+
+def _without_query(uri: str) -> str:
+    return uri.partition("#")[0].partition("?")[0]
+
+
+def _shown(uri: str) -> str:
+    """Return a URI for a message, without what may hold a signature."""
+    return _without_query(uri)[:300]
+
+
+def _check_status(response: Any, uri: str) -> None:
+    status = response.status
+    if status == _OK:
+        return
+    said = f"{_shown(uri)} answered {status}{f' {response.reason}' if response.reason else ''}."
+    if status in _GONE:
+        raise FileNotFoundError(said)
+    if status == _TOO_MANY or status >= _OF_SERVER:
+        error = RateLimited(said, retry_after=_seconds(response.headers)) if status == _TOO_MANY else None
+        raise error or ConnectionError(said)
+    if status in _REFUSED:
+        raise PermissionError(
+            f"{said} If it needs a login, give its headers: connect(..., allowed_places={{place: "
+            '{"authorization": ...}}), in Airflow as a connection of the place.'
+        )
+    raise ValueError(said)
+
+
+def _seconds(headers: Mapping[str, str]) -> float:
+    given = str(headers.get("retry-after", ""))
+    return float(given) if given.isdecimal() else 0.0
+
+
+def _of_last(error: BaseException, uri: str, timeout: float) -> Exception:
+    """Return the error of the last try, for an error policy."""
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
+        return TimeoutError(f"{_shown(uri)} was not read within {timeout:g} s.")
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+def read_file(
+    *, max_bytes: int | str = "64m", timeout: float = 60.0, retries: int = 3, per_host: int = 16, **settings: Any
+) -> UDF:
+    """Make a UDF that reads the files that a column names by path or URI; NULL stays NULL.
+
+    It reads many files at a time. As `preprocess=` of another function, it reads ahead of its calls. A file may be
+    opened if it lies in the database or in an allowed place (`connect(..., allowed_places=[...])`), on a disk, an
+    object store, or behind `https://`, which needs `airflow-geneva[http]`. Object stores are read with the storage
+    options of the place, or else of the database; `https://` with the headers that the place has as storage options.
+
+    A missing file raises `FileNotFoundError`, a refused one `PermissionError`, one that is too large `ValueError`, and
+    one that cannot be read after all retries `ConnectionError`, `TimeoutError` or `RateLimited`.
+
+    Args:
+        max_bytes: maximum size of a file, in bytes or as `"64m"`.
+        timeout: maximum seconds of a try.
+        retries: number of further tries after a connection failed, a try took too long, or a server answered with 429
+            or an error of its own; the pause before each is doubled, and at least what the server asks for.
+        per_host: maximum number of files that a process reads from one host or bucket at a time.
+        settings: arguments of the decorator `udf`, such as `on_error`. By default `max_in_flight` is 32 files.
+    """
+    size = check_memory(max_bytes, "max_bytes")
+    if size is None or check_number("timeout", timeout, above_zero=True) is None:
+        raise InvalidInput("read_file was given None for max_bytes or timeout. Leave it out for the default.")
+    check_whole("retries", retries, least=0, most=20)
+    check_whole("per_host", per_host)
+    chosen = {"max_in_flight": _AT_A_TIME, **settings}
+    how = {"max_bytes": size, "timeout": timeout, "retries": retries, "per_host": per_host}
+    return make(_ReadFile, pa.large_binary(), {}, chosen, at_a_time=chosen["max_in_flight"], **how)
