@@ -24,7 +24,7 @@ from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.settings import check_memory, check_number
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.functions.made import library, make
+from airflow_geneva.functions.made import make
 
 _AT_A_TIME = 32
 _MOST_REDIRECTS = 5
@@ -58,8 +58,9 @@ class _ReadFile:
     @cached_property
     def web(self) -> Any:
         """Connections to web servers, which are kept between requests."""
-        kept = {"num_pools": _HOSTS, "maxsize": self.per_host}
-        return library("urllib3", "airflow-geneva[http]").PoolManager(**kept, retries=False)
+        import urllib3
+
+        return urllib3.PoolManager(num_pools=_HOSTS, maxsize=self.per_host, retries=False)
 
     async def __call__(self, uri: str) -> bytes | None:
         if uri is None:
@@ -71,7 +72,10 @@ class _ReadFile:
                 'Use it in a column or a query: table.query().select({"file": (read_file(), ["uri"])}).'
             )
         found = _checked(table, uri, "A value that read_file was given")
-        host = self.hosts.setdefault(urlsplit(found).netloc, asyncio.Semaphore(self.per_host))
+        web = found.startswith(("http://", "https://"))
+        host = self.hosts.setdefault(
+            urlsplit(found).netloc if web else "", asyncio.Semaphore(self.per_host if web else self.at_a_time)
+        )
         for left in reversed(range(self.retries + 1)):
             try:
                 async with host:
@@ -103,8 +107,9 @@ class _ReadFile:
 
     def _download(self, table: TableLocation, uri: str) -> bytes:
         """Read a file of a web server, and follow its redirects into allowed places."""
+        from urllib3 import exceptions as errors
+
         until, web = time.monotonic() + self.timeout, self.web
-        errors = library("urllib3.exceptions", "airflow-geneva[http]")
         for _ in range(_MOST_REDIRECTS + 1):
             headers = dict(table.options_of_place(_without_query(uri)) or ())
             try:
@@ -195,7 +200,7 @@ def read_file(
 
     It reads many files at a time. As `preprocess=` of another function, it reads ahead of its calls. A file may be
     opened if it lies in the database or in an allowed place (`connect(..., allowed_places=[...])`), on a disk, an
-    object store, or behind `https://`, which needs `airflow-geneva[http]`. Object stores are read with the storage
+    object store, or behind `https://`. Object stores are read with the storage
     options of the place, or else of the database; `https://` with the headers that the place has as storage options.
 
     A missing file raises `FileNotFoundError`, a refused one `PermissionError`, one that is too large `ValueError`, and
@@ -206,7 +211,7 @@ def read_file(
         timeout: maximum seconds of a try.
         retries: number of further tries after a connection failed, a try took too long, or a server answered with 429
             or an error of its own; the pause before each is doubled, and at least what the server asks for.
-        per_host: maximum number of files that a process reads from one host or bucket at a time.
+        per_host: maximum number of files that a process reads from one web server at a time.
         settings: arguments of the decorator `udf`, such as `on_error`. By default `max_in_flight` is 32 files.
     """
     size = check_memory(max_bytes, "max_bytes")

@@ -7,10 +7,14 @@ import json
 import re
 import runpy
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import PIL.Image
 import pyarrow as pa
@@ -53,6 +57,69 @@ def test_the_snippet_about_groups_runs(tmp_path: Path, monkeypatch: pytest.Monke
     rows = {1: (2, 3, "visit buy: 3.5"), 2: (2, 5, "buy buy: 6")}
     found = left["profiles"].to_arrow().to_pylist()
     assert {row["customer"]: (row["n"], row["last"], row["profile"]) for row in found} == rows
+
+
+def test_the_snippet_about_links_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("scans", "2.png"), ("web", "1.png")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(b"x" * len(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "web"))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("WEB", f"http://127.0.0.1:{server.server_port}")
+        left = run("links")
+        server.shutdown()
+        thread.join()
+    found = left["table"].to_arrow()
+    assert found.column("size").to_pylist() == [3, 5, None]
+    assert found.column("file").to_pylist() == [b"xxx", b"xxxxx", None]
+    [failing] = left["table"].group_errors(column_name="size")
+    assert "missing.png answered 404" in failing.message
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_the_functions_people_use_have_right_values(tmp_path: Path) -> None:
+    from dags_examples.file_udfs import frames, kind_of, language_of
+
+    made = io.BytesIO()
+    with av.open(made, "w", format="matroska") as container:
+        stream = container.add_stream("mpeg4", rate=2)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for shade in range(50):
+            pixels = np.full((32, 32, 3), 5 * shade, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode(None))
+    pixel = io.BytesIO()
+    PIL.Image.new("RGB", (1, 1)).save(pixel, "png")
+    files = {
+        "film": made.getvalue(),
+        "notes.txt": pixel.getvalue(),
+        "picture.png": (b"import os\nprint(os.getcwd())\n") * 20,
+    }
+    db = connect(tmp_path / "db")
+    (tmp_path / "db").mkdir()
+    for name, content in files.items():
+        (tmp_path / "db" / name).write_bytes(content)
+    texts = ["Alle Menschen sind frei und gleich geboren.", "All human beings are born free and equal.", ""]
+    rows = {"uri": [f"{tmp_path}/db/{name}" for name in files], "text": texts, "file": list(files.values())}
+    table = db.create_table("files", pa.table(rows))
+    table.add_columns({"kind": (kind_of, ["uri"]), "language": (language_of, ["text"]), "frames": (frames, ["file"])})
+    for column in ("kind", "language", "frames"):
+        table.backfill(column, runner="inline")
+    found = table.to_arrow()
+    assert [one["label"] for one in found.column("kind").to_pylist()] == ["mkv", "png", "python"]
+    assert found.column("language").to_pylist() == ["de", "en", None]
+    of_film, of_picture, of_code = found.column("frames").to_pylist()
+    assert [frame["at"] for frame in of_film] == [0, 10, 20]
+    shades = [np.asarray(PIL.Image.open(io.BytesIO(frame["image"]))).mean() for frame in of_film]
+    assert shades == pytest.approx([0, 100, 200], abs=8)
+    assert (len(of_picture), of_code) == (1, None)
 
 
 def test_the_snippet_about_a_catalog_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from airflow_geneva import Database, Table, View, connect, udf
 from airflow_geneva.engine.commit.column import ShardCommitter
 from airflow_geneva.engine.lance_io.blobs import scan_bytes
 from airflow_geneva.errors import GenevaError, InvalidInput
-from tests.support.elsewhere import point_elsewhere
 from airflow_geneva.functions import read_file
+from tests.support.elsewhere import point_elsewhere
 from tests.support.object_store import Bucket
 
 if TYPE_CHECKING:
