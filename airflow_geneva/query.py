@@ -152,16 +152,19 @@ class Query:
     ) -> Query:
         """Keep one row of each cluster of duplicates among the rows that the filter selects.
 
-        A cluster has the rows that are connected by pairs of duplicates: with `minhash`, two rows of it may be less
-        similar than the threshold, if rows between them connect them.
+        A cluster has the rows that are connected by pairs of duplicates: two rows of it may be less similar than the
+        threshold, if rows between them connect them.
 
         Args:
             on: the column of the table that is compared, or several.
             method: `"equal"`: rows are duplicates if the values of all these columns are equal; NULL equals NULL.
                 `"minhash"`: if their texts are similar, which is the Jaccard similarity of their sets of shingles, runs
                 of seven characters, without regard to case and to the amount of white space. Rows whose text is NULL
-                are kept. Of 100 pairs with the similarity of the threshold, about one is not found.
-            threshold: of `"minhash"`, the least similarity, from 0.3 to 1; by default 0.8.
+                are kept. `"cosine"`: if the cosine of their vectors, lists of one size of floating-point numbers, is
+                large enough. Rows whose vector is NULL or has no direction are kept. Of 100 pairs of texts or vectors
+                with the similarity of the threshold, about one is not found.
+            threshold: the least similarity: of `"minhash"` from 0.3 to 1, by default 0.8; of `"cosine"` from 0.8 to 1,
+                by default 0.95.
             keep: the row of a cluster to keep: `"min(column)"` or `"max(column)"`, the one with the smallest or largest
                 value, and of these the one with the smallest row id; `"first"`: the one with the smallest row id.
 

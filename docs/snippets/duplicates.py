@@ -15,6 +15,12 @@ table = pa.table(
         ],
     }
 )
+embeddings = pa.table(
+    {
+        "id": [1, 2, 3],
+        "embedding": pa.array([[0.9, 0.1, 0.3], [1.8, 0.2, 0.7], [0.1, 0.9, 0.3]], pa.list_(pa.float32(), 3)),
+    }
+)
 # --8<-- [start:texts]
 docs = db.create_table("docs", table)
 clean = docs.query().deduplicate(on="text", method="minhash", threshold=0.8, keep="min(id)")
@@ -26,3 +32,8 @@ print(view.to_arrow()["id"].to_pylist())  # [1, 3, 4]: 2 is almost the text of 1
 newest = docs.query().deduplicate(on="url", keep="max(id)")
 print(newest.to_arrow()["id"].to_pylist())  # [1, 2, 4]: 3 and 4 have one URL
 # --8<-- [end:values]
+# --8<-- [start:vectors]
+pictures = db.create_table("pictures", embeddings)
+clean = pictures.query().deduplicate(on="embedding", method="cosine", threshold=0.95)
+print(clean.to_arrow()["id"].to_pylist())  # [1, 3]: 2 points where 1 does
+# --8<-- [end:vectors]

@@ -152,7 +152,7 @@ def test_the_snippet_about_duplicates_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run("duplicates")
-    assert capsys.readouterr().out.splitlines() == ["[1, 3, 4]", "[1, 2, 4]"]
+    assert capsys.readouterr().out.splitlines() == ["[1, 3, 4]", "[1, 2, 4]", "[1, 3]"]
 
 
 def test_the_snippet_about_costs_runs(

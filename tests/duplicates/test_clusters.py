@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,13 +67,32 @@ class Comparing:
     ids: npt.NDArray[np.int64]
     rows: dict[int, Text | None]
 
+    def possible(self, left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return np.ones(len(left), np.bool_)
+
     def similar(self, left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         pairs = list(zip(self.ids[left].tolist(), self.ids[right].tolist(), strict=True))
         self.search.compared += pairs
         return np.array([similar(self.rows[a] or (), self.rows[b] or ()) for a, b in pairs], np.bool_)
 
-    def among(self, rows: npt.NDArray[np.int64]) -> Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.bool_]]:
-        return lambda one, others: self.similar(np.full(len(others), rows[one]), rows[others])
+    def among(self, rows: npt.NDArray[np.int64]) -> Among:
+        return Among(self, rows)
+
+
+@dataclass
+class Among:
+    """Some rows, by their positions among them."""
+
+    all: Comparing
+    rows: npt.NDArray[np.int64]
+
+    def possible(self, some: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        pairs = [(one, other) for one in some for other in range(len(self.rows)) if one != other]
+        left, right = np.array(pairs, np.int64).reshape(-1, 2).T
+        return left, right
+
+    def similar(self, left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return self.all.similar(self.rows[left], self.rows[right])
 
 
 def hash_of(text: Text) -> int:

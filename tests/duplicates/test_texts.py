@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_geneva.engine.duplicates.minhash import CHOICES, Bands, bands_for
-from airflow_geneva.engine.duplicates.texts import CHARACTERS, ShingleSets, normalized, pieces, shingle_hashes
+from airflow_geneva.engine.duplicates.texts import (
+    CHARACTERS,
+    ShingleSets,
+    SimilarSets,
+    normalized,
+    pieces,
+    shingle_hashes,
+)
+from airflow_geneva.engine.lance_io.row_ranges import Offsets
 from tests.support.duplicates import shingles
 
 ALPHABET = "abAB \t\n\x0b\u00a0\u2003éßЖ語😀"
@@ -52,9 +60,36 @@ def test_similarity_is_that_of_the_sets(texts: list[str]) -> None:
     wanted = [len(sets[a] & sets[b]) / len(sets[a] | sets[b]) for a, b in pairs]
     assert ShingleSets.of(found).similarity(left, right).tolist() == wanted
     every = np.arange(len(sets))
-    to_each = [ShingleSets.of(found).similarity_to(one, every).tolist() for one in range(len(sets))]
-    assert [similarity for one in to_each for similarity in one] == wanted
-    assert len(ShingleSets.of(found).similarity_to(0, every[:0])) == 0
+    for least in (0.3, 0.5, 0.8, 1.0):
+        search = SimilarSets.of(ShingleSets.of(found), least)
+        near = {(int(a), int(b)) for a, b in zip(*similar_pairs(search, every), strict=True)}
+        assert near == {pair for pair, similarity in zip(pairs, wanted, strict=True) if similarity >= least}
+        assert len(similar_pairs(search, every[:0])[0]) == 0
+
+
+def similar_pairs(search: SimilarSets, some: Offsets) -> tuple[Offsets, Offsets]:
+    left, right = np.unique(np.stack(search.possible(some)), axis=1)
+    similar = search.similar(left, right)
+    return left[similar], right[similar]
+
+
+@given(st.lists(st.text(alphabet="ab", max_size=24), min_size=1, max_size=12), st.integers(30, 100))
+def test_similar_texts_are_found_by_their_rare_shingles(texts: list[str], percent: int) -> None:
+    sets, every = ShingleSets.of(normalized(pa.array(texts, pa.string()))), np.arange(len(texts))
+    search = SimilarSets.of(sets, percent / 100)
+    left, right = np.divmod(np.arange(len(texts) ** 2), len(texts))
+    wanted = sets.similarity(left, right) >= percent / 100
+    found = similar_pairs(search, every)
+    assert (found[0].tolist(), found[1].tolist()) == (left[wanted].tolist(), right[wanted].tolist())
+
+
+def test_texts_of_one_template_are_not_compared_with_each_other() -> None:
+    template = "the {} of this long sentence which all of these texts share with every other one"
+    texts = normalized(pa.array([template.format(f"{at * 7_919 % 10_007:05} {at:04}" * 2) for at in range(300)]))
+    every = np.arange(300)
+    left, right = SimilarSets.of(ShingleSets.of(texts), 0.8).possible(every)
+    assert set(every.tolist()) <= set(left[left == right].tolist())
+    assert len(set(zip(left.tolist(), right.tolist(), strict=True))) < 300 * 30
 
 
 def test_no_pairs_have_no_similarity() -> None:

@@ -26,6 +26,7 @@ PERMITTED = {
         "engine.checkpoint.packs._read_keys",
         "engine.code_hash.syntax._parse",
         "engine.counts.Sums._parts",
+        "engine.duplicates.vectors._directions",
         "engine.lance_io.arrays._reason_against_type",
         "engine.lance_io.plain_values._exactly",
         "engine.lance_io.table_versions._stamp_of",

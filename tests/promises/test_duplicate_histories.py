@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
-from tests.support.duplicates import Clean, text_of
+from tests.support.duplicates import Clean, text_of, vector_of
 from tests.support.forge import forge
 from tests.support.harness import Fault
 from tests.udfs_for_tests import views as udfs
@@ -35,15 +36,25 @@ CLEAN = [
     Clean(threshold=0.5, keep="min(score)"),
     Clean(("text",), None, "min(score)"),
     Clean(("text", "score"), None),
+    Clean(("vector",), 0.95),
+    Clean(("vector",), 0.9, "min(score)", "x % 3 != 0"),
 ]
 SCHEMA = pa.schema(
-    [("id", pa.int64()), ("text", pa.string()), ("x", pa.int64()), ("score", pa.int64()), ("other", pa.int64())]
+    [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        ("x", pa.int64()),
+        ("score", pa.int64()),
+        ("other", pa.int64()),
+        ("vector", pa.list_(pa.float32(), 8)),
+    ]
 )
 
 
 def new_rows(numbers: list[int], first: int) -> pa.Table:
     rows = [
         {"id": first + at, "text": text_of(number), "x": number, "score": number % 5 or None, "other": 0}
+        | {"vector": vector_of(number)}
         for at, number in enumerate(numbers)
     ]
     return pa.Table.from_pylist(rows, SCHEMA)
@@ -107,7 +118,9 @@ class DuplicateHistories(RuleBasedStateMachine):
     def _update_the_text(self, number: int) -> None:
         text = text_of(number % 300)
         value = "NULL" if text is None else "'" + text.replace("'", "''") + "'"
-        self.table.lance.update({"text": value}, where=f"id IN ({self.pick(number)})")
+        vector = vector_of(number % 300)
+        same = "NULL" if vector is None or math.isnan(vector[0]) else str(vector)
+        self.table.lance.update({"text": value, "vector": same}, where=f"id IN ({self.pick(number)})")
 
     def _update_the_filter(self, number: int) -> None:
         self.table.lance.update({"x": str(number % 300)}, where=f"id IN ({self.pick(number)})")
@@ -220,7 +233,7 @@ def die_at(view: View, fault: str) -> bool:
 def test_a_refresh_that_dies_anywhere_is_done_by_the_next(tmp_path: Path, seed: int) -> None:
     """It dies while the rows are hashed, after the clusters are written, and while the view itself is refreshed."""
     dice = random.Random(seed)
-    clean = CLEAN[seed % 3]
+    clean = [*CLEAN[:3], *CLEAN[-2:]][seed % 5]
     numbers = [dice.randrange(300) for _ in range(40)]
     table = connect(tmp_path / "db").create_table("docs", new_rows(numbers, 0), max_rows_per_file=10)
     view = make_view(table, clean)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -11,9 +12,11 @@ import pyarrow as pa
 
 from airflow_geneva.engine.duplicates.minhash import bands_for
 from airflow_geneva.engine.duplicates.texts import CHARACTERS
+from airflow_geneva.engine.duplicates.vectors import corners_for, most_sides, unit_vectors
 from airflow_geneva.query import Query
 
 Row = Mapping[str, Any]
+MASK = (1 << 64) - 1
 
 _BASE = (
     "In the beginning God created the heaven and the earth, and the earth was without form, and void",
@@ -33,6 +36,18 @@ def text_of(number: int) -> str | None:
     return text.upper() if number % 7 == 0 else text.replace(" ", "  \n") if number % 11 == 0 else text
 
 
+def vector_of(number: int) -> list[float] | None:
+    """Return a vector of which others are multiples, or differ by a small angle; None for one of 40 numbers."""
+    if number % 40 == 0:
+        return None
+    if number % 41 == 0:
+        return [0.0] * 8 if number % 2 else [math.nan] * 8
+    base, angle, at = number % 5, 0.12 * (number // 5 % 6), number // 30 % 3
+    found = [math.cos(angle) * 2.0 ** (number % 3) if place == base else 0.0 for place in range(8)]
+    found[5 + at] = math.sin(angle) * 2.0 ** (number % 3)
+    return found
+
+
 @dataclass(frozen=True)
 class Clean:
     """A deduplicated query, for this package and in plain Python."""
@@ -44,7 +59,7 @@ class Clean:
 
     def of(self, query: Query) -> Query:
         query = query if self.where is None else query.where(self.where)
-        method = "equal" if self.threshold is None else "minhash"
+        method = "equal" if self.threshold is None else "cosine" if self.on == ("vector",) else "minhash"
         return query.deduplicate(list(self.on), method, self.threshold, self.keep)
 
     def kept(self, rows: Mapping[int, Row], passes: Callable[[Row], bool] = lambda row: True) -> list[int]:
@@ -67,6 +82,8 @@ class Clean:
         if self.threshold is None:
             keys = {row_id: tuple(row[name] for name in self.on) for row_id, row in rows.items()}
             return [(a, b) for a, b in combinations(rows, 2) if keys[a] == keys[b]]
+        if self.on == ("vector",):
+            return self._pairs_of_vectors(rows, self.threshold)
         texts = {row_id: plain(row[self.on[0]]) for row_id, row in rows.items() if row[self.on[0]] is not None}
         values = pa.array(list(texts.values()), pa.large_string())
         bands = dict(zip(texts, bands_for(self.threshold).hashes(values).T.tolist(), strict=True))
@@ -77,6 +94,31 @@ class Clean:
             if any(x == y for x, y in zip(bands[a], bands[b], strict=True))
             and len(sets[a] & sets[b]) / len(sets[a] | sets[b]) >= self.threshold
         ]
+
+    def _pairs_of_vectors(self, rows: Mapping[int, Row], threshold: float) -> list[tuple[int, int]]:
+        vectors = {one: row["vector"] for one, row in rows.items() if has_direction(row["vector"])}
+        data = pa.array([*vectors.values()], pa.list_(pa.float32(), 8))
+        hashes, words = (found.T.tolist() for found in corners_for(threshold).hashes(unit_vectors(data)[0]))
+        bands, sketches = dict(zip(vectors, hashes, strict=True)), dict(zip(vectors, words, strict=True))
+        return [
+            (a, b)
+            for a, b in combinations(vectors, 2)
+            if (found := cosine(vectors[a], vectors[b])) > 1 - 1e-12
+            or (
+                found >= threshold
+                and any(x == y for x, y in zip(bands[a], bands[b], strict=True))
+                and sum(((x ^ y) & MASK).bit_count() for x, y in zip(sketches[a], sketches[b], strict=True))
+                <= most_sides(threshold)
+            )
+        ]
+
+
+def has_direction(vector: list[float] | None) -> bool:
+    return vector is not None and any(vector) and all(map(math.isfinite, vector))
+
+
+def cosine(left: list[float], right: list[float]) -> float:
+    return sum(x * y for x, y in zip(left, right, strict=True)) / (math.hypot(*left) * math.hypot(*right))
 
 
 def plain(text: str) -> str:

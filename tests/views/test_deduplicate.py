@@ -24,17 +24,25 @@ from airflow_geneva.errors import InvalidInput, UnknownValues
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace
-from tests.support.duplicates import Clean, text_of
+from tests.support.duplicates import Clean, text_of, vector_of
 from tests.udfs_for_tests import views as udfs
 
 SCHEMA = pa.schema(
-    [("id", pa.int64()), ("text", pa.string()), ("x", pa.int64()), ("score", pa.float64()), ("other", pa.int64())]
+    [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        ("x", pa.int64()),
+        ("score", pa.float64()),
+        ("other", pa.int64()),
+        ("vector", pa.list_(pa.float32(), 8)),
+    ]
 )
 
 
 def rows(numbers: range) -> pa.Table:
     data = [
         {"id": at, "text": text_of(at * 17), "x": at, "score": None if at % 9 == 0 else float(at * 37 % 11), "other": 0}
+        | {"vector": vector_of(at * 17)}
         for at in numbers
     ]
     return pa.Table.from_pylist(data, SCHEMA)
@@ -68,6 +76,8 @@ CLEAN = [
     Clean(keep="max(score)", where="x % 3 != 0"),
     Clean(("text",), None),
     Clean(("score", "other"), None, "max(id)"),
+    Clean(("vector",), 0.95),
+    Clean(("vector",), 0.9, "max(score)", "x % 3 != 0"),
 ]
 
 
@@ -89,6 +99,7 @@ def test_a_view_keeps_one_row_of_each_cluster(docs: Table, clean: Clean) -> None
 CHANGES: dict[str, Callable[[Table], Any]] = {
     "append": lambda table: table.add(rows(range(1_000, 1_020))),
     "update": lambda table: table.lance.update({"text": "'something else'"}, where="id % 7 = 0"),
+    "update vectors": lambda table: table.lance.update({"vector": f"{[0.5, 0.1] * 4}"}, where="id % 7 = 0"),
     "update the filter": lambda table: table.lance.update({"x": "x + 1000"}, where="id % 5 = 0"),
     "update what decides": lambda table: table.lance.update({"score": "100 - score"}, where="id % 2 = 0"),
     "update something else": lambda table: table.lance.update({"other": "other + 1"}, where="id % 2 = 0"),
@@ -284,7 +295,11 @@ def test_values_of_any_plain_type_are_compared(tmp_path: Path, kind: pa.DataType
         ({"on": "x", "keep": "min(missing)"}, "has no column 'missing'"),
         ({"on": "x", "method": "minhash"}, "only texts have shingles"),
         ({"on": ["text", "x"], "method": "minhash"}, "the texts of one column"),
-        ({"on": "text", "method": "cosine"}, "Vectors cannot be compared yet"),
+        ({"on": "text", "method": "euclid"}, 'or "cosine", which compares vectors'),
+        ({"on": "text", "method": "cosine"}, "Give one of lists of one size"),
+        ({"on": "numbers", "method": "cosine"}, "Give one of lists of one size"),
+        ({"on": ["vector", "x"], "method": "cosine"}, "the vectors of one column"),
+        ({"on": "vector", "method": "cosine", "threshold": 0.7}, "from 0.8 to 1"),
         ({"on": "text", "threshold": 0.8}, 'method="equal" compares values'),
         ({"on": "text", "method": "minhash", "threshold": 0.2}, "from 0.3 to 1"),
         ({"on": "text", "method": "minhash", "threshold": True}, "from 0.3 to 1"),
@@ -295,8 +310,8 @@ def test_values_of_any_plain_type_are_compared(tmp_path: Path, kind: pa.DataType
     ids=lambda one: "" if isinstance(one, str) else str(one),
 )
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 120, pa.float32()), 2)
-    table = connect(tmp_path / "db").create_table("docs", rows(range(60)).append_column("vector", vectors))
+    numbers = pa.FixedSizeListArray.from_arrays(pa.array([1] * 120, pa.int32()), 2)
+    table = connect(tmp_path / "db").create_table("docs", rows(range(60)).append_column("numbers", numbers))
     with pytest.raises(InvalidInput, match=message.replace("(", r"\(").replace(")", r"\)")):
         table.query().deduplicate(**arguments).create_materialized_view(name="clean")
     assert connect(tmp_path / "db").table_names() == ["docs"]

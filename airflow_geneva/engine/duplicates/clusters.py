@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.engine.duplicates.texts import spread
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -22,14 +23,27 @@ Hashes: TypeAlias = Callable[[], npt.NDArray[np.int64]]
 """Reads the hashes of a band, one for each row."""
 
 
-class Comparison(Protocol):
-    """Compares rows, by their positions."""
+class Members(Protocol):
+    """Compares the rows of a group, by their positions in it."""
+
+    def possible(self, rows: Offsets) -> tuple[Offsets, Offsets]:
+        """Return the pairs of some rows and others that may be similar; a pair may be there several times."""
 
     def similar(self, left: Offsets, right: Offsets) -> Mask:
         """Return which pairs are similar."""
 
-    def among(self, rows: Offsets) -> Callable[[int, Offsets], Mask]:
-        """Return what compares one of these rows with others of them, by their positions among these."""
+
+class Comparison(Protocol):
+    """Compares rows, by their positions."""
+
+    def possible(self, left: Offsets, right: Offsets) -> Mask:
+        """Return which pairs may be similar, without reading rows."""
+
+    def similar(self, left: Offsets, right: Offsets) -> Mask:
+        """Return which pairs are similar."""
+
+    def among(self, rows: Offsets) -> Members:
+        """Return what compares these rows with each other."""
 
 
 _NEW, _LOOSE, _KNOWN = 0, 1, 2
@@ -38,6 +52,8 @@ _NEW, _LOOSE, _KNOWN = 0, 1, 2
 _SPARSE = 8
 _LARGE = 32
 """Rows of a group that are read together: else each would be read again for each row with which it is compared."""
+_BLOCK = 1 << 20
+"""The most pairs of such a group that are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +104,8 @@ class Clusters:
         search = _Search.begin(rows, known, comparison)
         if search.open.any():
             search.join_equal()
-            for band in range(len(bands)):
-                search.join_similar(bands, band)
+            for hashes in bands:
+                search.join_similar(hashes())
         return search.clusters()
 
     @property
@@ -160,21 +176,22 @@ class _Search:
         same = (high[left] == high[right]) & (low[left] == low[right])
         self.forest.join(left[same], right[same])
 
-    def join_similar(self, bands: Sequence[Hashes], band: int) -> None:
+    def join_similar(self, hashes: npt.NDArray[np.int64]) -> None:
         """Join the similar rows among those that share the hash of a band.
 
         One row of a group after the other is compared with those after it, until all are in one cluster.
         """
-        found, begins, ends = self._groups(bands[band]())
+        found, begins, ends = self._groups(hashes)
         split = self._are_split(found, begins, ends)
         large = split & (ends - begins > _LARGE)
         if large.any():
-            self._join_large(found, begins[large], ends[large], bands[:band])
+            for begin, end in zip(begins[large].tolist(), ends[large].tolist(), strict=True):
+                self._join_group(found[begin:end])
         begins, ends = begins[split & ~large], ends[split & ~large]
         pivots = begins.copy()
         while len(begins):
             counts = ends - pivots - 1
-            right = _spread(found, pivots + 1, counts)
+            right = spread(found, pivots + 1, counts)
             left = np.repeat(found[pivots], counts)
             apart = self.forest.roots(left) != self.forest.roots(right)
             apart &= (self.state[left] == _NEW) | (self.state[right] != _KNOWN)
@@ -190,38 +207,26 @@ class _Search:
         if not len(begins):
             return np.empty(0, np.bool_)
         sizes = ends - begins
-        roots, starts = self.forest.roots(_spread(found, begins, sizes)), np.cumsum(sizes) - sizes
+        roots, starts = self.forest.roots(spread(found, begins, sizes)), np.cumsum(sizes) - sizes
         split: Mask = np.minimum.reduceat(roots, starts) != np.maximum.reduceat(roots, starts)
         return split
 
-    def _join_large(self, found: Offsets, begins: Offsets, ends: Offsets, earlier: Sequence[Hashes]) -> None:
-        sizes = ends - begins
-        rows = _spread(found, begins, sizes)
-        before = np.empty((len(earlier), len(rows)), np.int64)
-        for at, hashes in enumerate(earlier):
-            before[at] = hashes()[rows]
-        for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
-            self._join_group(rows[end - size : end], before[:, end - size : end])
-
-    def _join_group(self, group: Offsets, before: npt.NDArray[np.int64]) -> None:
-        """Join the similar rows of one large group, as `join_similar` does.
-
-        Args:
-            before: the hashes of their earlier bands. Pairs that share one have been compared.
-        """
-        similar, state = self.comparison.among(group), self.state[group]
-        for pivot in np.flatnonzero(state[:-1] != _KNOWN).tolist():
+    def _join_group(self, group: Offsets) -> None:
+        """Join the similar rows of one large group, as `join_similar` does."""
+        members, state = self.comparison.among(group), self.state[group]
+        pivots, size = np.flatnonzero(state[:-1] != _KNOWN), 1
+        while len(pivots):
             roots = self.forest.roots(group)
             if (roots == roots[0]).all():
                 return
-            apart = roots != roots[pivot]
-            apart[: pivot + 1] = False
-            if state[pivot] != _NEW:
-                apart &= state != _KNOWN
-            others = np.flatnonzero(apart)
-            others = others[~(before[:, others] == before[:, pivot, None]).any(axis=0)]
-            others = others[similar(pivot, others)]
-            self.forest.join(np.full(len(others), group[pivot]), group[others])
+            left, right = members.possible(pivots[:size])
+            apart = (left < right) & (roots[left] != roots[right])
+            apart &= (state[left] == _NEW) | (state[right] != _KNOWN)
+            left, right = np.divmod(_distinct(left[apart] * len(group) + right[apart]), len(group))
+            similar = members.similar(left, right)
+            self.forest.join(group[left[similar]], group[right[similar]])
+            # Most groups that are one cluster are found to be so by the first rows.
+            pivots, size = pivots[size:], min(2 * size, max(_BLOCK // len(group), 1))
 
     def _groups(self, hashes: npt.NDArray[np.int64]) -> tuple[Offsets, Offsets, Offsets]:
         """Return rows by groups that share a hash, one of those that are equal, and where the groups begin and end.
@@ -246,7 +251,9 @@ class _Search:
         return found, begins[unknown], ends[unknown]
 
     def _compare(self, left: Offsets, right: Offsets) -> None:
-        pairs = np.unique(np.minimum(left, right) * len(self.rows) + np.maximum(left, right))
+        possible = self.comparison.possible(left, right)
+        left, right = left[possible], right[possible]
+        pairs = _distinct(np.minimum(left, right) * len(self.rows) + np.maximum(left, right))
         pairs = pairs[~_contains(self.refuted, pairs)]
         if not len(pairs):
             return
@@ -311,17 +318,16 @@ def _shared(values: npt.NDArray[np.int64]) -> Mask:
     return shared
 
 
+def _distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the different values, ascending; np.unique takes several times as long."""
+    values = np.sort(values)
+    found: npt.NDArray[np.int64] = values[np.diff(values, prepend=-1) != 0]
+    return found
+
+
 def _contains(ascending: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> Mask:
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
     found: Mask = ascending[at] == values
-    return found
-
-
-def _spread(values: Offsets, begins: Offsets, counts: Offsets) -> Offsets:
-    """Return as many values from each beginning on, one run after another."""
-    ends = np.cumsum(counts)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - counts), counts)
-    found: Offsets = values[places]
     return found

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -14,12 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from airflow_geneva.engine.duplicates.clusters import Clusters, HashedRows, Mask
-from airflow_geneva.engine.duplicates.signatures import HIGH, LOW, bands_of, names_of, signature_of
-from airflow_geneva.engine.duplicates.texts import ShingleSets, normalized
-from airflow_geneva.engine.lance_io.arrays import single_batch
-from airflow_geneva.engine.lance_io.row_ranges import Offsets
-from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
+from airflow_geneva.engine.duplicates.clusters import Clusters, Comparison, HashedRows
+from airflow_geneva.engine.duplicates.compared import Texts, Vectors
+from airflow_geneva.engine.duplicates.signatures import HIGH, LOW, Signature
 from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.definition import SOURCE_ROW_ID
 from airflow_geneva.engine.views.rows import RowIdArray
@@ -32,9 +27,6 @@ KEEP = "keep"
 
 Read: TypeAlias = Callable[[Sequence[str]], pa.Table]
 """Reads columns of all hashed rows, always in the same order."""
-
-_PAIRS, _TEXT_BYTES, _GROUP_BYTES = 2_000, 4 << 20, 32 << 20
-"""Pairs of texts that are compared at first, and the bytes of texts that are compared at once: pairs, and a group."""
 
 
 def find_clusters(read: Read, source: lance.LanceDataset, deduplicate: Deduplication, known: Clusters) -> Clusters:
@@ -49,8 +41,13 @@ def find_clusters(read: Read, source: lance.LanceDataset, deduplicate: Deduplica
     has_value = columns.column(HIGH).is_valid().to_numpy()
     rows = HashedRows(ids, high, low, has_value)
     del columns
-    bands = [partial(_band, read, name) for name in names_of(bands_of(deduplicate))]
-    return Clusters.find(rows, bands, known, _Texts(source, deduplicate, ids))
+    signature = Signature.of(deduplicate)
+    bands = [partial(_band, read, name) for name in signature.band_names]
+    comparison: Comparison = Texts.of(source, deduplicate, ids)
+    if deduplicate.method == "cosine":
+        words = [_band(read, name) for name in signature.word_names]
+        comparison = Vectors.of(source, deduplicate, ids, np.stack(words, axis=1).view(np.uint64))
+    return Clusters.find(rows, bands, known, comparison)
 
 
 def kept_rows(clusters: Clusters, read: Read, deduplicate: Deduplication) -> RowIdArray:
@@ -76,7 +73,7 @@ def kept_rows(clusters: Clusters, read: Read, deduplicate: Deduplication) -> Row
 
 def hash_rows(source: lance.LanceDataset, where: str | None, deduplicate: Deduplication) -> Read:
     """Hash the rows of a version that a filter selects, in memory."""
-    function, keep = signature_of(deduplicate), deduplicate.keep_column
+    function, keep = Signature.of(deduplicate).function, deduplicate.keep_column
     batches = []
     for batch in source.scanner(columns=list(deduplicate.reads), filter=where, with_row_id=True).to_batches():
         compared = pa.record_batch([batch.column(name) for name in deduplicate.on], list(deduplicate.on))
@@ -99,49 +96,3 @@ def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 def _band(read: Read, name: str) -> npt.NDArray[np.int64]:
     return _numbers(read([name]).column(0))
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """Compares the texts of rows, by their positions among the ids."""
-
-    source: lance.LanceDataset
-    deduplicate: Deduplication
-    ids: RowIdArray
-
-    def similar(self, left: Offsets, right: Offsets) -> Mask:
-        found, size, at = np.zeros(len(left), np.bool_), _PAIRS, 0
-        while at < len(left):
-            part = slice(at, at + size)
-            rows, numbers = np.unique(np.concatenate([left[part], right[part]]), return_inverse=True)
-            texts = self._read(rows)
-            first, second = np.split(numbers.reshape(-1), 2)
-            found[part] = ShingleSets.of(texts).similarity(first, second) >= self._least
-            at += size
-            size = max(1, min(2 * size, size * _TEXT_BYTES // max(int(texts.nbytes), 1)))
-        return found
-
-    def among(self, rows: Offsets) -> Callable[[int, Offsets], Mask]:
-        texts = self._read(rows, _GROUP_BYTES)
-        if texts is None:
-            return lambda one, others: self.similar(np.full(len(others), rows[one]), rows[others])
-        sets = ShingleSets.of(texts)
-        return lambda one, others: sets.similarity_to(one, others) >= self._least
-
-    @property
-    def _least(self) -> float:
-        return self.deduplicate.threshold or 0.0
-
-    def _read(self, rows: Offsets, most_bytes: float = inf) -> pa.Array:
-        """Read the texts of rows, in this order; None if they have more bytes."""
-        (name,), ids = self.deduplicate.on, self.ids[rows]
-        batches = list[pa.RecordBatch]()
-        for batch in rows_in_batches(self.source, ids, (name,)):
-            batches.append(batch)
-            if sum(one.nbytes for one in batches) > most_bytes:
-                return None
-        found = single_batch(pa.Table.from_batches(batches))
-        order = np.argsort(found.column("_rowid").to_numpy().view(np.int64), kind="stable")
-        back = np.empty(len(ids), np.int64)
-        back[np.argsort(ids, kind="stable")] = order
-        return normalized(found.column(name).take(pa.array(back)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -124,27 +123,6 @@ class ShingleSets:
         keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])] if len(keys) else keys
         return ShingleSets(keys, np.searchsorted(keys, np.arange(len(texts) + 1) << 32))
 
-    @cached_property
-    def _numbers(self) -> tuple[npt.NDArray[np.int32], int]:
-        """The shingles of all texts, as numbers, and how many different ones there may be."""
-        numbers = (self.keys & _NUMBERS).astype(np.int32)
-        return numbers, int(numbers.max(initial=0)) + 1
-
-    def similarity_to(self, text: int, others: Offsets) -> npt.NDArray[np.float64]:
-        """Return the similarity of one text to others, which ascend; faster than that of pairs."""
-        if not len(others):
-            return np.empty(0)
-        numbers, distinct = self._numbers
-        own = numbers[self.bounds[text] : self.bounds[text + 1]]
-        has = np.zeros(distinct, np.bool_)
-        has[own] = True
-        # All texts from the first to the last, because memory that is read in order is read fast.
-        bounds = self.bounds[others[0] : others[-1] + 2]
-        shared = np.add.reduceat(has[numbers[bounds[0] : bounds[-1]]], bounds[:-1] - bounds[0], dtype=np.int64)
-        shared, sizes = shared[others - others[0]], np.diff(bounds)[others - others[0]]
-        found: npt.NDArray[np.float64] = shared / (len(own) + sizes - shared)
-        return found
-
     def similarity(self, left: Offsets, right: Offsets) -> npt.NDArray[np.float64]:
         """Return the Jaccard similarity of pairs of texts: the shingles that both have, of those that either has."""
         sizes = np.diff(self.bounds)
@@ -152,9 +130,94 @@ class ShingleSets:
         left, right = np.where(swap, right, left), np.where(swap, left, right)
         counts = sizes[left]
         ends = np.cumsum(counts)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.bounds[left] - (ends - counts), counts)
-        wanted = (self.keys[places] & _NUMBERS) | np.repeat(right << 32, counts)
+        wanted = (spread(self.keys, self.bounds[left], counts) & _NUMBERS) | np.repeat(right << 32, counts)
         at = np.minimum(np.searchsorted(self.keys, wanted), max(len(self.keys) - 1, 0))
         shared = np.add.reduceat((self.keys[at] == wanted).astype(np.int64), ends - counts) if len(ends) else counts
         found: npt.NDArray[np.float64] = shared / (counts + sizes[right] - shared)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Lists:
+    """The first shingles of each text, and for each shingle the texts that have it among these.
+
+    Args:
+        counts: how many shingles of each text are its first ones.
+        texts: by shingle.
+        bounds: where the texts of each shingle begin.
+    """
+
+    counts: Offsets
+    texts: Offsets
+    bounds: Offsets
+
+    @staticmethod
+    def of(sets: ShingleSets, shingles: Offsets, distinct: int, share: float) -> _Lists:
+        """List the texts by so many of their shingles that a set with a share of all has one of these.
+
+        Args:
+            shingles: those of each text, the rarest ones first.
+        """
+        sizes, texts = np.diff(sets.bounds), sets.keys >> 32
+        # A rounding error must not drop one.
+        counts = sizes - np.ceil(sizes * share - 1e-6).astype(np.int64) + 1
+        first = np.arange(len(texts)) - sets.bounds[texts] < counts[texts]
+        shingles, texts = shingles[first], texts[first]
+        order = np.argsort(shingles, kind="stable")
+        return _Lists(counts, texts[order], np.searchsorted(shingles[order], np.arange(distinct + 1)))
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarSets:
+    """Finds the similar ones of some texts without comparing each with each.
+
+    The shingles of each text are sorted, those that few texts have first. Of two similar texts, the shorter one has a
+    shingle among its first `n - 2t / (1 + t) n + 1` that the other one has among its first `m - t m + 1`, if `n` and
+    `m` are the numbers of their shingles, and `t` is the threshold: so many that they cannot all be missing in the
+    other text. Texts of one template, which begin with what differs, are so told apart without a comparison.
+
+    Args:
+        shingles: those of each text, in this order, as numbers.
+        early, late: the texts by these two numbers of shingles.
+    """
+
+    sets: ShingleSets
+    least: float
+    shingles: Offsets
+    early: _Lists
+    late: _Lists
+
+    @staticmethod
+    def of(sets: ShingleSets, least: float) -> SimilarSets:
+        numbers = sets.keys & _NUMBERS
+        distinct = int(numbers.max(initial=-1)) + 1
+        rank = np.empty(distinct, np.int64)
+        rank[np.argsort(np.bincount(numbers, minlength=distinct), kind="stable")] = np.arange(distinct)
+        shingles = np.sort((sets.keys & ~_NUMBERS) | rank[numbers]) & _NUMBERS
+        early, late = (_Lists.of(sets, shingles, distinct, share) for share in (2 * least / (1 + least), least))
+        return SimilarSets(sets, least, shingles, early, late)
+
+    def possible(self, texts: Offsets) -> tuple[Offsets, Offsets]:
+        """Return the pairs of some texts and others that may be similar, some of them several times."""
+        ways = ((self.early, self.late), (self.late, self.early))
+        left, right = zip(*(self._listed(texts, *way) for way in ways), strict=True)
+        return np.concatenate(left), np.concatenate(right)
+
+    def similar(self, left: Offsets, right: Offsets) -> npt.NDArray[np.bool_]:
+        """Return which pairs of texts are similar."""
+        return self.sets.similarity(left, right) >= self.least
+
+    def _listed(self, texts: Offsets, own: _Lists, others: _Lists) -> tuple[Offsets, Offsets]:
+        counts = own.counts[texts]
+        shingles = spread(self.shingles, self.sets.bounds[texts], counts)
+        lengths = others.bounds[shingles + 1] - others.bounds[shingles]
+        left = np.repeat(np.repeat(texts, counts), lengths)
+        return left, spread(others.texts, others.bounds[shingles], lengths)
+
+
+def spread(values: Offsets, begins: Offsets, counts: Offsets) -> Offsets:
+    """Return as many values from each beginning on, one run after another."""
+    ends = np.cumsum(counts)
+    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - counts), counts)
+    found: Offsets = values[places]
+    return found

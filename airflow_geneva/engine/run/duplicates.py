@@ -10,7 +10,7 @@ import pyarrow as pa
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.duplicates.clusters import Clusters
 from airflow_geneva.engine.duplicates.kept import KEEP, find_clusters, kept_rows
-from airflow_geneva.engine.duplicates.signatures import HIGH, LOW, bands_of, names_of, signature_of
+from airflow_geneva.engine.duplicates.signatures import Signature
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.plan.refresh import KeptRows
@@ -39,7 +39,7 @@ def kept_at_refresh(view: TableLocation, definition: ViewDefinition, source: Tab
         def read(names: Sequence[str]) -> pa.Table:
             return hashes.scanner(columns=list(names), filter=IS_SET, scan_in_order=True).to_table()
 
-        if bands_of(deduplicate) is None:
+        if not Signature.of(deduplicate).bands:
             found = find_clusters(read, dataset, deduplicate, Clusters.none())
         else:
             store = CheckpointStore(hidden.location.checkpoints.folder(_CLUSTERS))
@@ -67,8 +67,8 @@ def _hidden(
     """Return the view of the hashes of the rows that a view's filter selects."""
     deduplicate = definition.deduplicate
     assert deduplicate is not None
-    filled = (HIGH, LOW, *names_of(bands_of(deduplicate)))
-    specs: list[tuple[Any, Any]] = [(filled, (signature_of(deduplicate), list(deduplicate.on)))]
+    signature = Signature.of(deduplicate)
+    specs: list[tuple[Any, Any]] = [(signature.names, (signature.function, list(deduplicate.on)))]
     if deduplicate.keep_column is not None:
         specs.append((KEEP, f"`{deduplicate.keep_column}`"))
     outputs = resolve_columns(dataset, source.name, specs)

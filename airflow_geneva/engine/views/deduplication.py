@@ -14,13 +14,17 @@ from airflow_geneva.engine.lance_io.arrays import is_string
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.errors import InvalidInput
 
-Method: TypeAlias = Literal["equal", "minhash"]
+Method: TypeAlias = Literal["equal", "minhash", "cosine"]
 
 FIRST = "first"
-LEAST_THRESHOLD = 0.3
-"""Texts that are less similar are not found: most pairs of texts would have to be compared."""
 
-_DEFAULT_THRESHOLD = 0.8
+_THRESHOLDS = {"minhash": (0.3, 0.8), "cosine": (0.8, 0.95)}
+"""The least threshold, below which most pairs would have to be compared, and the one that is meant if none is given."""
+
+_OF_ONE_COLUMN = {
+    "minhash": "the texts of one column, not of {on}. Join them into a column of the table",
+    "cosine": "the vectors of one column, not of {on}. Join them into a column of the table",
+}
 _KEEP = re.compile(r"(min|max)\(\s*(`?)(.+?)\2\s*\)")
 
 
@@ -30,7 +34,7 @@ class Deduplication:
 
     Args:
         on: the columns that are compared.
-        threshold: the least similarity of two texts; None: rows with equal values are duplicates.
+        threshold: the least similarity of two texts or vectors; None: rows with equal values are duplicates.
         keep: `first`, `min(column)` or `max(column)`.
     """
 
@@ -49,25 +53,26 @@ class Deduplication:
             raise InvalidInput(f"deduplicate(on={list(names)!r:.200}) names {twice[0]!r} twice.")
         if method not in get_args(Method):
             raise InvalidInput(
-                f'method={method!r:.200} is not known. Give "equal", which compares values, or "minhash", which '
-                "compares texts by their shingles. Vectors cannot be compared yet."
+                f'method={method!r:.200} is not known. Give "equal", which compares values, "minhash", which '
+                'compares texts by their shingles, or "cosine", which compares vectors.'
             )
         if method == "equal" and threshold is not None:
             raise InvalidInput(
-                f'threshold={threshold!r} is for texts: method="equal" compares values. Leave it out, or give '
-                'method="minhash".'
+                f'threshold={threshold!r} is for texts and vectors: method="equal" compares values. Leave it out, or '
+                'give method="minhash" or "cosine".'
             )
-        if method == "minhash":
-            threshold = _DEFAULT_THRESHOLD if threshold is None else threshold
+        if method in _THRESHOLDS:
+            least, usual = _THRESHOLDS[method]
+            threshold = usual if threshold is None else threshold
             number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-            if not number or not LEAST_THRESHOLD <= threshold <= 1:
-                raise InvalidInput(f"threshold={threshold!r} is not valid: give a number from {LEAST_THRESHOLD} to 1.")
+            if not number or not least <= threshold <= 1:
+                raise InvalidInput(
+                    f"threshold={threshold!r} is not valid: with method={method!r}, give a number from {least} to 1."
+                )
             threshold = float(threshold)
             if len(names) > 1:
-                raise InvalidInput(
-                    f'method="minhash" compares the texts of one column, not of {list(names)!r:.200}. Join them into a '
-                    'column of the table, or give method="equal".'
-                )
+                compares = _OF_ONE_COLUMN[method].format(on=f"{list(names)!r:.200}")
+                raise InvalidInput(f'method={method!r} compares {compares}, or give method="equal".')
         if not isinstance(keep, str) or (keep != FIRST and not _KEEP.fullmatch(keep.strip())):
             raise InvalidInput(f'keep={keep!r:.200} is not valid: give "first", "min(column)" or "max(column)".')
         return Deduplication(tuple(names), method, threshold, keep.strip())
@@ -99,6 +104,13 @@ class Deduplication:
                     f'deduplicate(on={name!r}, method="minhash"): the column is {found.type}, and only texts have '
                     "shingles."
                 )
+            if self.method == "cosine":
+                if not _is_vector(found.type):
+                    raise InvalidInput(
+                        f'deduplicate(on={name!r}, method="cosine"): the column is {found.type}. Give one of lists of '
+                        "one size of floating-point numbers, such as pa.list_(pa.float32(), 768)."
+                    )
+                continue
             if is_blob(found) or pt.is_nested(found.type):
                 raise InvalidInput(
                     f"deduplicate(on={name!r}): the column is {'a blob' if is_blob(found) else found.type}, which is "
@@ -129,3 +141,7 @@ def _is_ordered(field: pa.Field) -> bool:
     kind = field.type
     plain = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind) or pt.is_boolean(kind)
     return not is_blob(field) and (plain or pt.is_temporal(kind) or is_string(kind)) and not pt.is_interval(kind)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return bool(pt.is_fixed_size_list(kind) and pt.is_floating(kind.value_type))
