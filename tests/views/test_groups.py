@@ -328,6 +328,30 @@ def test_an_iterator_sorts_the_rows_of_a_large_group(
     assert [row["ids"] for row in other.to_arrow().sort_by("k").to_pylist()] == [row["ids"] for row in rows]
 
 
+def test_many_groups_are_looked_up_in_rows_that_were_sorted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_MOST_HELD", 0), ("_LISTED", 1), ("_SCANS_WORTH_SORTING", 2)):
+        monkeypatch.setattr(group_rows, name, value)
+    scanned, scan = [], group_rows.GroupRows._batches
+
+    def counting(self: group_rows.GroupRows, filter: str) -> Any:
+        scanned.append(filter)
+        return scan(self, filter)
+
+    monkeypatch.setattr(group_rows.GroupRows, "_batches", counting)
+    keys = [float(n * 7919 % 151) for n in range(3_000)]
+    data = pa.table({"k": keys, "t": ["a"] * 3_000, "id": range(3_000), "x": range(3_000)})
+    view = view_of(connect(tmp_path / "db").create_table("many", data))
+    view.refresh(runner="inline", task_memory_bytes=16_384)
+    assert len(scanned) == 3
+    assert told(view) == {
+        (float(key), "a"): udfs.told_value(1, ids, ids)
+        for key in range(151)
+        if (ids := [n for n in range(3_000) if n * 7919 % 151 == key])
+    }
+
+
 def test_a_table_without_stable_row_ids_cannot_be_grouped(tmp_path: Path) -> None:
     import lance
 

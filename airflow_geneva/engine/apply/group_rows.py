@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +18,12 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.apply.group_calls import LARGE_GROUP
 from airflow_geneva.engine.apply.group_columns import GroupColumns
 from airflow_geneva.engine.apply.reader import RowBatch
+from airflow_geneva.engine.apply.sorted_rows import sort_batches
 from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.engine.runtime import threading
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.engine.views.group_keys import Hashes, Keys
 from airflow_geneva.engine.views.grouping import GROUP, HASH, ROWS, SHARED, Grouping
@@ -34,6 +39,8 @@ _MOST_ROWS = 1 << 18
 _MOST_HELD = 2 << 20
 _WORTH_A_SCAN = 1_000
 """Rows of the table `rows` for each hash that is looked up in it, below which a scan is faster than its index."""
+_SCANS_WORTH_SORTING = 4
+"""Scans of the table `rows` that take as long as sorting it."""
 _PART_WORTH_A_SCAN = 20
 """The part of the rows in a group from which a scan takes less memory than the index."""
 _BYTES_A_ROW = 16
@@ -62,6 +69,8 @@ class GroupRows:
     grouping: Grouping
     limit: int
     _fitting: RowsPerBudget = field(init=False)
+    _scans: Iterator[int] = field(default_factory=count, init=False)
+    _sorting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_fitting", RowsPerBudget(self.limit))
@@ -160,14 +169,14 @@ class GroupRows:
             batch_readahead=1,
             io_buffer_size=self.limit // 4,
         )
-        found, count = np.empty(size, np.int64), 0
+        found, at = np.empty(size, np.int64), 0
         for batch in scanner.to_batches():
             ids = batch.column(SOURCE_ROW_ID).to_numpy()
-            if count + len(ids) > len(found):  # another group has the hash, too
-                found = np.concatenate([found[:count], np.empty(count + len(ids), np.int64)])
-            found[count : count + len(ids)] = ids
-            count += len(ids)
-        return found[:count]
+            if at + len(ids) > len(found):  # another group has the hash, too
+                found = np.concatenate([found[:at], np.empty(at + len(ids), np.int64)])
+            found[at : at + len(ids)] = ids
+            at += len(ids)
+        return found[:at]
 
     def _rows_of(self, hashes: Hashes, sizes: npt.NDArray[np.int64]) -> _RowsOfGroups:
         """Find the rows with the hashes of the groups that have a size."""
@@ -185,6 +194,10 @@ class GroupRows:
         if len(hashes) > _LISTED and self._count <= _MOST_HELD:
             return self._held.within(hashes)
         if len(hashes) * _WORTH_A_SCAN > self._count:
+            if next(self._scans) >= _SCANS_WORTH_SORTING:
+                with self._sorting:
+                    found = self._sorted
+                return found.within(hashes)
             found = self._scan(IS_SET, pa.array(hashes))
             return found.ids, found.hashes
         parts = [_HeldHashes.none()]
@@ -203,10 +216,24 @@ class GroupRows:
         order = np.argsort(found.hashes, kind="stable")
         return _HeldHashes(found.ids[order], found.hashes[order])
 
+    @cached_property
+    def _sorted(self) -> _HeldHashes:
+        """All rows in the order of their hashes, in a file without a name."""
+        total, at = self.rows.count_rows(IS_SET), 0
+        with TemporaryFile() as file:
+            for batch in sort_batches(self._batches(IS_SET), [(HASH, "ascending")], self.limit):
+                for first, name in ((0, SOURCE_ROW_ID), (total, HASH)):
+                    os.pwrite(file.fileno(), batch.column(name).to_numpy().tobytes(), 8 * (first + at))
+                at += batch.num_rows
+            both = np.memmap(file, np.int64, "r", shape=(2, total)) if total else np.empty((2, 0), np.int64)
+        return _HeldHashes(both[0], both[1])
+
+    def _batches(self, filter: str) -> Iterator[pa.RecordBatch]:
+        return self.rows.scanner(columns=[SOURCE_ROW_ID, HASH], filter=filter, batch_size=_SCANNED).to_batches()
+
     def _scan(self, filter: str, among: pa.Array | None = None) -> _HeldHashes:
         parts = [_HeldHashes.none()]
-        scanner = self.rows.scanner(columns=[SOURCE_ROW_ID, HASH], filter=filter, batch_size=_SCANNED)
-        for batch in scanner.to_batches():
+        for batch in self._batches(filter):
             ids, hashes = batch.column(SOURCE_ROW_ID).to_numpy(), batch.column(HASH).to_numpy()
             if among is not None:
                 kept = np.asarray(pc.is_in(batch.column(HASH), among))
