@@ -263,6 +263,13 @@ class GroupHistories(RuleBasedStateMachine):
         assert now == right, f"extra {list(now - right)[:4]}, missing {list(right - now)[:4]}"
         assert self.view.lance.count_rows() == sum(right.values())
 
+    def row_ids(self) -> dict[Key, int]:
+        """The row ids of the view, by the keys of the groups; a group with several rows gets new ones."""
+        if self.asked.exploded:
+            return {}
+        found = self.view.lance.to_table(columns=["k", "t"], filter="__is_set", with_row_id=True).to_pylist()
+        return {key_of(row): row["_rowid"] for row in found}
+
     def compared(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         return row
 
@@ -278,10 +285,13 @@ class GroupHistories(RuleBasedStateMachine):
         failed = {key for key, rows in groups.items() if self.asked.refusing and udfs.is_bad([r["x"] for r in rows])}
         planned = self.view.plan_refresh(**options)
         assert planned.rows_total == len(groups)
+        ids = self.row_ids()
         self.trace.clear()
         result = self.view.refresh(runner="inline", **options)
         assert result.state == "DONE"
         self.check(groups)
+        for key, id in self.row_ids().items():
+            assert ids[key] == id if key in ids else id not in ids.values(), "row ids stay as long as the key does"
         run = self.trace.counts()
         assert max(run.values(), default=1) == 1, f"called twice: {run}"
         if exact:

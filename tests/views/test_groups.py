@@ -689,3 +689,59 @@ def test_a_refresh_that_began_goes_on_although_the_version_that_it_began_with_wa
     expected = {(1.0, "a"): "1: 0=5 1=8", (None, "b"): "1: 4=1", (0.5, None): "1: 3=2", (0.5, "b"): "1: 2=None"}
     assert told(view) == expected
     assert view.refresh(runner="inline").commits == ()
+
+
+def test_a_row_keeps_its_row_id_as_long_as_its_key_has_rows(table: Table) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    view.lance.create_scalar_index("told", "BTREE")
+    before = row_ids(view)
+    # One group changes, one comes before it and one after it; in their place in the file they are mixed.
+    table.add(pa.Table.from_pylist([{"id": 9, "k": 7.0, "t": "a", "x": 9, "at": 1}], SCHEMA))
+    table.lance.update({"x": "x + 1"}, where="id IN (0, 3)")
+    view.refresh(runner="inline")
+    after = row_ids(view)
+    assert {key: id for key, id in after.items() if key != (7.0, "a")} == before
+    assert after[7.0, "a"] not in before.values()
+    found = view.lance.to_table(columns=["k"], filter="told = '1: 3=3'", with_row_id=True).to_pylist()
+    assert found == [{"k": 0.5, "_rowid": before[0.5, None]}]
+    assert view.lance.count_rows(filter="told = '1: 3=2'") == 0
+    # All groups are touched at once, so that the view is replaced as a whole.
+    view.lance.drop_index("told_idx")
+    table.lance.update({"x": "x + 1"})
+    view.refresh(runner="inline")
+    assert row_ids(view) == after
+    table.lance.delete("k = 0.5")
+    view.refresh(runner="inline")
+    table.add(pa.Table.from_pylist([{"id": 3, "k": 0.5, "t": None, "x": 3, "at": 1}], SCHEMA))
+    view.refresh(runner="inline")
+    assert row_ids(view)[0.5, None] not in after.values()
+
+
+def test_new_groups_before_known_ones_leave_these_their_row_ids(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that was restored has not the groups that came since; compaction has put known ones after them."""
+    monkeypatch.setattr(group_table, "_MOST_FRAGMENTS", 1)
+    view = view_of(table)
+    view.refresh(runner="inline")
+    before, version = row_ids(view), view.version
+    for change in (6.0, None, 7.0):
+        if change is None:
+            table.lance.update({"x": "x + 1"}, where="id = 0")
+        else:
+            table.add(pa.Table.from_pylist([{"id": 9, "k": change, "t": "a", "x": 9, "at": 1}], SCHEMA))
+        view.refresh(runner="inline")
+    view.location.open(version).restore()
+    view.refresh(runner="inline")
+    assert told(view) == told_now(table)
+    assert {key: id for key, id in row_ids(view).items() if key in before} == before
+    assert len(row_ids(view)) == len(set(row_ids(view).values())) == 5
+
+
+def told_now(table: Table) -> dict[tuple[Any, Any], str]:
+    found = table.query().group_by("k", "t").agg(TOLD).to_arrow().to_pylist()
+    return {(row["k"], row["t"]): row["told"] for row in found}
+
+
+def row_ids(view: View) -> dict[tuple[Any, Any], int]:
+    found = view.lance.to_table(columns=["k", "t"], filter="__is_set", with_row_id=True).to_pylist()
+    return {(row["k"], row["t"]): row["_rowid"] for row in found}

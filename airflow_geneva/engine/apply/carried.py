@@ -15,18 +15,14 @@ from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.blobs import is_blob
-from airflow_geneva.engine.lance_io.fragments import open_fragment
-from airflow_geneva.engine.lance_io.row_ranges import Offsets
 from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.plan.shard import CarriedRows
-from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, OutputColumn, filled_by
-from airflow_geneva.engine.views.rows import RowIdArray
+from airflow_geneva.engine.views.definition import OutputColumn, filled_by
+from airflow_geneva.engine.views.rows import HeldRows, RowIdArray
 from airflow_geneva.errors import StorageError
 
 if TYPE_CHECKING:
     import lance
-
-_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class CarriedValues:
         Raises:
             StorageError: the view lacks a row that the plan found in it.
         """
-        held = _HeldRows.of(self.view, carried.view_fragments)
+        held = HeldRows.of(self.view, carried.view_fragments)
         read = self._read_columns(carried)
         for rows in batches:
             at, count = 0, len(rows.offsets)
@@ -74,7 +70,7 @@ class CarriedValues:
         return {name: _type(self.view.schema.field(name), name == self.explode, types[name]) for name in names}
 
     def _with_values(
-        self, rows: RowBatch, carried: CarriedRows, held: _HeldRows, read: dict[str, pa.DataType]
+        self, rows: RowBatch, carried: CarriedRows, held: HeldRows, read: dict[str, pa.DataType]
     ) -> RowBatch:
         count = len(rows.offsets)
         masks = [(columns, found.mask(rows.offsets)) for columns, found in carried.runs]
@@ -97,7 +93,7 @@ class CarriedValues:
         self._fitting.record(count, found.nbytes - rows.columns.nbytes)
         return RowBatch(rows.start, rows.end, rows.offsets, rows.row_ids, found, rows.selected)
 
-    def _values(self, ids: RowIdArray, held: _HeldRows, names: Collection[str]) -> dict[str, pa.Array]:
+    def _values(self, ids: RowIdArray, held: HeldRows, names: Collection[str]) -> dict[str, pa.Array]:
         """Return the values that the view has of source rows, given by their ids; an exploded column as lists."""
         if not len(ids) or not names:
             return {}
@@ -119,27 +115,6 @@ class CarriedValues:
             bounds = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
             found[self.explode] = pa.LargeListArray.from_arrays(bounds, items)
         return found
-
-
-@dataclass(frozen=True)
-class _HeldRows:
-    """The rows of some fragments of a view: the ids of their source rows, ascending, and their own row ids."""
-
-    source_ids: RowIdArray
-    row_ids: Offsets
-
-    @staticmethod
-    def of(view: lance.LanceDataset, fragments: Sequence[int]) -> _HeldRows:
-        ids, rows = [_NONE], [_NONE]
-        for at in fragments:
-            scanner = open_fragment(view, at).scanner(columns=[SOURCE_ROW_ID], filter=IS_SET, with_row_id=True)
-            for batch in scanner.to_batches():
-                ids.append(batch.column(SOURCE_ROW_ID).to_numpy())
-                rows.append(batch.column("_rowid").to_numpy().astype(np.int64))
-        found = np.concatenate(ids)
-        # A stable sort keeps the order of the rows that one source row became.
-        order = np.argsort(found, kind="stable")
-        return _HeldRows(found[order], np.concatenate(rows)[order])
 
 
 def _type(column: pa.Field, exploded: bool, written: str) -> pa.DataType:

@@ -15,6 +15,7 @@ from airflow_geneva.engine.commit.view_swap import replace_rows, without_rows
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION
 from airflow_geneva.engine.lance_io.conflicts import create_new
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
+from airflow_geneva.engine.lance_io.fragments import stored_row_ids
 from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.pylance_internals import count_fragments
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
@@ -23,6 +24,7 @@ from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.group_tables import GroupsCommit
+from airflow_geneva.engine.views.rows import RowIdArray
 
 if TYPE_CHECKING:
     import lance
@@ -66,6 +68,7 @@ def replace_groups(
     groups: lance.LanceDataset,
     gone: Mapping[int, Offsets],
     rows: pa.Table,
+    row_ids: RowIdArray,
     commit: GroupsCommit,
 ) -> lance.LanceDataset:
     """Remove rows and add others in one commit, which conflicts with every other one; return the new version.
@@ -73,6 +76,7 @@ def replace_groups(
     Args:
         groups: the newest version.
         gone: the addresses of the rows to remove, by fragment.
+        row_ids: the ids of the first rows, which the removed rows had; the others get new ids.
 
     Raises:
         OSError: another refresh committed meanwhile; see `is_conflict`.
@@ -84,7 +88,7 @@ def replace_groups(
     all_rows = len(removed) == len(groups.get_fragments())
 
     def transaction() -> lance.Transaction:
-        added = list(_written(groups, rows))
+        added = list(_written(groups, rows, row_ids))
         if all_rows:
             operation: Any = lance.LanceOperation.Overwrite(groups.lance_schema, added)
         else:
@@ -96,7 +100,7 @@ def replace_groups(
     )
 
 
-def _written(groups: lance.LanceDataset, rows: pa.Table) -> Iterator[Any]:
+def _written(groups: lance.LanceDataset, rows: pa.Table, row_ids: RowIdArray) -> Iterator[Any]:
     from lance.fragment import DataFile, FragmentMetadata
 
     for at in range(0, rows.num_rows, _ROWS_PER_FILE):
@@ -104,7 +108,8 @@ def _written(groups: lance.LanceDataset, rows: pa.Table) -> Iterator[Any]:
         writer = DataFileWriter(groups, part.schema)
         for batch in part.combine_chunks().to_batches():
             writer.write(batch)
-        yield FragmentMetadata(id=0, files=[DataFile.create(groups, writer.finish())], physical_rows=part.num_rows)
+        ids, files = stored_row_ids(row_ids[at : at + _ROWS_PER_FILE]), [DataFile.create(groups, writer.finish())]
+        yield FragmentMetadata(id=0, files=files, physical_rows=part.num_rows, row_id_meta=ids)
 
 
 def has_many_fragments(table: lance.LanceDataset) -> bool:

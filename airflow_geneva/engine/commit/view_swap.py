@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,13 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.outbox import JOB_PROPERTY, ROWS_PROPERTY
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.engine.lance_io.data_file import DataFileWriter
-from airflow_geneva.engine.lance_io.fragments import field_ids, offsets_of, open_fragment, with_data_file
+from airflow_geneva.engine.lance_io.fragments import (
+    field_ids,
+    offsets_of,
+    open_fragment,
+    stored_row_ids,
+    with_data_file,
+)
 from airflow_geneva.engine.lance_io.history import commits_newest_first
 from airflow_geneva.engine.lance_io.indexes import Index
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
@@ -30,7 +36,7 @@ from airflow_geneva.engine.storage.engine_errors import EngineError, engine_erro
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import check_manifest
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, view_columns
-from airflow_geneva.engine.views.rows import PLACEHOLDER_FIELDS
+from airflow_geneva.engine.views.rows import PLACEHOLDER_FIELDS, RowIdArray
 from airflow_geneva.engine.views.state import (
     LOOKED_AT,
     PLAN,
@@ -55,12 +61,21 @@ _MOST_VERSIONS = 1_000
 _NO_ROWS = np.empty(0, np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """The rows of a staged file; the first ones get these row ids, which the rows have that they replace."""
+
+    file: str
+    rows: int
+    row_ids: RowIdArray = field(default_factory=lambda: _NO_ROWS)
+
+
 def swap_rows(
     location: TableLocation,
     spec: RefreshSpec,
     plan: str,
     swap: SwapPlan,
-    files: Sequence[tuple[str, int]],
+    files: Sequence[NewRows],
     data: StagedFiles,
     snapshot: Callable[[], Snapshot],
     opened: lance.LanceDataset | None = None,
@@ -145,22 +160,25 @@ def _swap_of_rows(
     snapshot: str,
     removed: list[int],
     updated: list[Any],
-    files: Sequence[tuple[str, int]],
+    files: Sequence[NewRows],
     data: StagedFiles,
     whole: bool,
 ) -> lance.Transaction:
     import lance
     from lance.fragment import FragmentMetadata
 
-    described = zip(data.data_files(dataset, [name for name, _ in files]), files, strict=True)
-    added = [FragmentMetadata(id=0, files=[file], physical_rows=rows) for file, (_, rows) in described]
+    described = zip(data.data_files(dataset, [new.file for new in files]), files, strict=True)
+    added = [
+        FragmentMetadata(0, [file], physical_rows=new.rows, row_id_meta=stored_row_ids(new.row_ids))
+        for file, new in described
+    ]
     replaced = lance.LanceOperation.Overwrite(dataset.lance_schema, added) if whole else None
     return lance.Transaction(
         read_version=dataset.version,
         operation=replaced or replace_rows(dataset, removed, updated, added),
         transaction_properties={
             JOB_PROPERTY: spec.job_id,
-            ROWS_PROPERTY: str(sum(rows for _, rows in files)),
+            ROWS_PROPERTY: str(sum(new.rows for new in files)),
             SOURCE_VERSION: str(spec.version),
             SNAPSHOT: snapshot,
             PLAN: plan,

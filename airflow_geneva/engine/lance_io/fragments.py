@@ -496,6 +496,13 @@ def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
     return ids if one_range.asdict() == stored else None
 
 
+def stored_row_ids(row_ids: Offsets) -> Any:
+    """Return the metadata of a new fragment whose first rows have these ids; Lance gives ids to the others."""
+    from lance.fragment import RowIdSequence
+
+    return RowIdSequence(pa.array(row_ids, pa.uint64())).to_inline_metadata() if len(row_ids) else None
+
+
 def row_ids(
     dataset: lance.LanceDataset, fragment_id: int, created_by: int | None = None
 ) -> tuple[Offsets, RowIds]:  # fmt: skip

@@ -193,9 +193,9 @@ class GroupsRefresh:
             # A new table `rows` beside other groups says nothing of these: all of them are replaced.
             touched = self._touched(changes, hidden if state == SETTLED else replace(hidden, rows=None))
             commit = GroupsCommit(int(at.version), written_at(at), based_on, int(hidden.groups.version))
-            table = touched.table(hidden.groups.schema, commit.source_version)
+            table = touched.table(hidden.groups.schema, commit.source_written)
             try:
-                replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, commit)
+                replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, touched.row_ids, commit)
             except OSError as error:
                 if is_undecided(error):
                     continue

@@ -48,9 +48,11 @@ from airflow_geneva.engine.views.definition import (
 )
 from airflow_geneva.engine.views.group_keys import CountedKeys, Keys
 from airflow_geneva.engine.views.grouping import (
+    TOUCHED,
     Grouped,
     Grouping,
     check_grouping,
+    groups_schema,
     key_schema,
     read_order,
 )
@@ -317,7 +319,7 @@ class TableQuery:
                 f"Table {self.table.name!r} has no stable row ids, so no view can follow the groups of its rows. Copy "
                 "it with db.copy_table(..., rewrite=True), which gives it stable row ids."
             )
-        keys = {column.name: column for column in outputs.columns[: len(grouped.keys)]}
+        of_groups = groups_schema(key_schema(grouped.keys, {field.name: field.type for field in dataset.schema}))
         return ViewDefinition(
             source_table=self.table.name,
             source_database=without_credentials(self.table.database_uri),
@@ -330,7 +332,12 @@ class TableQuery:
             limit=None,
             offset=0,
             explode=self.exploded,
-            reads=tuple(SourceColumn(name, (at,), keys[name].type) for at, name in enumerate(grouped.keys)),
+            # A row of the table `groups` whose key stays is another one if its group was touched.
+            reads=tuple(
+                SourceColumn(field.name, (at,), str(field.type))
+                for at, field in enumerate(of_groups)
+                if field.name in (*grouped.keys, TOUCHED)
+            ),
             grouping=Grouping(
                 grouped.keys,
                 grouped.order_by,

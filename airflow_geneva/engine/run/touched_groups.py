@@ -56,12 +56,14 @@ class TouchedGroups:
     """The touched groups.
 
     Args:
-        rows: those that have rows now, with the number of these.
+        rows: those that have rows now, with the number of these: first those of which the table `groups` has a row.
+        row_ids: the ids of these rows, which ascend.
         gone: the addresses of the rows of the table `groups` about groups that were touched.
         vanished: number of groups that have lost all of their rows.
     """
 
     rows: CountedKeys
+    row_ids: RowIdArray
     gone: Offsets
     vanished: int = 0
 
@@ -78,10 +80,10 @@ class TouchedGroups:
             "max_group_rows."
         )
 
-    def table(self, schema: pa.Schema, source_version: int) -> pa.Table:
+    def table(self, schema: pa.Schema, touched: int) -> pa.Table:
         """Return the rows of the table `groups`, which has this schema."""
-        found = self.rows.in_order()
-        own = [found.hashes, found.counts, np.full(len(found), source_version), found.shared]
+        found = self.rows
+        own = [found.hashes, found.counts, np.full(len(found), touched), found.shared]
         arrays = [*found.keys.columns, *map(pa.array, own)]
         return pa.Table.from_arrays(
             [convert_array(array, field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
@@ -104,13 +106,14 @@ def find_touched(
     source, keys = changes.source, grouping.keys
     coming = _coming(source, changes.coming, keys, limit)
     if rows is None or groups is None or changes.gone == ALL_ROW_IDS:
-        return TouchedGroups(coming, _NONE if groups is None else _groups_with(groups, keys, None)[1])
+        there = _KnownGroups.none(source, keys) if groups is None else _KnownGroups.read(groups, keys, None)
+        return there.touched(CountedKeys.joined([there.groups, coming]))
     leaving = np.concatenate([_NONE, *(hashes for _, hashes in _rows_with(rows, None, changes.gone, True))])
     touched = np.unique(np.concatenate((leaving, coming.hashes)))
     if not len(touched):
-        return TouchedGroups(coming, _NONE)
-    there, addresses = _groups_with(groups, keys, touched)
-    known = CountedKeys.joined([there, coming])
+        return _KnownGroups.none(source, keys).touched(coming)
+    there = _KnownGroups.read(groups, keys, touched)
+    known = CountedKeys.joined([there.groups, coming])
     left = [*_rows_with(rows, touched, changes.gone, False)]
     ids, hashes = (np.concatenate([_NONE, *(part[at] for part in left)]) for at in (0, 1))
     # The hash tells the key only if one key has it; otherwise the source does.
@@ -123,7 +126,7 @@ def find_touched(
         theirs = changes.renumbered.follow(ids[is_unclear])
         read = (_counted(batch, keys) for batch in rows_in_batches(source, theirs, keys))
         known = CountedKeys.joined([known, *read])
-    return TouchedGroups(known.where(known.counts > 0), addresses, int((known.counts == 0).sum()))
+    return there.touched(known)
 
 
 def _coming(
@@ -159,22 +162,44 @@ def _no_keys(dataset: lance.LanceDataset, keys: Sequence[str]) -> CountedKeys:
     return CountedKeys(none, _NONE, _NONE, _NONE)
 
 
-def _groups_with(groups: lance.LanceDataset, keys: Sequence[str], hashes: Hashes | None) -> tuple[CountedKeys, Offsets]:
-    """Return the groups with one of these hashes, which ascend, and the addresses of their rows; None: all groups."""
-    few = hashes is not None and len(hashes) <= _LISTED
-    condition = f"`{GROUP}` IN ({','.join(map(str, hashes.tolist()))})" if few and hashes is not None else None
-    scanner = groups.scanner(columns=[*keys, GROUP], filter=condition, with_row_address=True)
-    found, addresses, theirs = list[Keys](), [_NONE], [_NONE]
-    for batch in scanner.to_batches():
-        of_row = batch.column(GROUP).to_numpy()
-        here = np.arange(batch.num_rows) if hashes is None else np.flatnonzero(_among(of_row, hashes))
-        found.append(Keys.of(batch.column(name) for name in keys).take(here))
-        addresses.append(batch.column("_rowaddr").to_numpy().astype(np.int64)[here])
-        theirs.append(of_row[here])
-    joined = Keys.joined([_no_keys(groups, keys).keys, *found])
-    count = len(joined)
-    known = CountedKeys(joined, np.concatenate(theirs), np.zeros(count, np.int64), np.full(count, _LAST))
-    return known, np.concatenate(addresses)
+@dataclass(frozen=True, eq=False)
+class _KnownGroups:
+    """Groups of which the table `groups` has a row, with the addresses and the ids of these."""
+
+    groups: CountedKeys
+    addresses: Offsets
+    row_ids: RowIdArray
+
+    @staticmethod
+    def none(source: lance.LanceDataset, keys: Sequence[str]) -> _KnownGroups:
+        return _KnownGroups(_no_keys(source, keys), _NONE, _NONE)
+
+    @staticmethod
+    def read(groups: lance.LanceDataset, keys: Sequence[str], hashes: Hashes | None) -> _KnownGroups:
+        """Read the groups with one of these hashes, which ascend; None: all groups."""
+        few = hashes is not None and len(hashes) <= _LISTED
+        condition = f"`{GROUP}` IN ({','.join(map(str, hashes.tolist()))})" if few and hashes is not None else None
+        scanner = groups.scanner(columns=[*keys, GROUP], filter=condition, with_row_address=True, with_row_id=True)
+        found, parts = [_no_keys(groups, keys).keys], [(_NONE, _NONE, _NONE)]
+        for batch in scanner.to_batches():
+            of_row = batch.column(GROUP).to_numpy()
+            here = np.arange(batch.num_rows) if hashes is None else np.flatnonzero(_among(of_row, hashes))
+            found.append(Keys.of(batch.column(name) for name in keys).take(here))
+            places, ids = (batch.column(name).to_numpy().astype(np.int64) for name in ("_rowaddr", "_rowid"))
+            parts.append((of_row[here], places[here], ids[here]))
+        joined, (of_group, addresses, row_ids) = Keys.joined(found), map(np.concatenate, zip(*parts, strict=True))
+        count = len(joined)
+        known = CountedKeys(joined, of_group, np.zeros(count, np.int64), np.full(count, _LAST))
+        return _KnownGroups(known, addresses, row_ids)
+
+    def touched(self, counted: CountedKeys) -> TouchedGroups:
+        """Return the touched groups, which include these, with their rows; those without rows have vanished."""
+        ids = np.full(len(counted), _LAST)
+        ids[counted.positions(self.groups.keys)] = self.row_ids
+        left = counted.counts > 0
+        order = np.flatnonzero(left)[np.lexsort((counted.first[left], ids[left]))]
+        ids = ids[order]
+        return TouchedGroups(counted.take(order), ids[ids < _LAST], self.addresses, int((~left).sum()))
 
 
 def _rows_with(

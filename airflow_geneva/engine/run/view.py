@@ -21,7 +21,14 @@ from airflow_geneva.engine.checkpoint.records import RowRuns, StagedFragment, en
 from airflow_geneva.engine.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
-from airflow_geneva.engine.commit.view_swap import Swapped, mirror_swap, promoted_meanwhile, swap_rows, version_of_plan
+from airflow_geneva.engine.commit.view_swap import (
+    NewRows,
+    Swapped,
+    mirror_swap,
+    promoted_meanwhile,
+    swap_rows,
+    version_of_plan,
+)
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
@@ -45,6 +52,7 @@ from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.of_process import find_udf
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.rows import HeldRows
 from airflow_geneva.engine.views.state import CommittedViewState, newest_swap, taken_back
 from airflow_geneva.engine.write.data_files import (
     WINDOW_ROWS,
@@ -343,7 +351,7 @@ class ViewPublisher(Publisher):
             try:
                 if not done:
                     judge()
-                files = self._files(swap, staged)
+                files = self._files(swap, staged, dataset)
                 data = self.target.data
                 fresh = not view.checkpoints.local and time.monotonic() - began < _FRESH_SECONDS
                 opened = dataset if fresh else None
@@ -366,12 +374,25 @@ class ViewPublisher(Publisher):
             notes=notes,
         )
 
-    def _files(self, swap: SwapPlan, staged: _StagedRows) -> list[tuple[str, int]]:
-        """Return names and row counts of the files to swap in: the staged ones, or new ones in the view's order."""
-        if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
-            return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
-        fragments, limit = [pair for _, pair in staged.pairs], self.spec.sizing.batch_bytes
-        return reorder_rows(self.location.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, limit)
+    def _files(self, swap: SwapPlan, staged: _StagedRows, dataset: lance.LanceDataset) -> list[NewRows]:
+        """Return the files to swap in: the staged ones, or new ones in the view's order."""
+        fragments, limit = [pair for _, pair in staged.pairs if pair.physical_rows], self.spec.sizing.batch_bytes
+        seed, most = swap.shuffle_seed, swap.max_rows_per_fragment
+        if not (self.spec.definition.keeps_row_ids and swap.gone):
+            if seed is None and most is None:
+                return [NewRows(pair.file, pair.physical_rows) for pair in fragments]
+            return [NewRows(file, len(ids)) for file, ids in reorder_rows(dataset, fragments, seed, most, limit)]
+        held, found, apart = HeldRows.of(dataset), list[NewRows](), list[StagedFragment]()
+        for pair in fragments:
+            known = held.row_ids_of(pair.row_ids.view(np.int64))
+            if most is None and not bool(np.any((known[:-1] < 0) & (known[1:] >= 0))):
+                found.append(NewRows(pair.file, pair.physical_rows, known[known >= 0]))
+            else:
+                apart.append(pair)
+        for file, ids in reorder_rows(dataset, apart, None, most, limit, lambda ids: held.row_ids_of(ids) < 0):
+            known = held.row_ids_of(ids)
+            found.append(NewRows(file, len(ids), known[known >= 0]))
+        return found
 
     def _all_staged(self, job: Storage) -> _StagedRows:
         """Return the staged rows of all shards; this process may have verified some already."""

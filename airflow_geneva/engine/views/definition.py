@@ -217,6 +217,11 @@ class ViewDefinition:
         return self.limit is not None or self.offset > 0
 
     @property
+    def keeps_row_ids(self) -> bool:
+        """Whether a row of the view that is computed again keeps its row id, because it is the row of one group."""
+        return self.grouping is not None and self.explode is None
+
+    @property
     def compares_rows(self) -> bool:
         """Whether other rows decide, too, if a row that passes the filter is in the view."""
         return self.has_limit or self.deduplicate is not None

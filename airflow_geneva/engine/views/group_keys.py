@@ -134,7 +134,10 @@ class CountedKeys:
 
     def in_order(self) -> CountedKeys:
         """Return the keys in the order of their first rows; then they are not sorted by hash."""
-        order = np.argsort(self.first, kind="stable")
+        return self.take(np.argsort(self.first, kind="stable"))
+
+    def take(self, order: npt.NDArray[np.int64]) -> CountedKeys:
+        """Return some of the keys in another order, so that they are not sorted by hash."""
         return CountedKeys(self.keys.take(order), self.hashes[order], self.counts[order], self.first[order])
 
     def positions(self, keys: Keys) -> npt.NDArray[np.int64]:

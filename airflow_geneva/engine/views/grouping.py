@@ -21,8 +21,8 @@ from airflow_geneva.engine.views.hidden import GROUPS, hidden_table
 from airflow_geneva.errors import InvalidInput
 
 GROUP, ROWS, TOUCHED, SHARED = "__group", "__rows", "__touched", "__shared"
-"""Columns of the table `groups` after the key: the hash of the key, the number of its source rows, the source version
-with their last change, and whether another group has the same hash."""
+"""Columns of the table `groups` after the key: the hash of the key, the number of its source rows, the time of the
+source version with their last change, in ns, and whether another group has the same hash."""
 
 HASH = "group"
 """Column of the table `rows`: the hash of the key."""

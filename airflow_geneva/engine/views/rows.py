@@ -6,6 +6,7 @@ A placeholder row holds a source row's id and no values yet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.arrays import DATA_STORAGE_VERSION
 from airflow_geneva.engine.lance_io.conflicts import create_new
+from airflow_geneva.engine.lance_io.fragments import open_fragment
 from airflow_geneva.engine.lance_io.sql_text import read_sql
 from airflow_geneva.engine.storage.catalogs import pylance_access
 from airflow_geneva.engine.storage.location import TableLocation
@@ -39,6 +41,36 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _CHUNK = 1 << 16
 _BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Rows that a view holds: the ids of their source rows, ascending, and their own row ids."""
+
+    source_ids: RowIdArray
+    row_ids: RowIdArray
+
+    @staticmethod
+    def of(view: lance.LanceDataset, fragments: Iterable[int] | None = None) -> HeldRows:
+        """Read the rows of some fragments of a view; None: all fragments."""
+        chosen = None if fragments is None else [open_fragment(view, at) for at in fragments]
+        ids, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        if chosen is None or chosen:
+            scanner = view.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET, with_row_id=True, fragments=chosen)
+            for batch in scanner.to_batches():
+                ids.append(batch.column(SOURCE_ROW_ID).to_numpy())
+                rows.append(batch.column("_rowid").to_numpy().astype(np.int64))
+        found = np.concatenate(ids)
+        # A stable sort keeps the order of the rows that one source row became.
+        order = np.argsort(found, kind="stable")
+        return HeldRows(found[order], np.concatenate(rows)[order])
+
+    def row_ids_of(self, source_ids: RowIdArray) -> RowIdArray:
+        """Return the row id of the first row of each source row; -1 if the view holds none of it."""
+        if not len(self.source_ids):
+            return np.full(len(source_ids), -1)
+        at = np.minimum(np.searchsorted(self.source_ids, source_ids), len(self.source_ids) - 1)
+        return np.where(self.source_ids[at] == source_ids, self.row_ids[at], -1)
 
 
 def shuffle_hashes(seed: int, row_ids: RowIdArray) -> HashArray:

@@ -350,8 +350,16 @@ def reorder_rows(
     shuffle_seed: int | None,
     most: int | None,
     limit: int,
-) -> list[tuple[str, int]]:
-    """Rewrite staged rows, shuffled and ``most`` per file; return the name and the row count of each file."""
+    last: Callable[[RowIdArray], npt.NDArray[np.bool_]] | None = None,
+) -> list[tuple[str, RowIdArray]]:
+    """Rewrite staged rows, shuffled and ``most`` per file.
+
+    Args:
+        last: says of the ids of source rows whether their rows come after all others.
+
+    Returns:
+        The name of each file, and the ids of its source rows.
+    """
     # Read the ids from the files, not from the checkpoint: explode may have made several rows of one source row.
     ids = [staged_file(view, fragment.file).read([SOURCE_ROW_ID]).column(0).to_numpy() for fragment in staged]
     lengths = [len(part) for part in ids]
@@ -363,6 +371,8 @@ def reorder_rows(
     if shuffle_seed is not None:
         # lexsort is stable, so rows of one source row keep their order.
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
+    elif last is not None:
+        order = np.argsort(last(every), kind="stable")
     firsts = np.concatenate(([0], np.cumsum(lengths)))
     widths = FileWidths(len(staged), limit)
     files, schema = [], view_file_schema(view)
@@ -378,7 +388,7 @@ def reorder_rows(
             found, count = fit_rows(read, widths.rows(sources))
             writer.put(found, every[window[:count]].view(np.uint64))
             at += count
-        files.append((writer.finish(), len(chosen)))
+        files.append((writer.finish(), every[chosen]))
     return files
 
 
