@@ -286,6 +286,27 @@ class View(Table):
         """Plan a refresh as if columns had other UDFs, with the inputs of a UDF of the same name; write nothing."""
         return self._unopened.plan_altered(udfs)
 
+    def duplicates(self, columns: Sequence[str] = ()) -> pa.Table:
+        """Return which rows of the source are duplicates of which, of a view whose query deduplicates.
+
+        It has the rows of all clusters of several rows, at the source version that the view shows, one cluster after
+        another, and first in each the row that the view keeps. Reads the hashes of all rows that the filter selects;
+        writes nothing.
+
+        Args:
+            columns: columns of the source to read, such as its key.
+
+        Returns:
+            table: `row_id` is the row id in the source, `duplicate_of` that of the row that is kept instead, NULL for
+                this row itself, and `cluster` the smallest row id in the cluster; then the given columns.
+
+        Raises:
+            InvalidInput: the query does not deduplicate, the source has no such column, or the view has to be refreshed
+                first.
+        """
+        definition = self.view_definition
+        return api.read_duplicates(self.location, definition, self._source(definition).location, tuple(columns))
+
     def compare(
         self,
         column: str,

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from airflow_geneva.engine.run.column_function import ColumnFunction as ColumnFunction
     from airflow_geneva.engine.run.compare import Comparison as Comparison
     from airflow_geneva.engine.run.copying import copy_table as copy_table
+    from airflow_geneva.engine.run.duplicates import read_duplicates as read_duplicates
     from airflow_geneva.engine.run.estimate import estimate_plan as estimate_plan
     from airflow_geneva.engine.run.load import plan_load as plan_load
     from airflow_geneva.engine.run.pipeline import (
@@ -230,6 +231,7 @@ _HOMES = (
     ("views.deduplication", "Deduplication"),
     ("views.resolve", "QuerySpec"),
     ("views.grouping", "Grouped"),
+    ("run.duplicates", "read_duplicates"),
     ("run.table_columns", "TableColumns"),
     ("run.view_columns", "ViewColumns"),
     # a job from its plan to its end,

@@ -28,6 +28,10 @@ view = clean.create_materialized_view(db, "clean_docs")
 view.refresh()
 print(view.to_arrow()["id"].to_pylist())  # [1, 3, 4]: 2 is almost the text of 1
 # --8<-- [end:texts]
+# --8<-- [start:left out]
+print(view.duplicates(["id"]).to_pylist())
+# [{'row_id': 0, 'cluster': 0, 'duplicate_of': None, 'id': 1}, {'row_id': 1, 'cluster': 0, 'duplicate_of': 0, 'id': 2}]
+# --8<-- [end:left out]
 # --8<-- [start:values]
 newest = docs.query().deduplicate(on="url", keep="max(id)")
 print(newest.to_arrow()["id"].to_pylist())  # [1, 2, 4]: 3 and 4 have one URL

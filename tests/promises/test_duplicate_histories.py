@@ -184,12 +184,20 @@ class DuplicateHistories(RuleBasedStateMachine):
     def something_happens(self, name: str, number: int) -> None:
         getattr(self, f"_{name}")(number)
 
+    @property
+    def selected(self) -> int:
+        return int(self.table.lance.count_rows("x % 3 != 0" if self.clean.where else None))
+
     @rule()
     def refresh(self) -> None:
         self.trace.clear()
         result = self.view.refresh(runner="inline")
         assert result.state == "DONE"
         assert shown(self.view) == wanted(self.table, self.clean)
+        found = self.view.duplicates(["id"])
+        kept = [row["id"] for row in found.to_pylist() if row["duplicate_of"] is None]
+        assert found.num_rows - len(kept) == self.selected - len(shown(self.view))
+        assert {*kept} <= {row[0] for row in shown(self.view)}
         assert len(self.trace) == result.rows_computed <= len(shown(self.view))
         assert self.view.refresh(runner="inline").commits == ()
 

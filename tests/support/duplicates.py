@@ -65,11 +65,27 @@ class Clean:
     def kept(self, rows: Mapping[int, Row], passes: Callable[[Row], bool] = lambda row: True) -> list[int]:
         """Return the row ids that are kept of rows by row id."""
         rows = {row_id: row for row_id, row in rows.items() if passes(row)}
+        return sorted({self._best(rows, of) for of in self._clusters(rows).values()})
+
+    def duplicates(
+        self, rows: Mapping[int, Row], passes: Callable[[Row], bool] = lambda row: True
+    ) -> list[tuple[int, int, int | None]]:
+        """Return the rows of clusters of several: its id, the smallest in the cluster, and that of the row kept instead."""
+        rows = {row_id: row for row_id, row in rows.items() if passes(row)}
+        found = []
+        for of in sorted({min(of): of for of in self._clusters(rows).values() if len(of) > 1}.items()):
+            best = self._best(rows, of[1])
+            found += [
+                (one, of[0], None if one == best else best) for one in sorted(of[1], key=lambda one: (one != best, one))
+            ]
+        return found
+
+    def _clusters(self, rows: Mapping[int, Row]) -> dict[int, set[int]]:
         cluster = {row_id: {row_id} for row_id in rows}
         for left, right in self._pairs(rows):
             joined = cluster[left] | cluster[right]
             cluster |= dict.fromkeys(joined, joined)
-        return sorted({self._best(rows, of) for of in cluster.values()})
+        return cluster
 
     def _best(self, rows: Mapping[int, Row], cluster: set[int]) -> int:
         if self.keep == "first":

@@ -117,7 +117,50 @@ def test_a_refresh_follows_every_change(docs: Table, clean: Clean) -> None:
         change(docs)
         view.refresh(runner="inline")
         assert shown(view) == sorted(wanted(docs, clean))
+        assert told(view) == duplicates(docs, clean)
         assert view.refresh(runner="inline").commits == ()
+
+
+def told(view: View) -> list[tuple[int, int, int | None]]:
+    return [(row["row_id"], row["cluster"], row["duplicate_of"]) for row in view.duplicates().to_pylist()]
+
+
+def duplicates(table: Table, clean: Clean) -> list[tuple[int, int, int | None]]:
+    found = {row["_rowid"]: row for row in table.lance.to_table(with_row_id=True).to_pylist()}
+    return clean.duplicates(found, (lambda row: row["x"] % 3 != 0) if clean.where else (lambda row: True))
+
+
+def test_a_view_says_which_rows_it_leaves_out_at_the_version_that_it_shows(docs: Table) -> None:
+    view = make(docs, Clean())
+    with pytest.raises(InvalidInput, match="Refresh it first"):
+        view.duplicates()
+    view.refresh(runner="inline")
+    before = view.duplicates(["id", "text"])
+    assert before.num_rows > 20
+    texts = dict(zip(before["row_id"].to_pylist(), before["text"].to_pylist(), strict=True))
+    ids = docs.lance.to_table(columns=["id", "text"], with_row_id=True).to_pylist()
+    assert texts == {row["_rowid"]: row["text"] for row in ids if row["_rowid"] in texts}
+    files = sorted(Path(view.uri).rglob("*"))
+    docs.lance.delete("id % 4 = 1")
+    assert view.duplicates(["id", "text"]).equals(before)
+    assert sorted(Path(view.uri).rglob("*")) == files
+    for columns, message in ((["missing"], "no column 'missing'"), (["cluster"], "no column 'cluster'")):
+        with pytest.raises(InvalidInput, match=message):
+            view.duplicates(columns)
+    with pytest.raises(InvalidInput, match="keeps all rows"):
+        docs.query().create_materialized_view(name="all").duplicates()
+
+
+def test_no_rows_are_told_if_none_is_left_out_or_a_refresh_has_begun(docs: Table) -> None:
+    view = make(docs, Clean())
+    docs.lance.delete("true")
+    view.refresh(runner="inline")
+    assert view.duplicates(["id"]).schema.names == ["row_id", "cluster", "duplicate_of", "id"]
+    assert view.duplicates(["id"]).num_rows == 0
+    docs.add(rows(range(20)))
+    assert view.refresh(runner="inline", max_rows=1).state == "PARTIAL"
+    with pytest.raises(InvalidInput, match="a refresh has begun since that did not end"):
+        view.duplicates()
 
 
 def test_a_row_takes_the_place_of_a_deleted_one_and_is_computed(tmp_path: Path, trace: Trace) -> None:

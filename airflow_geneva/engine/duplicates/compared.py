@@ -20,9 +20,8 @@ from airflow_geneva.engine.duplicates.vectors import (
     pieces,
     unit_vectors,
 )
-from airflow_geneva.engine.lance_io.arrays import single_batch
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
-from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
+from airflow_geneva.engine.lance_io.rows_by_id import rows_in_order
 from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.rows import RowIdArray
 
@@ -47,17 +46,8 @@ class _Rows:
 
     def read(self, rows: Offsets, most_bytes: float = inf) -> pa.Array | None:
         """Read the values of rows, in this order; None if they have more bytes."""
-        ids = self.ids[rows]
-        batches = list[pa.RecordBatch]()
-        for batch in rows_in_batches(self.source, ids, (self.name,)):
-            batches.append(batch)
-            if sum(one.nbytes for one in batches) > most_bytes:
-                return None
-        found = single_batch(pa.Table.from_batches(batches))
-        order = np.argsort(found.column("_rowid").to_numpy().view(np.int64), kind="stable")
-        back = np.empty(len(ids), np.int64)
-        back[np.argsort(ids, kind="stable")] = order
-        return found.column(self.name).take(pa.array(back))
+        found = rows_in_order(self.source, self.ids[rows], (self.name,), most_bytes)
+        return None if found is None else found.column(0)
 
     def of_pairs(self, left: Offsets, right: Offsets) -> tuple[pa.Array, Offsets, Offsets]:
         """Read the values of pairs once, and say where those of each pair are among them."""

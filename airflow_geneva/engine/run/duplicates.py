@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
@@ -13,17 +15,24 @@ from airflow_geneva.engine.duplicates.kept import KEEP, find_clusters, kept_rows
 from airflow_geneva.engine.duplicates.signatures import Signature
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.rows_by_id import rows_in_order
+from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
 from airflow_geneva.engine.plan.refresh import KeptRows
 from airflow_geneva.engine.run.hidden import HiddenView
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, source_columns
+from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, source_columns, visible_columns
 from airflow_geneva.engine.views.hidden import DUPLICATES, hidden_table
 from airflow_geneva.engine.views.resolve import resolve_columns
+from airflow_geneva.engine.views.state import CommittedViewState
+from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
     import lance
 
 _HASHES, _CLUSTERS = "hashes", "clusters"
+
+ROW_ID, CLUSTER, DUPLICATE_OF = "row_id", "cluster", "duplicate_of"
+"""What is told of each row of a cluster."""
 
 
 def kept_at_refresh(view: TableLocation, definition: ViewDefinition, source: TableLocation) -> KeptRows | None:
@@ -36,13 +45,11 @@ def kept_at_refresh(view: TableLocation, definition: ViewDefinition, source: Tab
         hidden = _hidden(view, definition, dataset, source)
         hashes = hidden.refreshed(int(dataset.version))
 
-        def read(names: Sequence[str]) -> pa.Table:
-            return hashes.scanner(columns=list(names), filter=IS_SET, scan_in_order=True).to_table()
-
+        read = partial(_read, hashes)
         if not Signature.of(deduplicate).bands:
             found = find_clusters(read, dataset, deduplicate, Clusters.none())
         else:
-            store = CheckpointStore(hidden.location.checkpoints.folder(_CLUSTERS))
+            store = _store(hidden)
             known = _known(store)
             found = find_clusters(read, dataset, deduplicate, known)
             if not found.equals(known):
@@ -51,6 +58,50 @@ def kept_at_refresh(view: TableLocation, definition: ViewDefinition, source: Tab
         return Ranges.from_offsets(kept_rows(found, read, deduplicate))
 
     return kept
+
+
+def read_duplicates(
+    view: TableLocation, definition: ViewDefinition, source: TableLocation, columns: Sequence[str]
+) -> pa.Table:
+    """Return the clusters of several rows; see :meth:`airflow_geneva.view.View.duplicates`."""
+    deduplicate, name = definition.deduplicate, view.name
+    if deduplicate is None:
+        raise InvalidInput(f"View {name!r} keeps all rows of its query: it was created without deduplicate().")
+    snapshot, newest = CommittedViewState(view, view.open()).snapshot, source.open()
+    at = None if snapshot is None else open_version_or_none(newest, snapshot.source_version)
+    hidden = None if at is None else _hidden(view, definition, at, source)
+    hashes = None if hidden is None or at is None else hidden.showing(int(at.version))
+    if snapshot is None or at is None or hidden is None or hashes is None:
+        raise InvalidInput(
+            f"Which rows of {definition.source_table!r} view {name!r} left out is not known: it was not refreshed yet, "
+            "a refresh has begun since that did not end, or the version that it shows was cleaned up. Refresh it first."
+        )
+    if missing := sorted({*columns} - {*visible_columns(at.schema)}):
+        raise InvalidInput(f"Table {source.name!r} has no column {missing[0]!r}.")
+    if taken := sorted({*columns} & {ROW_ID, CLUSTER, DUPLICATE_OF}):
+        raise InvalidInput(f"{taken[0]!r} is a column of the result already. Leave it out of columns.")
+    read = partial(_read, hashes)
+    known = _known(_store(hidden)) if Signature.of(deduplicate).bands else Clusters.none()
+    found = find_clusters(read, at, deduplicate, known)
+    kept = kept_rows(found, read, deduplicate)
+    several = found.several
+    ids, first = found.ids[several], found.first[several]
+    stays = np.isin(ids, kept)
+    order = np.lexsort((ids, ~stays, first))
+    ids, first, stays = ids[order], first[order], stays[order]
+    of = ids[np.maximum.accumulate(np.where(stays, np.arange(len(ids)), 0))]
+    told = {ROW_ID: pa.array(ids), CLUSTER: pa.array(first), DUPLICATE_OF: pa.array(of, mask=stays)}
+    rows = rows_in_order(at, ids, columns) if len(ids) and columns else None
+    values = at.schema.empty_table().select(list(columns)) if rows is None else pa.Table.from_batches([rows])
+    return pa.table({**told, **dict(zip(values.column_names, values.columns, strict=True))})
+
+
+def _read(hashes: lance.LanceDataset, names: Sequence[str]) -> pa.Table:
+    return hashes.scanner(columns=list(names), filter=IS_SET, scan_in_order=True).to_table()
+
+
+def _store(hidden: HiddenView) -> CheckpointStore:
+    return CheckpointStore(hidden.location.checkpoints.folder(_CLUSTERS))
 
 
 def _known(store: CheckpointStore) -> Clusters:

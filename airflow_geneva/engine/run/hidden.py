@@ -10,6 +10,7 @@ import pyarrow as pa
 from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.commit.group_table import compact, has_many_fragments
 from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
+from airflow_geneva.engine.plan.model import Plan
 from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.results import DONE
 from airflow_geneva.engine.run.pipeline import run_new
@@ -50,9 +51,7 @@ class HiddenView:
         """
         for _ in range(_TRIES):
             dataset = self._open()
-            request = RefreshRequest(src_version=version, on_code_change="recompute", on_unknown_values="recompute")
-            definition = ViewDefinition.read(dataset.schema.metadata, self.location.name)
-            planned = plan(self.location, definition, self.source, request, dataset)
+            definition, planned = self._plan(dataset, version)
             if planned.swap is not None and planned.swap.idle:
                 return dataset
             with JobMeter(self.location.name).measuring():  # the meter of the caller is that of the view
@@ -67,15 +66,36 @@ class HiddenView:
             f"{self.location.uri} was changed by other refreshes of its view {_TRIES} times. Refresh the view again."
         )
 
+    def showing(self, version: int) -> lance.LanceDataset | None:
+        """Return the view if a refresh to a version of the source would change no row; write nothing."""
+        dataset = self._existing()
+        if dataset is None:
+            return None
+        _, planned = self._plan(dataset, version)
+        swap = planned.swap
+        return dataset if swap is not None and not (planned.shards or swap.gone or swap.renumbered) else None
+
+    def _plan(self, dataset: lance.LanceDataset, version: int) -> tuple[ViewDefinition, Plan]:
+        request = RefreshRequest(src_version=version, on_code_change="recompute", on_unknown_values="recompute")
+        definition = ViewDefinition.read(dataset.schema.metadata, self.location.name)
+        return definition, plan(self.location, definition, self.source, request, dataset)
+
+    def _existing(self) -> lance.LanceDataset | None:
+        """Open the view if there is one, and it has this query."""
+        if not self.location.exists():
+            return None
+        found = self.location.open()
+        metadata = found.schema.metadata
+        same = is_view(metadata) and not ViewDefinition.read(metadata).differences(self.definition)
+        return found if same else None
+
     def _open(self) -> lance.LanceDataset:
         """Open the view, which is created if there is none, or one of another query."""
         import lance
 
+        if (found := self._existing()) is not None:
+            return found
         if self.location.exists():
-            found = self.location.open()
-            metadata = found.schema.metadata
-            if is_view(metadata) and not ViewDefinition.read(metadata).differences(self.definition):
-                return found
             lance.LanceDataset.drop(self.location.uri, **self.location.access)
         schema = self.schema.with_metadata(self.definition.metadata())
         try:
