@@ -70,7 +70,7 @@ class Clean:
     def duplicates(
         self, rows: Mapping[int, Row], passes: Callable[[Row], bool] = lambda row: True
     ) -> list[tuple[int, int, int | None]]:
-        """Return the rows of clusters of several: its id, the smallest in the cluster, and that of the row kept instead."""
+        """Return the rows of clusters of several: id, smallest id in the cluster, and that of the row kept instead."""
         rows = {row_id: row for row_id, row in rows.items() if passes(row)}
         found = []
         for of in sorted({min(of): of for of in self._clusters(rows).values() if len(of) > 1}.items()):
