@@ -27,7 +27,7 @@ export QUERY
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ui test test-all test-rest test-fast durations coverage mutants lint format bench docs soak dist release released publish-docs clean lock servers always
+.PHONY: help install demo demo-ui test test-all test-rest test-fast durations coverage mutants simulate lint format bench docs soak dist release released publish-docs clean lock servers always
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ test-fast: install ## Run the tests that need no Spark, no Airflow and no killin
 
 soak: install ## Run all tests with many more examples, and kill for GENEVA_SOAK_SECONDS (1800); takes hours
 	@GENEVA_SOAK=1 $(BIN)/python -m pytest -m ""
+
+simulate: install ## Run worlds in which a seed decides order, faults and kills: SEEDS=2000 FIRST=0 SCENARIO=view WORKERS=2
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) $(FIRST:%=--first %) $(SCENARIO:%=--scenario %) --workers $(or $(WORKERS),2)
 
 mutants: install ## Remove guards of the engine one at a time: a test must notice each; only some files: FILES="commit/ plan/"
 	@$(BIN)/python -m tests.mutants $(FILES)

@@ -1,0 +1,386 @@
+"""The actors of a world: the real engine, each call in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva import connect, udf
+from airflow_geneva.engine.limits.rate_limit import RateLimit
+from tests.simulation.kernel import KERNEL
+from tests.simulation.store import stamp_times
+
+SIZES: dict[str, Any] = {"runner": "inline", "checkpoint_interval": 0.0, "commit_granularity": 1}
+ROWS, PER_FRAGMENT = 9, 3
+
+
+def value_of(x: int) -> int:
+    return 2 * x + 1
+
+
+@udf(data_type=pa.int64(), version="1")
+def f(x: pa.Array) -> pa.Array:
+    with open(os.environ["SIMULATION_CALLS"], "a", encoding="utf-8") as log:
+        log.write("".join(f"{value}\n" for value in x.to_pylist()))
+    return pc.add(pc.multiply(x, 2), 1)
+
+
+@udf(data_type=pa.int64(), version="1")
+def g(x: pa.Array) -> pa.Array:
+    return pc.multiply(x, 3)
+
+
+@udf(data_type=pa.int64(), version="1")
+def total(x: list[int]) -> int:
+    return 2 * sum(x) + 1
+
+
+PER_MINUTE = 12
+
+
+@udf(data_type=pa.int64(), version="1", batch_size=1, limit=RateLimit("service", requests_per_minute=PER_MINUTE))
+def limited(x: pa.Array) -> pa.Array:
+    with open(os.environ["SIMULATION_CALLS"], "a", encoding="utf-8") as log:
+        log.write(f"{KERNEL.now}\n")
+    return pc.add(pc.multiply(x, 2), 1)
+
+
+FUNCTIONS = {function.name: function for function in (f, g, total, limited)}
+SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64()), ("z", pa.int64())])
+
+
+def make_table(folder: str, rows: int = ROWS) -> Any:
+    table = pa.table({"id": range(rows), "x": range(rows), "z": [row % 4 for row in range(rows)]}).cast(SCHEMA)
+    return connect(folder).create_table("t", table, max_rows_per_file=PER_FRAGMENT)
+
+
+def make_column(folder: str, given: Any = None) -> None:
+    make_table(folder).add_columns({"n": (f, ["x"])})
+
+
+def make_limited(folder: str, given: Any = None) -> None:
+    make_table(folder, 5).add_columns({"n": (limited, ["x"])})
+
+
+def make_candidate(folder: str, given: Any = None) -> None:
+    made = make_table(folder)
+    made.add_columns({"n": (f, ["x"])})
+    made.add_columns({"m": (g, ["x"])})
+
+
+def make_view(folder: str, given: Any = None) -> None:
+    query = make_table(folder).query().where("x % 2 = 0").select({"id": "id", "x": "x", "y": (f, ["x"])})
+    query.create_materialized_view(connect(folder), "v")
+
+
+def filled(folder: str, make: str) -> None:
+    """What a run left, and changes since then."""
+    globals()[make](folder)
+    if make in ("make_view", "make_groups", "make_duplicates"):
+        refresh(folder, None)
+    else:
+        backfill(folder, None)
+    table = lance.LanceDataset(f"{folder}/t.lance")
+    table.update({"x": "x + 100"}, where="id = 1 or id = 4")
+    rows = pa.table({"id": [20, 21], "x": [20, 21], "z": [0, 9]}).cast(SCHEMA)
+    lance.write_dataset(rows, table, mode="append")
+
+
+def make_groups(folder: str, given: Any = None) -> None:
+    query = make_table(folder).query().group_by("z").agg({"k": "count(*)", "y": (total, ["x"])}, order_by=["id"])
+    query.create_materialized_view(connect(folder), "v")
+
+
+def make_duplicates(folder: str, given: Any = None) -> None:
+    query = make_table(folder).query().deduplicate(on="z", method="equal", keep="min(id)")
+    query.select({"id": "id", "z": "z", "y": (f, ["x"])}).create_materialized_view(connect(folder), "v")
+
+
+def backfill(folder: str, given: Any) -> Any:
+    return connect(folder).open_table("t").backfill(given or "n", **SIZES).to_json()
+
+
+def refresh(folder: str, given: Any) -> Any:
+    since = lance.LanceDataset(f"{folder}/t.lance").version
+    return {**connect(folder).open_view("v").refresh(**SIZES).to_json(), "since": since}
+
+
+def load(folder: str, given: Any) -> Any:
+    return connect(folder).open_table("t").load_columns(LOADED, on="id", **SIZES).to_json()
+
+
+LOADED = pa.table({"id": range(0, ROWS + 2, 2), "w": [10 * row for row in range(0, ROWS + 2, 2)]})
+
+
+def promote(folder: str, given: Any) -> Any:
+    table = connect(folder).open_table("t")
+    if "n_old" not in table.lance.schema.names:
+        table.promote_column("m", to="n", keep_as="n_old", require_complete=False, require_index=False)
+
+
+def plan(folder: str, given: Any) -> Any:
+    """What the plan task of a backfill or a refresh does."""
+    from airflow_geneva.engine.plan.request import RefreshRequest
+    from airflow_geneva.engine.run.record import record_plan
+
+    sizes = {name: value for name, value in SIZES.items() if name != "runner"} | {"shard_size": 2}
+    since = lance.LanceDataset(f"{folder}/t.lance").version
+    if given == "v":
+        table = connect(folder).open_view("v")
+        made = table._plan_refresh_to_run(RefreshRequest.of({}, sizes), "inline")[0]
+    else:
+        table = connect(folder).open_table("t")
+        made = table.plan_backfill("n", **sizes)
+    saved = record_plan(made, table.location)
+    return {"table": given or "t", "job": saved.spec.job_id, "plan": saved.fingerprint, "since": since}
+
+
+def _saved(folder: str, given: Any) -> tuple[Any, Any, Any]:
+    from airflow_geneva.engine.job.folder import JobFolder
+    from airflow_geneva.engine.plan.saved_plan import load_plan
+
+    location = connect(folder).location(given["table"])
+    storage = JobFolder.of(location.checkpoints, given["job"]).storage
+    return location, load_plan(storage, given["plan"]), storage
+
+
+def apply(folder: str, given: Any) -> Any:
+    """What the driver of a spark-submit does."""
+    from airflow_geneva.engine.run.inline import apply_inline
+    from airflow_geneva.engine.run.prepare import Udfs
+
+    location, saved, storage = _saved(folder, given)
+    functions = Udfs({column: FUNCTIONS[made.name] for column, made in saved.spec.udfs.items()})
+    for index in range(len(saved.shards)):
+        apply_inline(location, saved.spec, saved.load_shard(storage, index), functions)
+    return given
+
+
+def commit(folder: str, given: Any) -> Any:
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+
+    location, saved, storage = _saved(folder, given)
+    job = PlannedJob(location, saved)
+    found = [job.commit(saved.load_shard(storage, index)).to_json() for index in range(len(saved.shards))]
+    return {**given, "committed": found}
+
+
+def finish(folder: str, given: Any) -> Any:
+    from airflow_geneva.engine.results import ShardResult
+    from airflow_geneva.engine.run.pipeline import PlannedJob
+
+    location, saved, _ = _saved(folder, given)
+    result = PlannedJob(location, saved).finish([ShardResult.from_json(one) for one in given["committed"]])
+    return {**result.to_json(), "since": given["since"]}
+
+
+def change(folder: str, given: Any) -> Any:
+    """What others do to the table: one change a step, of the kinds that the seed gave."""
+    dice = random.Random(given["seed"])
+    uri = f"{folder}/t.lance"
+    for kind in given["kinds"]:
+        KERNEL.step(f"others {kind}")
+        try:
+            _change(uri, kind, dice)
+        except Exception as error:
+            # Others meet conflicts too, and leave it at that.
+            if "conflict" not in str(error).lower():
+                raise
+        stamp_times()
+    return given["kinds"]
+
+
+def _change(uri: str, kind: str, dice: random.Random) -> None:
+    opened = lance.LanceDataset(uri)
+    if kind == "append":
+        one = dice.randrange(10**6)
+        rows = pa.table({"id": [one], "x": [one], "z": [0]}).cast(SCHEMA)
+        lance.write_dataset(rows, opened, mode="append")
+    elif kind == "update":
+        opened.update({"x": "x + 100"}, where=f"id % 3 = {dice.randrange(3)}")
+    elif kind == "touch":
+        opened.update({"z": "z + 1"}, where=f"id % 3 = {dice.randrange(3)}")
+    elif kind == "upsert":
+        rows = pa.table({"id": [dice.randrange(ROWS + 2)], "x": [dice.randrange(100)], "z": [5]}).cast(SCHEMA)
+        opened.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+    elif kind == "delete":
+        opened.delete(f"id = {dice.randrange(ROWS)}")
+    elif kind == "compact":
+        opened.optimize.compact_files(target_rows_per_fragment=dice.choice([6, 1000]))
+    elif kind == "restore":
+        before = opened.version - dice.randrange(1, 4)
+        if before > 2:
+            opened = lance.LanceDataset(uri, version=before)
+            opened.restore()
+    elif kind == "column":
+        name = f"c{dice.randrange(10**6)}"
+        opened.add_columns({name: "z"})
+    else:
+        raise AssertionError(kind)
+
+
+def read_view(folder: str, given: Any) -> Any:
+    """Read the view all the time: what a reader sees equals the query at some version of the source."""
+    for number in range(given["times"]):
+        KERNEL.step(f"reader {number}")
+        check_view(folder, given["shape"])
+    return None
+
+
+def check_view(folder: str, shape: str, since: int = 1) -> None:
+    """A view shows what its query selects from some version of its source, from `since` on."""
+    columns, due = SHAPES[shape]
+    seen = sorted(tuple(row[name] for name in columns) for row in connect(folder).open_view("v").to_arrow().to_pylist())
+    newest = lance.LanceDataset(f"{folder}/t.lance").version
+    versions = [lance.LanceDataset(f"{folder}/t.lance", version=version) for version in range(newest, since - 1, -1)]
+    if not any(seen == due(version) for version in versions) and (seen or since > 1):
+        now = {version.version: due(version) for version in versions[:3]}
+        raise AssertionError(f"a reader saw {seen}, which the query never selected since version {since}, but {now}")
+
+
+def read_column(folder: str, given: Any) -> Any:
+    """Read the column all the time: a value is that of what its row holds or held, or none."""
+    for number in range(given["times"]):
+        KERNEL.step(f"reader {number}")
+        newest = lance.LanceDataset(f"{folder}/t.lance")
+        held: dict[int, set[int]] = {}
+        for version in range(1, newest.version + 1):
+            for row in lance.LanceDataset(f"{folder}/t.lance", version=version).to_table(["id", "x"]).to_pylist():
+                held.setdefault(row["id"], set()).add(value_of(row["x"]))
+        for row in newest.to_table(["id", "x", "n"]).to_pylist() if "n" in newest.schema.names else ():
+            if row["n"] is not None and row["n"] not in held[row["id"]]:
+                raise AssertionError(f"a reader saw {row}, whose x was never that")
+    return None
+
+
+Rows = list[tuple[int, ...]]
+
+
+def rows_of_view(table: lance.LanceDataset) -> Rows:
+    rows = table.to_table(columns=["id", "x"], filter="x % 2 = 0").to_pylist()
+    return sorted((row["id"], row["x"], value_of(row["x"])) for row in rows)
+
+
+def groups_of_view(table: lance.LanceDataset) -> Rows:
+    found: dict[int, list[int]] = {}
+    for row in table.to_table(["x", "z"]).to_pylist():
+        found.setdefault(row["z"], []).append(row["x"])
+    return sorted((z, len(of), 2 * sum(of) + 1) for z, of in found.items())
+
+
+def kept_of_view(table: lance.LanceDataset) -> Rows:
+    found: dict[int, tuple[int, ...]] = {}
+    for row in sorted(table.to_table(["id", "x", "z"]).to_pylist(), key=lambda row: row["id"]):
+        found.setdefault(row["z"], (row["id"], row["z"], value_of(row["x"])))
+    return sorted(found.values())
+
+
+SHAPES: dict[str, tuple[tuple[str, ...], Callable[[lance.LanceDataset], Rows]]] = {
+    "rows": (("id", "x", "y"), rows_of_view),
+    "groups": (("z", "k", "y"), groups_of_view),
+    "kept": (("id", "z", "y"), kept_of_view),
+}
+
+
+def clean(folder: str, given: Any) -> Any:
+    from airflow_geneva.engine import api
+
+    for _ in range(given["times"]):
+        KERNEL.step("cleanup begins")
+        for name in given["tables"]:
+            api.clean_up(connect(folder).location(name), given["ttl"], False)
+    return None
+
+
+def judge_column(folder: str, given: Any) -> Any:
+    """After the last fault: a quiet run makes all rows right, and the one after it has nothing to do."""
+    table = connect(folder).open_table("t")
+    functions = {"n": value_of}
+    if "n_old" in table.lance.schema.names:
+        functions = {"n": lambda x: 3 * x, "n_old": value_of}
+    elif "m" in table.lance.schema.names:
+        functions["m"] = lambda x: 3 * x
+    safe = not {"restore", "upsert"} & {kind for name, kinds in given if name == "others" for kind in kinds}
+    for name, result in given:
+        if result and "rows_computed" in result and name in ("A", "B"):
+            honest(table, result)
+            if result["state"] == "DONE" and (name == "A" or "m" not in functions) and safe:
+                right(table, result)
+    for column, function in functions.items():
+        quiet(lambda column=column: table.backfill(column, **SIZES))  # type: ignore[misc]
+        wrong = [row for row in table.to_arrow().to_pylist() if row[column] != function(row["x"])]
+        assert not wrong, f"{len(wrong)} rows of {column} are wrong after a quiet run, such as {wrong[:2]}"
+
+
+def quiet(run: Callable[[], Any]) -> None:
+    first, second = run(), run()
+    assert first.state == "DONE", f"the quiet run is {first.state}"
+    assert (second.rows_run, second.changed) == (0, False), f"the run after it ran {second.rows_run} rows"
+
+
+def right(table: Any, result: Any) -> None:
+    """Rows that a finished run read, and that have not changed since, have their value."""
+    if "n_old" in table.lance.schema.names:
+        return
+    before = table.location.open(result["from_version"]).to_table(["id", "x"]).to_pylist()
+    read = {(row["id"], row["x"]) for row in before}
+    now = table.lance.to_table(["id", "x", "n"]).to_pylist()
+    wrong = [row for row in now if (row["id"], row["x"]) in read and row["n"] != value_of(row["x"])]
+    assert not wrong, f"{wrong[:3]} after a run from version {result['from_version']} that was {result['state']}"
+
+
+def honest(table: Any, result: Any) -> None:
+    from airflow_geneva.engine.results import BackfillResult
+    from tests.support.invariants import assert_honest
+
+    assert_honest(BackfillResult.from_json({name: value for name, value in result.items() if name != "since"}), table)
+
+
+def judge_load(folder: str, given: Any) -> Any:
+    table = connect(folder).open_table("t")
+    quiet(lambda: table.load_columns(LOADED, on="id", **SIZES))
+    values = dict(zip(LOADED["id"].to_pylist(), LOADED["w"].to_pylist(), strict=True))
+    for row in table.to_arrow().to_pylist():
+        if row["id"] in values:
+            assert row["w"] == values[row["id"]], f"{row} was loaded wrong"
+    return judge_column(folder, given)
+
+
+def judge_limited(folder: str, given: Any) -> Any:
+    """No minute has more calls than the limit allows."""
+    with suppress(FileNotFoundError), open(os.environ["SIMULATION_CALLS"], encoding="utf-8") as log:
+        times = sorted(map(float, log))
+        for number, began in enumerate(times):
+            within = sum(1 for one in times[number:] if one < began + 60)
+            assert within <= PER_MINUTE + 1, f"{within} calls in the minute after {began:.1f}"
+    return judge_column(folder, given)
+
+
+def judge_view(folder: str, given: Any, shape: str = "rows") -> Any:
+    done = [result["since"] for name, result in given if name in ("A", "B") and result["state"] == "DONE"]
+    check_view(folder, shape, max(done, default=1))
+    view = connect(folder).open_view("v")
+    quiet(lambda: view.refresh(**SIZES))
+    columns, due = SHAPES[shape]
+    seen = sorted(tuple(row[name] for name in columns) for row in view.to_arrow().to_pylist())
+    wanted = due(lance.LanceDataset(f"{folder}/t.lance"))
+    assert seen == wanted, f"after a quiet refresh the view has {seen}, and its query selects {wanted}"
+
+
+def judge_groups(folder: str, given: Any) -> Any:
+    return judge_view(folder, given, "groups")
+
+
+def judge_duplicates(folder: str, given: Any) -> Any:
+    return judge_view(folder, given, "kept")
+
+
+def no_judge(folder: str, given: Any) -> Any:
+    return None

@@ -1,0 +1,95 @@
+"""Who meets in a world."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tests.simulation.world import Job, Scenario, Stage
+
+CHANGES = ("append", "update", "touch", "upsert", "delete", "compact", "restore", "column")
+
+
+def in_airflow(table: str) -> tuple[Stage, ...]:
+    return (Stage("plan", table), Stage("apply"), Stage("commit"), Stage("finish"))
+
+
+def others(dice: random.Random, most: int = 4, kinds: Sequence[str] = CHANGES) -> Job:
+    chosen = [dice.choice(kinds) for _ in range(dice.randrange(1, most))]
+    return Job("others", (Stage("change", {"seed": dice.random(), "kinds": chosen}),), faulty=False)
+
+
+def backfill(name: str, dice: random.Random) -> Job:
+    return Job(name, in_airflow("t") if dice.random() < 0.5 else (Stage("backfill"),))
+
+
+def refresh(name: str, dice: random.Random) -> Job:
+    return Job(name, in_airflow("v") if dice.random() < 0.5 else (Stage("refresh"),))
+
+
+def cleaner(dice: random.Random, *tables: str) -> list[Job]:
+    if dice.random() > 0.3:
+        return []
+    ttl = dice.choice(["1s", "1h"])
+    return [Job("cleaner", (Stage("clean", {"tables": tables, "times": 2, "ttl": ttl}),))]
+
+
+def reader(dice: random.Random, call: str, shape: str = "") -> list[Job]:
+    stage = Stage(call, {"times": 5, "shape": shape})
+    return [Job("reader", (stage,), faulty=False)] if dice.random() < 0.4 else []
+
+
+def column(dice: random.Random) -> Sequence[Job]:
+    more = [backfill("B", dice)] if dice.random() < 0.6 else []
+    return [backfill("A", dice), others(dice), *more, *cleaner(dice, "t"), *reader(dice, "read_column")]
+
+
+def view(dice: random.Random) -> Sequence[Job]:
+    more = [refresh("B", dice)] if dice.random() < 0.6 else []
+    return [refresh("A", dice), others(dice), *more, *cleaner(dice, "t", "v"), *reader(dice, "read_view", "rows")]
+
+
+def groups(dice: random.Random) -> Sequence[Job]:
+    # A plan of groups is computed by the process that made it, or by Spark.
+    more = [Job("B", (Stage("refresh"),))] if dice.random() < 0.5 else []
+    return [
+        Job("A", (Stage("refresh"),)),
+        others(dice),
+        *more,
+        *cleaner(dice, "t", "v"),
+        *reader(dice, "read_view", "groups"),
+    ]
+
+
+def whole_view(dice: random.Random) -> Sequence[Job]:
+    more = [refresh("B", dice)] if dice.random() < 0.5 else []
+    return [refresh("A", dice), others(dice), *more, *cleaner(dice, "t", "v"), *reader(dice, "read_view", "kept")]
+
+
+def promotion(dice: random.Random) -> Sequence[Job]:
+    promote = Job("promote", (Stage("promote"),), retried=False)
+    more = [Job("B", (Stage("backfill", "m"),), retried=False)] if dice.random() < 0.6 else []
+    return [backfill("A", dice), *more, promote, others(dice), *cleaner(dice, "t")]
+
+
+def load(dice: random.Random) -> Sequence[Job]:
+    loads = [Job(name, (Stage("load"),)) for name in ("load", "other load")[: dice.choice([1, 1, 2])]]
+    more = [backfill("A", dice)] if dice.random() < 0.6 else []
+    return [*loads, *more, others(dice), *cleaner(dice, "t")]
+
+
+def limited(dice: random.Random) -> Sequence[Job]:
+    return [Job("A", (Stage("backfill"),)), Job("B", (Stage("backfill"),))]
+
+
+_ALL = (
+    Scenario("column", "make_column", column, "judge_column"),
+    Scenario("view", "make_view", view, "judge_view"),
+    Scenario("groups", "make_groups", groups, "judge_groups"),
+    Scenario("duplicates", "make_duplicates", whole_view, "judge_duplicates"),
+    Scenario("promotion", "make_candidate", promotion, "judge_column"),
+    Scenario("load", "make_column", load, "judge_load"),
+    Scenario("limit", "make_limited", limited, "judge_limited"),
+)
+SCENARIOS = {one.name: one for near in _ALL for one in (near, replace(near, name=f"{near.name}-far", far=True))}
