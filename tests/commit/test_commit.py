@@ -33,6 +33,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, expect, udf
 from airflow_geneva.errors import CommitConflict, GenevaError, InvalidInput, JobFailed
 from airflow_geneva.table import Table
+from tests.support.broken_off import Died
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
 from tests.support.invariants import (
     assert_exact,
@@ -111,6 +112,23 @@ def table(make_table: MakeTable) -> Table:
     made.lance.add_columns({"other": "id * 10"})
     made.add_columns({"y": triple, "w": (double, ["x"])})
     return made
+
+
+@dataclass
+class AtFirst:
+    """Calls a function at the first passage of some fault points, not again while it runs or later."""
+
+    function: Callable[[str], object]
+    points: tuple[str, ...]
+
+    def __init__(self, function: Callable[[str], object], *points: str) -> None:
+        self.function, self.points = function, points
+
+    def __call__(self, point: str) -> None:
+        if point == (self.points or ("",))[0] and not getattr(self, "busy", False):
+            self.busy, self.points = True, self.points[1:]
+            self.function(point)
+            self.busy = False
 
 
 def finish_the_rest(table: Table, trace: Trace, result: BackfillResult, column: str = "y") -> None:
@@ -698,6 +716,63 @@ def test_inputs_replaced_in_place_during_the_commit_are_seen(
     assert result.notes == ("left for the next run: other writers changed the rows meanwhile",)
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled, inputs=("a",))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_later_run(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, compacted: bool
+) -> None:
+    """It was killed before it could record that the values are its own."""
+    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
+    table = make_table(100)
+    table.add_columns({"a": first})
+    table.backfill("a", udf=first, runner="inline")
+    table.add_columns({"y": (triple, ["a"])})
+    job = Stations.begin(table)
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+        if point == "commit.after":
+            raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", AtFirst(meanwhile, "commit.before", "commit.after"))
+        with pytest.raises(Died):
+            job.commit()
+    if compacted:
+        table.lance.optimize.compact_files()
+    trace.clear()
+    result = table.backfill("y", runner="inline")
+    # Row 0 has the same input as before, and a checkpoint has its value.
+    assert (result.state, result.rows_computed, result.rows_reused, len(trace)) == ("DONE", 24, 1, 24)
+    assert_right(table, "y", tripled, inputs=("a",))
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(Path(table.uri, "data").iterdir())
+    job = Stations.begin(table)
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            staged_files(table, before)[0].unlink()
+        if point == "commit.after":
+            raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", meanwhile)
+        with pytest.raises(Died):
+            job.commit()
+    trace.clear()
+    result = table.backfill("y", runner="inline")
+    assert (result.state, result.rows_computed, len(trace)) == ("DONE", 25, 25)
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
 
 
 def test_a_staged_file_with_old_values_that_were_replaced_since_is_put_together_again(

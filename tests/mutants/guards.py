@@ -327,6 +327,18 @@ GUARDS = [
         (COMMIT + "test_filter_columns_replaced_in_place_are_looked_at_again",),
     ),
     Guard(
+        "Values that a job committed right before it was killed would stop every later run.",
+        "self._open_commits.get(version, {}).keys()",
+        "()",
+        (COMMIT + "test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_later_run",),
+    ),
+    Guard(
+        "Rows whose data file was removed during the last commit of a killed job would count as computed for good.",
+        "if self.computed.lost:",
+        "if False:",
+        (COMMIT + "test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next",),
+    ),
+    Guard(
         "A job would commit to a table that was created again under the same name.",
         "_, made, _ = place.checkpoints.side_by_side(first, transaction, partial(self.assert_same_table, options))",
         "_, made = place.checkpoints.side_by_side(first, transaction)",
@@ -464,6 +476,12 @@ GUARDS = [
         "partial(write_intent, location, key)",
         "int",
         (STATE + "test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_swap",),
+    ),
+    Guard(
+        "A swap that landed and was answered with a conflict would be forgotten, and its rows added again.",
+        "if key and newest.snapshot else ()",
+        "if key else ()",
+        (STATE + "test_a_swap_that_landed_although_it_was_told_to_conflict_is_not_forgotten_with_the_versions",),
     ),
     Guard(
         "A swap that never happened would make the view's state unknown for all time.",

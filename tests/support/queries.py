@@ -126,7 +126,7 @@ class Refresh:
 POINTS = {
     "plan.recorded": 1, "snapshot.written": 1, "plan.saved": 1, "apply.step": 4, "checkpoint.write": 2,
     "checkpoint.written": 2, "staged.write": 2, "staged.written": 1, "finish.begin": 1, "swap.before": 1,
-    "swap.after": 1, "mirror.write": 1, "finish.end": 1,
+    "swap.after": 1, "mirror.write": 1, "mirror.written": 1, "finish.end": 1,
 }  # fmt: skip
 
 WORD = 1 << 64

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import lance
+import lance.commit
 import pytest
 
 from airflow_geneva.engine.commit import view_swap as swap
@@ -63,6 +65,31 @@ def test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_sw
     view.refresh(runner="inline")
     assert_equals_query(view, table, Asked())
     assert view.lance.count_rows() == 42
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_swap_that_landed_although_it_was_told_to_conflict_is_not_forgotten_with_the_versions(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    table.add([{"id": 40, "x": 40}])
+    taken = Refresh(view).plan().apply()
+    commit = lance.LanceDataset.commit
+
+    def landed(*arguments: Any, **options: Any) -> Any:
+        patched.undo()
+        commit(*arguments, **options)
+        forget(view)
+        raise lance.commit.CommitConflictError("Retryable commit conflict with itself")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lance.LanceDataset, "commit", landed)
+        assert taken.finish().state == "PARTIAL"
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == 41
     assert_nothing_to_refresh(view, trace)
 
 

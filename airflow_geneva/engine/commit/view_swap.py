@@ -107,7 +107,8 @@ def swap_rows(
             done = version_of_plan(dataset, plan)
             if done:
                 return Swapped(done)
-            drop_intents(location, [key] if key else ())
+            # If the newest swap is unknown, it may be this one, which the store answered with a conflict.
+            drop_intents(location, [key] if key and newest.snapshot else ())
             others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
             return Swapped(why=others or "another refresh replaced the view's rows meanwhile")
         if promoted := promoted_meanwhile(dataset, spec):
@@ -379,6 +380,7 @@ def _mirror_swap(location: TableLocation, swapped: Swapped) -> lance.LanceDatase
         except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:
+            fault_point("mirror.written")
             # A job that died right after the newest swap left the record of the swap before it.
             drop_intents(location, {before} - {"", newest.snapshot, *swapped.dropped})
     return dataset

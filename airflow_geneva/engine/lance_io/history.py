@@ -103,14 +103,21 @@ def files_written(operation: Any) -> list[lance.fragment.DataFile]:
     made = lance.LanceOperation
     if isinstance(operation, (made.Append, made.Overwrite)):
         return [file for fragment in operation.fragments for file in fragment.files]
-    if isinstance(operation, made.DataReplacement):
-        return [group.new_file for group in operation.replacements]
+    if replaced := replaced_files(operation):
+        return [group.new_file for group in replaced]
     if isinstance(operation, made.Update):
         fields = set(operation.fields_modified)
         added = [file for fragment in operation.new_fragments for file in fragment.files]
         in_place = (file for fragment in operation.updated_fragments for file in fragment.files)
         return added + [file for file in in_place if fields & set(file.fields)]
     return []
+
+
+def replaced_files(operation: Any) -> list[lance.LanceOperation.DataReplacementGroup]:
+    """Return the fragments and their new files, if the operation is a DataReplacement."""
+    import lance
+
+    return operation.replacements if isinstance(operation, lance.LanceOperation.DataReplacement) else []
 
 
 @dataclass(frozen=True)

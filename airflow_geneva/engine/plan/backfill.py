@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.engine.checkpoint.facts import ColumnState, Fact, Facts, filter_evaluated, seen
+from airflow_geneva.engine.checkpoint.facts import SEEN, ColumnState, Fact, Facts, filter_evaluated, seen
 from airflow_geneva.engine.checkpoint.provenance import (
     ADOPTED,
     MOST_RUNS,
@@ -167,7 +167,8 @@ class _Planner:
             reason_counts=tuple(ReasonCount(reason, n, self.rows[reason]) for reason, n in self.fragments.items()),
             rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
             inputs_again=again,
-            learned=tuple(self.computed.learned),
+            # A mark would end the search for files that were lost.
+            learned=tuple(fact for fact in self.computed.learned if fact.kind != SEEN or not self.computed.lost),
             notes=tuple(self.computed.notes),
             savings=tuple(continue_from_savings(self.dataset, store, self.spec, tasks, others)),
             mismatches=find_mismatches(index, tasks),
@@ -186,6 +187,8 @@ class _Planner:
             adopted = Provenance(version, ADOPTED).kind
             kinds = (Provenance(version).kind, adopted)
             fresh = rest & self.state.facts.cover(kinds, manifest.signatures, manifest.deletion)
+            if self.computed.lost:
+                fresh &= ~np.isin(manifest.ids, list(self.computed.lost))
             if self.wanted.recompute_mixed:
                 fresh &= ~self.state.facts.say(adopted, manifest.signatures)
             failed = self.state.failed_too_often(version)
@@ -215,8 +218,9 @@ class _Planner:
             filter_evaluated = self.state.filter_evaluated(
                 files.where_signature(), self.spec.filter_hash, version, files.physical_rows
             )
-        known = self.computed.resolve(files, live, settled=filter_evaluated)
-        unknown = live - Ranges.union(known.values())
+        lost = files.id in self.computed.lost
+        known = {} if lost else self.computed.resolve(files, live, settled=filter_evaluated)
+        unknown = Ranges.empty() if lost else live - Ranges.union(known.values())
         stale = self.computed.learn_stale(files, unknown - filter_evaluated)
         known = {provenance: there for provenance, there in known.items() if provenance not in self.of_replaced}
         found = classify_rows(known, live, version, self.spec.continue_from, self.wanted)

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.checkpoint.facts import STALE, ColumnState, Fact, seen
 from airflow_geneva.engine.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.engine.checkpoint.reuse import Ancestor, CheckpointIndex
-from airflow_geneva.engine.job.outbox import find_commits
+from airflow_geneva.engine.job.outbox import JOB_PROPERTY
+from airflow_geneva.engine.lance_io.data_file import LanceFile
 from airflow_geneva.engine.lance_io.fragments import (
     OFFSET_BITS,
     Columns,
@@ -35,7 +36,9 @@ from airflow_geneva.engine.lance_io.history import (
     Origin,
     Tracer,
     among,
+    commits_newest_first,
     commits_of_version,
+    replaced_files,
 )
 from airflow_geneva.engine.lance_io.manifest import read_manifest
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -44,6 +47,7 @@ from airflow_geneva.engine.plan.reusable_checkpoints import Reusable
 from airflow_geneva.engine.plan.shard import FragmentTask, FragmentTasks
 from airflow_geneva.engine.plan.value_diff import ReferenceVersion, compare_rows, computed_by_value
 from airflow_geneva.engine.storage.engine_errors import EngineError, engine_errors
+from airflow_geneva.engine.storage.files import in_threads
 
 if TYPE_CHECKING:
     import lance
@@ -53,6 +57,7 @@ _MOST_REFERENCES = 4
 _MOST_UNFINISHED = 16
 _MOST_VERSIONS = 1_000
 _COMMITS_AT_ONCE = 16
+_OPEN_COMMITS_AT_ONCE = 4
 
 
 def find_checkpointed(
@@ -218,7 +223,9 @@ class ComputedRows:
             return unknown, Ranges.empty()
         then = None
         with self._noting_gap(version):
-            then = computed_by_value(reference, self.state, self.dataset, files, self.names, unknown, self.manifest)
+            given = self.state, self.dataset, files, self.names, unknown, self.manifest
+            # A job that died right after its commit recorded no fact about inputs that were replaced meanwhile.
+            then = computed_by_value(reference, *given, self._open_commits.get(version, {}).keys())
         if then is None:
             return unknown, Ranges.empty()
         add_rows(found, then.computed.items())
@@ -403,11 +410,34 @@ class ComputedRows:
             return []
         versions = set(self.state.seen)
         # A job that died before finish marked no version, but its commits carry its id.
-        since = max(versions, default=self.dataset.version - _MOST_VERSIONS)
-        since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
-        if self.state.open_jobs:
-            versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
+        versions |= self._open_commits.keys()
         return sorted((version for version in versions if version <= self.dataset.version), reverse=True)
+
+    @cached_property
+    def _open_commits(self) -> Mapping[int, Mapping[int, str]]:
+        """The commits of jobs that have not finished since the newest mark: the new data file of each fragment."""
+        if not self.state.open_jobs:
+            return {}
+        newest = int(self.dataset.version)
+        since = max(max(self.state.seen, default=0), newest - _MOST_VERSIONS, 0)
+        commits = commits_newest_first(self.dataset, newest, since + 1, _OPEN_COMMITS_AT_ONCE)
+        return {
+            commit.version: {group.fragment_id: group.new_file.path for group in replaced_files(commit.operation)}
+            for commit in commits
+            if commit.properties.get(JOB_PROPERTY) in self.state.open_jobs
+        }
+
+    @cached_property
+    def lost(self) -> frozenset[int]:
+        """Fragments whose data file of the column was removed while a job committed it that died right after.
+
+        The commit itself would have noticed. Only files that such jobs have committed are looked for.
+        """
+        committed = {at: name for _, files in sorted(self._open_commits.items()) for at, name in files.items()}
+        there = [(at, name) for at, name in committed.items() if at in self.manifest]
+        named = [(at, name) for at, name in there if any(path == name for *_, path in self.manifest[at].output)]
+        found = in_threads(lambda one: LanceFile.of_table(self.dataset, one[1]).exists(), named)
+        return frozenset(at for (at, _), exists in zip(named, found, strict=True) if not exists)
 
     def _reference(self, version: int, columns: Columns) -> ReferenceVersion | None:
         """Open a version to compare columns, once; None if it was cleaned up or cannot be compared."""

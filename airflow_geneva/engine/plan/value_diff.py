@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,7 @@ def computed_by_value(
     names: tuple[str, ...],
     unknown: Ranges,
     manifest: Mapping[int, FragmentFiles],
+    of_a_job: Collection[int] = (),
 ) -> RowsThen:
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
@@ -114,6 +115,7 @@ def computed_by_value(
     Args:
         unknown: the rows to look for.
         manifest: that of the planned version.
+        of_a_job: fragments of the reference version whose values are a job's, whatever facts say.
     """
     found: dict[Provenance, list[Offsets]] = {}
     there, changed = list[Offsets](), list[Offsets]()
@@ -126,7 +128,7 @@ def computed_by_value(
             found.setdefault(provenance, []).append(part)
         before = _by_provenance(reference, state, rows.then[~rows.same], compared[~rows.same])
         changed += [part for provenance, part in before.items() if not provenance.failures]
-        changed.append(compared[_stale(reference, state, rows.then)])
+        changed.append(compared[_stale(reference, state, rows.then, of_a_job)])
     return RowsThen(
         {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()},
         Ranges.union(map(Ranges.from_offsets, changed)),
@@ -192,12 +194,16 @@ def _by_provenance(
     return {provenance: np.concatenate(parts) for provenance, parts in found.items()}
 
 
-def _stale(reference: ReferenceVersion, state: ColumnState, addresses: Offsets) -> Mask:
+def _stale(
+    reference: ReferenceVersion, state: ColumnState, addresses: Offsets, of_a_job: Collection[int]
+) -> Mask:  # fmt: skip
     """Return a mask of the rows that held a value of a job already then although their inputs had changed."""
     found = np.zeros(len(addresses), np.bool_)
     for fragment_id in np.unique(addresses >> 32).tolist():
         files = reference.manifest[fragment_id]
-        if rows := state.stale(files.signature, files.physical_rows):
+        if fragment_id in of_a_job:
+            found |= addresses >> 32 == fragment_id
+        elif rows := state.stale(files.signature, files.physical_rows):
             inside = addresses >> 32 == fragment_id
             found[inside] = rows.mask(addresses[inside] & OFFSET_BITS)
     return found
