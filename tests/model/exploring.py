@@ -47,7 +47,6 @@ LARGE_COLUMN_SCOPES = {
     "two jobs, and nobody is killed": COLUMN(kills=False, two_jobs=True, changes=True),
     "two jobs": COLUMN(two_jobs=True),
     "an orphan": COLUMN(orphan=True),
-    "two jobs and a change": COLUMN(two_jobs=True, changes=True),
     "a change, a compaction and a vacuum": COLUMN(changes=True, compacts=True, vacuums=True),
     "a change, a compaction, checkpoints of rows": COLUMN(changes=True, compacts=True, intervals=True),
     "a cleanup and a change": COLUMN(cleans=True, changes=True),
