@@ -22,7 +22,7 @@ from airflow_geneva.errors import UdfCrashed
 
 def test_fail_has_no_rules_and_skip_is_one_for_every_exception() -> None:
     assert rules_of("fail") == ()
-    assert rules_of("skip") == (Skip(Exception),)
+    assert rules_of("skip") == (Skip(Exception, max_count=100, max_fraction=0.05),)
     assert rules_of((Fail(),)) == (Fail(),)
 
 
@@ -57,7 +57,7 @@ def test_the_pause_doubles_before_each_further_call() -> None:
     assert [pause_before(Retry(OSError, backoff=0.5), calls) for calls in (1, 2, 3)] == [0.5, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("policy", ["skip", "fail", (Skip(ValueError),), (Retry(OSError), Fail())])
+@pytest.mark.parametrize("policy", ["fail", (Skip(Exception),), (Skip(ValueError),), (Retry(OSError), Fail())])
 def test_without_limits_nothing_is_exceeded(policy: Policy) -> None:
     assert exceeded_limit(policy, {0: 10**9}, 1) is None
 
@@ -68,7 +68,7 @@ def test_a_count_over_the_limit_names_rule_limit_and_what_was_found() -> None:
     said = exceeded_limit(policy, {1: 1_001}, 10_000)
     assert said is not None
     assert said.startswith(
-        "Skip((ValueError, KeyError), max_count=1000) lets a job skip at most 1,000 rows, and 1,001 failed."
+        "Skip((ValueError, KeyError), max_count=1000) lets a job skip at most 1,000 rows of 10,000, and 1,001 failed."
     )
 
 
@@ -77,7 +77,17 @@ def test_a_fraction_over_the_limit_names_the_jobs_rows() -> None:
     assert exceeded_limit(policy, {0: 10}, 100) is None
     said = exceeded_limit(policy, {0: 11}, 100)
     assert said is not None
-    assert "Skip(ValueError, max_fraction=0.1) lets a job skip at most 0.1 of its 100 rows, and 11 failed." in said
+    assert "Skip(ValueError, max_fraction=0.1) lets a job skip at most 10 rows of 100, and 11 failed." in said
+    assert "on_error=[Skip(ValueError)] allows any number" in said
+
+
+@pytest.mark.parametrize(("rows", "most"), [(10, 100), (2_000, 100), (2_001, 100), (4_000, 200)])
+def test_skip_allows_a_twentieth_of_a_job_and_always_a_hundred_rows(rows: int, most: int) -> None:
+    assert exceeded_limit("skip", {0: most}, rows) is None
+    said = exceeded_limit("skip", {0: most + 1}, rows)
+    assert said is not None
+    assert said.startswith('on_error="skip" lets a job skip at most')
+    assert "on_error=[Skip(Exception)] allows any number" in said
 
 
 def test_each_rule_counts_its_own_rows() -> None:
@@ -87,8 +97,6 @@ def test_each_rule_counts_its_own_rows() -> None:
 
 
 @given(st.integers(1, 100), st.floats(0.01, 1), st.integers(0, 200), st.integers(1, 1_000))
-def test_a_job_is_over_a_limit_exactly_when_one_of_them_is_passed(
-    most: int, part: float, found: int, rows: int
-) -> None:
+def test_a_job_is_over_its_limits_exactly_when_both_are_passed(most: int, part: float, found: int, rows: int) -> None:
     policy = (Skip(ValueError, max_count=most, max_fraction=part),)
-    assert (exceeded_limit(policy, {0: found}, rows) is not None) == (found > most or found > part * rows)
+    assert (exceeded_limit(policy, {0: found}, rows) is not None) == (found > most and found > part * rows)

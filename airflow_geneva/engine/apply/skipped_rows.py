@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,7 +20,7 @@ from airflow_geneva.engine.plan.shard import FragmentTask
 from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.udf.error_policy import Policy, Skip, rules_of
+from airflow_geneva.engine.udf.error_policy import SKIP, Policy, Skip, rules_of
 from airflow_geneva.errors import UdfError
 
 
@@ -149,13 +150,11 @@ def skipped_before(location: TableLocation, spec: JobSpec) -> dict[int, int]:
 
 def has_limits(spec: JobSpec) -> bool:
     """Whether a UDF's error policy limits the number of rows that a job may skip."""
-    policies = (udf.on_error for udf in spec.udfs.values())
-    return any(
-        rule.get("max_count") or rule.get("max_fraction")
-        for policy in policies
-        if not isinstance(policy, str)
-        for rule in policy
-    )
+    policies = [udf.on_error for udf in spec.udfs.values()]
+    if "skip" in policies and spec.rows > (SKIP.most_of(spec.rows) or 0):
+        return True
+    rules = [rule for policy in policies if not isinstance(policy, str) for rule in policy]
+    return any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)
 
 
 def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
@@ -164,16 +163,13 @@ def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> 
         found = counts.get(at, 0)
         if not isinstance(rule, Skip) or not found:
             continue
-        name = _describe(rule)
-        if rule.max_count is not None and found > rule.max_count:
+        most = rule.most_of(job_rows)
+        if most is not None and found > most:
+            name = 'on_error="skip"' if rule == SKIP else _describe(rule)
+            remedy = f"on_error=[{_describe(replace(rule, max_count=None, max_fraction=None))}]"
             return (
-                f"{name} lets a job skip at most {counted(rule.max_count, 'row')}, and {found:,} failed. Fix the "
-                "function or its inputs, or raise max_count."
-            )
-        if rule.max_fraction is not None and found > rule.max_fraction * job_rows:
-            return (
-                f"{name} lets a job skip at most {rule.max_fraction:.4g} of its {counted(job_rows, 'row')}, and "
-                f"{found:,} failed. Fix the function or its inputs, or raise max_fraction."
+                f"{name} lets a job skip at most {counted(int(most), 'row')} of {job_rows:,}, and {found:,} failed. "
+                f"Fix the function or its inputs, or allow more: {remedy} allows any number."
             )
     return None
 

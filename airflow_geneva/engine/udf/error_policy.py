@@ -37,10 +37,12 @@ class Retry:
 class Skip:
     """Leave the row NULL and list it as failed when the UDF raises one of these.
 
+    With both limits, a job may skip the larger number of rows. Rows that failed in an earlier job and are retried do
+    not count.
+
     Args:
         exc: exception class or classes.
-        max_count: maximum number of rows that a job may skip; None: no limit. Rows that failed in an earlier job and
-            are retried do not count.
+        max_count: maximum number of rows that a job may skip; None: no limit.
         max_fraction: maximum fraction of a job's rows that it may skip, above 0 and up to 1; None: no limit.
     """
 
@@ -54,6 +56,11 @@ class Skip:
             raise InvalidInput(f"Skip(max_count={self.max_count!r}): give a number of rows of at least 1, or None.")
         if self.max_fraction is not None and not 0 < self.max_fraction <= 1:
             raise InvalidInput(f"Skip(max_fraction={self.max_fraction!r}): give a fraction above 0 up to 1, or None.")
+
+    def most_of(self, rows: int) -> float | None:
+        """Return the most rows that a job of this size may skip; None: no limit."""
+        limits = [self.max_count, None if self.max_fraction is None else self.max_fraction * rows]
+        return max((limit for limit in limits if limit is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -92,11 +99,11 @@ def describe_policy(policy: Policy) -> str | list[dict[str, Any]]:
 
 
 def rules_of(policy: Policy) -> Rules:
-    """Convert a policy to a list of rules: `"fail"` has none, `"skip"` is `Skip(Exception)`."""
+    """Convert a policy to a list of rules: `"fail"` has none, `"skip"` is `SKIP`."""
     if policy == "fail":
         return ()
     if policy == "skip":
-        return (Skip(Exception),)
+        return (SKIP,)
     return policy
 
 
@@ -128,3 +135,7 @@ def _check_exceptions(rule: Retry | Skip, exc: object) -> None:
         raise InvalidInput(
             f"{type(rule).__name__}({exc!r}): give an exception class or a tuple of them, such as ValueError."
         )
+
+
+SKIP = Skip(Exception, max_count=100, max_fraction=0.05)
+"""The rule of `"skip"`: a function that is broken fails its job soon, and a few bad rows do not."""
