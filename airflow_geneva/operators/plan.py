@@ -99,6 +99,9 @@ class PlanOperator(LanceOperator, SkipMixin):
         max_rows: int | str | None = None,
         max_seconds: float | str | None = None,
         max_cost: float | str | None = None,
+        num_cpus: float | str | None = None,
+        num_gpus: float | str | None = None,
+        memory: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         given = locals()  # includes the given sizes, under the names of the fields of Sizing
@@ -327,7 +330,10 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
     names = [size.name for size in fields(api.Sizing)]
     kinds = {name: optional_int if api.Sizing.is_whole(name) else optional_float for name in names}
-    found = {name: kinds[name](name, value) for name, value in given.items()}
+    found = {
+        name: optional_text(value) if name == "memory" and isinstance(value, str) else kinds[name](name, value)
+        for name, value in given.items()
+    }
     sizes = {name: value for name, value in found.items() if value is not None}
     common = {
         "concurrency": configured.concurrency,

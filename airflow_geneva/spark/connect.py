@@ -44,13 +44,12 @@ def explaining_ended_session() -> Iterator[None]:
 
 def check_demands(spec: JobSpec) -> None:
     """Refuse UDFs that request resources which a running server cannot provide."""
-    for udf in spec.udfs.values():
-        for name, value in (("num_gpus", udf.num_gpus), ("memory", udf.memory)):
-            if value:
-                raise InvalidInput(
-                    f"UDF {udf.name!r} asks for {name}={value}, which a Spark Connect server that runs already cannot "
-                    "provide. Use a Spark connection for spark-submit, or leave it out and size the server for it."
-                )
+    for name, value in (("num_gpus", spec.num_gpus), ("memory", spec.memory)):
+        if value:
+            raise InvalidInput(
+                f"{name}={value} is asked for, by the job or its UDF, which a Spark Connect server that runs already "
+                "cannot provide. Use a Spark connection for spark-submit, or leave it out and size the server for it."
+            )
 
 
 def check_reachable(url: str, seconds: float = 10.0) -> None:

@@ -117,15 +117,8 @@ class Resources:
 
     @staticmethod
     def of(spec: JobSpec, executor_cores: int | None = None) -> Resources:
-        """Return the resources of a job. The UDFs of a view share a process, which keeps all that they load."""
-        udfs = spec.udfs.values()
-        return Resources(
-            spec.sizing.concurrency,
-            max((udf.num_cpus for udf in udfs if udf.num_cpus), default=None),
-            max((udf.num_gpus for udf in udfs if udf.num_gpus), default=None),
-            sum(udf.memory or 0 for udf in udfs) or None,
-            executor_cores,
-        )
+        """Return the resources of a job."""
+        return Resources(spec.sizing.concurrency, spec.num_cpus, spec.num_gpus, spec.memory, executor_cores)
 
     @property
     def task_cpus(self) -> int:

@@ -44,6 +44,9 @@ class Sizes(TypedDict, total=False):
     max_rows: int | str | None
     max_seconds: float | str | None
     max_cost: float | str | None
+    num_cpus: float | str | None
+    num_gpus: float | str | None
+    memory: int | str | None
 
 
 class GroupArguments(Sizes, total=False):

@@ -102,6 +102,14 @@ def test_what_the_udf_asks_for_becomes_settings_of_the_named_master(desk: Desk) 
     assert found["spark.task.resource.gpu.amount"] == "0.5"
 
 
+def test_what_is_asked_for_a_job_replaces_what_the_udf_asks_for(desk: Desk) -> None:
+    asked = {"num_cpus": "{{ 1 }}", "num_gpus": 0, "memory": "{{ '1g' }}"}
+    given = go(desk, submitter(master="spark://one:7077"), "costly", concurrency=3, **asked)
+    found = given.rendered("backfill.shards.apply", 0)["request"]["conf"]
+    assert (found["spark.cores.max"], found["spark.executor.memory"]) == ("3", "1024m")
+    assert "spark.task.resource.gpu.amount" not in found
+
+
 def test_spark_may_reach_the_files_of_the_database_by_another_uri(desk: Desk) -> None:
     given = go(desk, submitter(spark_uri="s3a://lake/db")).xcom("backfill.shards.apply", map_index=0)
     assert all(uri.startswith("s3a://lake/db/docs") for uri in (given["application"], *given["archives"]))

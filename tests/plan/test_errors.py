@@ -197,6 +197,8 @@ def test_a_filter_is_refused_with_the_engines_message(table: Table, trace: Trace
         ({"checkpoint_cost": -0.5}, ["checkpoint_cost=-0.5 is not valid", "at least 0"]),
         ({"commit_granularity": 0}, ["commit_granularity=0"]),
         ({"min_checkpoint_size": 10, "max_checkpoint_size": 5}, ["min_checkpoint_size=10", "5 rows"]),
+        ({"num_gpus": -1}, ["num_gpus=-1 is not valid", "at least 0"]),
+        ({"memory": "much"}, ["memory='much': give bytes above 0"]),
         ({"on_error": "skip"}, ["'on_error' belongs to the function", "@udf(on_error=...)"]),
         ({"batchsize": 3}, ["There is no parameter 'batchsize'", "batch_size"]),
     ],

@@ -186,7 +186,10 @@ def test_a_plan_says_where_it_would_be_computed_and_why_and_warns_of_spark_for_a
     heavy = udf(data_type=pa.int64(), version="1", memory="2g", name="heavy")(lambda x: x)
     table.add_columns({"z": (heavy, ["x"])})
     said = str(table.plan_backfill("z"))
-    assert '\n  runner="auto" computes it on Spark: only Spark provides what was asked for: memory=2147483648' in said
+    assert (
+        '\n  runner="auto" computes it on Spark: only Spark provides what was asked for: 2.1 GB for a call (memory)'
+        in said
+    )
     assert "\n  Note: Spark is started for 300 rows, which takes about 6 to 20 s." in said
 
 

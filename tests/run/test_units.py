@@ -114,7 +114,7 @@ def test_slots_are_not_idle_at_the_end_of_a_long_job_whatever_its_rows_cost(frag
     }[skew].reshape(fragments, -1)
     of_fragment = Ranges.of(0, rows // fragments)
     tasks = [task(at, of_fragment, of_fragment) for at in range(fragments)]
-    long: Any = SimpleNamespace(slot_seconds=4 * 100.0, rows=rows, udfs={})
+    long: Any = SimpleNamespace(slot_seconds=4 * 100.0, rows=rows, num_gpus=None)
     per_slot = tasks_per_slot(long, SimpleNamespace(rows_to_run=rows), 4)  # type: ignore[arg-type]
     assert idle_share(split_into_tasks(tasks, Sizing(), 4, per_slot), costs, 4) <= 0.1
 
@@ -126,7 +126,7 @@ def test_slots_are_not_idle_at_the_end_of_a_long_job_whatever_its_rows_cost(frag
 def test_a_job_has_more_tasks_if_it_takes_long_or_needs_a_gpu(
     seconds: float | None, gpus: float | None, expected: int
 ) -> None:
-    job: Any = SimpleNamespace(slot_seconds=seconds, rows=100, udfs={"y": SimpleNamespace(num_gpus=gpus)})
+    job: Any = SimpleNamespace(slot_seconds=seconds, rows=100, num_gpus=gpus)
     assert tasks_per_slot(job, SimpleNamespace(rows_to_run=100), 4) == expected  # type: ignore[arg-type]
 
 

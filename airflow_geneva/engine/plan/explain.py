@@ -43,6 +43,8 @@ def explain(plan: Plan) -> str:
             lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
     lines += _calls(plan) if plan.shards else []
     lines += _deduplicated(spec) if plan.shards else []
+    needed = {one: None for udf in spec.udfs.values() for one in udf.requirements or ()} if plan.shards else {}
+    lines += [f"  needs {', '.join(needed)} where it is computed"] if needed else []
     if spec.rows_beyond:
         caps = [spec.sizing.frags] if spec.sizing.frags else []
         if spec.most_rows is not None:

@@ -215,6 +215,23 @@ class _JobSpec(ABC):
         return [udf.connection for udf in self.udfs.values() if udf.connection]
 
     @property
+    def num_cpus(self) -> float | None:
+        """The CPUs of a call: what was asked for the job, or what its UDFs declare."""
+        return self.sizing.num_cpus or max((udf.num_cpus for udf in self.udfs.values() if udf.num_cpus), default=None)
+
+    @property
+    def num_gpus(self) -> float | None:
+        """The GPUs of a call, likewise."""
+        if self.sizing.num_gpus is not None:
+            return self.sizing.num_gpus or None
+        return max((udf.num_gpus for udf in self.udfs.values() if udf.num_gpus), default=None)
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of a call, likewise. The UDFs of a view share a process, which keeps all that they load."""
+        return self.sizing.memory or sum(udf.memory or 0 for udf in self.udfs.values()) or None
+
+    @property
     def reports_cost(self) -> bool:
         """Whether calls report their cost, which then counts for `max_cost` instead of `cost_per_row`."""
         return any(udf.reports_cost for udf in self.udfs.values())

@@ -28,6 +28,7 @@ from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.annotations import check_inputs
 from airflow_geneva.engine.udf.definition import check_type, columns_to_take, former_names
+from airflow_geneva.engine.udf.settings import check_memory
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class SizingOptions(TypedDict, total=False):
     max_rows: int | None
     max_seconds: float | None
     max_cost: float | None
+    num_cpus: float | None
+    num_gpus: float | None
+    memory: int | str | None
 
 
 class BackfillOptions(SizingOptions, total=False):
@@ -262,6 +266,9 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
         if value is None and getattr(Sizing(), name) is None:
             continue
         least = Sizing.least(name)
+        if name == "memory" and isinstance(value, str):
+            given = {**given, name: check_memory(value)}
+            continue
         if Sizing.is_whole(name):
             check_whole(name, value, least)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_geneva.engine.lance_io.task_memory import (
     DEFAULT_TASK_MEMORY,
@@ -12,7 +13,10 @@ from airflow_geneva.engine.lance_io.task_memory import (
     task_memory_bytes,
 )
 
-_NOT_WHOLE = ("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost")
+_NOT_WHOLE = (
+    *("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost"),
+    *("num_cpus", "num_gpus"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Sizing:
         max_rows: the most rows on which the UDF runs; the others are left for the next run, and the job is PARTIAL.
         max_seconds: seconds of computing, added up over shards, after which the job stops in the same way.
         max_cost: cost of slots and rows after which the job stops in the same way.
+        num_cpus, num_gpus: CPUs and GPUs per call, in place of those that the UDFs declare.
+        memory: bytes per call, or text as `"4g"`, in place of the UDFs'.
     """
 
     concurrency: int = 8
@@ -61,6 +67,9 @@ class Sizing:
     max_rows: int | None = None
     max_seconds: float | None = None
     max_cost: float | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
 
     @staticmethod
     def is_whole(name: str) -> bool:
@@ -78,6 +87,12 @@ class Sizing:
     def task_memory(default: int) -> int:
         """Return `task_memory_bytes` of new plans: the environment variable, else the given default."""
         return task_memory_bytes(default)
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """What was asked for the calls of this job, in place of what its UDFs declare."""
+        given = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def frags(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
 from airflow_geneva.engine.choices import RunnerName
-from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.display import counted, readable_bytes
 from airflow_geneva.engine.plan.model import JobSpec, Plan
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.runtime import time
@@ -118,10 +118,9 @@ def choose_runner(plan: Plan, udfs: Udfs, below_seconds: float, try_new_code: bo
 
 
 def _demands(spec: JobSpec) -> Iterable[str]:
-    for udf in spec.udfs.values():
-        if udf.num_gpus:
-            yield f"num_gpus={udf.num_gpus:g} of UDF {udf.name!r}"
-        if udf.memory:
-            yield f"memory={udf.memory} of UDF {udf.name!r}"
+    if spec.num_gpus:
+        yield f"{spec.num_gpus:g} GPUs for a call (num_gpus)"
+    if spec.memory:
+        yield f"{readable_bytes(spec.memory)} for a call (memory)"
     if spec.needs_spark:
         yield spec.needs_spark

@@ -33,6 +33,7 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.timeouts import StoreThreads
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.error_policy import Policy, rules_of
+from airflow_geneva.engine.udf.packages import check_installed
 from airflow_geneva.engine.udf.shipping import UdfReference
 from airflow_geneva.engine.views.definition import ViewDefinition
 from airflow_geneva.errors import InvalidInput, StorageError
@@ -126,7 +127,11 @@ def prepare(
     `before` is the number of rows that the job has skipped, by rule. At the end, the checkpoints of all finished
     fragments and the values for other tasks are written. Then the records of completely collected batches are removed.
     """
+    for udf in spec.udfs.values():
+        check_installed(udf.name, udf.requirements or ())
     loaded = udfs.here()
+    if asked := spec.sizing.resources:
+        loaded = {name: replace(udf, **asked) for name, udf in loaded.items()}
     # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
     first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
     opened = ready_to_open(loaded)

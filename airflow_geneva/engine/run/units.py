@@ -106,7 +106,7 @@ def tasks_per_slot(spec: JobSpec, shard: Shard, slots: int) -> int:
     duration is unknown; a first job that asks for GPUs gets the most tasks.
     """
     if spec.slot_seconds is None:
-        return _MOST_TASKS if any(udf.num_gpus for udf in spec.udfs.values()) else _FEWEST_TASKS
+        return _MOST_TASKS if spec.num_gpus else _FEWEST_TASKS
     seconds = spec.slot_seconds * shard.rows_to_run / max(spec.rows, 1) / max(slots, 1)
     return min(max(int(seconds / _TASK_SECONDS), _FEWEST_TASKS), _MOST_TASKS)
 

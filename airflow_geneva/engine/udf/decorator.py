@@ -21,6 +21,7 @@ from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.udf.annotations import accepts, output_type
 from airflow_geneva.engine.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
+from airflow_geneva.engine.udf.packages import check_requirements
 from airflow_geneva.engine.udf.settings import (
     UdfDefinition,
     check_batch_api,
@@ -100,6 +101,7 @@ class UDF:
     expect: tuple[Expectation, ...] = ()
     preprocess: UDF | None = None
     preprocess_workers: int | None = None
+    requirements: tuple[str, ...] = ()
     method_of: type | None = field(default=None, compare=False, repr=False)
     plain: UDF | None = field(default=None, compare=False, repr=False)
 
@@ -296,6 +298,7 @@ class UDF:
         stored |= {"input_columns": self.resolve_inputs(input_columns), "version": self.code_version}
         stored |= {"data_type": str(self.data_type), "on_error": describe_policy(self.on_error)}
         stored |= {"deterministic": self.deterministic or None, "dedup": self.dedup or None}
+        stored["requirements"] = list(self.requirements) or None
         stored["expect"] = [one.to_json() for one in self.expect] or None
         return UdfDefinition(**stored)
 
@@ -335,6 +338,7 @@ def udf(
     expect: Expectation | Sequence[Expectation] = (),
     preprocess: Callable[..., Any] | str | None = None,
     preprocess_workers: int | None = None,
+    requirements: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
 
@@ -370,6 +374,7 @@ def udf(
     expect: Expectation | Sequence[Expectation] = (),
     preprocess: Callable[..., Any] | str | None = None,
     preprocess_workers: int | None = None,
+    requirements: Sequence[str] = (),
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
@@ -417,6 +422,8 @@ def udf(
             the name of a method. Error policy and timeout apply to its calls too, and the code version covers it.
         preprocess_workers: number of processes for `preprocess`; by default it runs in `num_cpus` threads. Use
             processes if it holds Python's GIL. `num_cpus` is by default this number.
+        requirements: packages that its process must have, as pip takes them: `["rapidocr==3.*"]`. A job checks them
+            before the first row, on each machine. They do not affect the code version.
 
     Raises:
         InvalidInput: an argument is not valid, or contradicts the annotations.
@@ -474,6 +481,7 @@ def udf(
             expect=check_expectations(expect, kind),
             preprocess=None if preprocess is None else _read_stage(preprocess, func, chosen, module),
             preprocess_workers=preprocess_workers,
+            requirements=check_requirements(requirements),
         )
         if made.preprocess is not None:
             _check_stage(made, made.preprocess)

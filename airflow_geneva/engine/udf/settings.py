@@ -217,7 +217,7 @@ class UdfDefinition:
 
     With `reports_cost`, calls report their cost. `connection` names the connection of the service that the function
     calls, which Airflow tasks look up. `groups` is the form in which it takes the rows of a group, if it is called once
-    per group.
+    per group. `requirements` are the packages that its process must have.
     """
 
     name: str
@@ -244,6 +244,7 @@ class UdfDefinition:
     reports_cost: bool | None = None
     connection: str | None = None
     groups: Form | None = None
+    requirements: list[str] | None = None
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
