@@ -104,7 +104,8 @@ def test_the_tests_of_a_dag_pass_as_the_page_shows_them(tmp_path: Path) -> None:
     pytest.importorskip("airflow.dag_processing.dagbag", reason="Airflow 3.1 has it in airflow.models")
     file = DOCS / "snippets" / "testing" / "test_words.py"
     settings = {"PYTHONPATH": str(FILES), "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), "--rootdir", str(tmp_path)]
+    plugins = ["-p", "no:cacheprovider", "-p", "airflow_geneva.testing"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, str(file), "--rootdir", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout

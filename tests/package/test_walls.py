@@ -58,8 +58,8 @@ GROUND = (
 )
 NOUNS = {"database", "database_plan", "table", "query", "view", "namespace"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
-ENTRANCES = {"cli", "functions", "get_provider_info"}
-MOST_AT_THE_ROOT = 24
+ENTRANCES = {"cli", "functions", "get_provider_info", "testing"}
+MOST_AT_THE_ROOT = 25
 VALUES = {"pyarrow", "lance", "numpy", "pandas"}
 ON_EXECUTORS = {"pyarrow", "lance", "lance_namespace", "cloudpickle", "numpy"}  # the third comes with the second
 STANDARD_LIBRARY = sys.stdlib_module_names | {"annotationlib", "tomllib"}  # these two came after Python 3.10
@@ -198,8 +198,8 @@ def test_every_folder_of_the_package_is_a_room_of_the_design() -> None:
 
 def test_the_root_keeps_what_users_import_and_airflow_finds_by_name() -> None:
     entries = {entry.name for entry in PACKAGE.iterdir() if entry.name != "__pycache__"}
-    folders = {*FLOORS, "spark", *AIRFLOW_SIDE, *ENTRANCES} - {"assets", "plugin", "get_provider_info"}
-    modules = {"__init__", "errors", *NOUNS, "assets", "bar", "plugin", "get_provider_info"}
+    folders = {*FLOORS, "spark", *AIRFLOW_SIDE, *ENTRANCES} - {"assets", "plugin", "get_provider_info", "testing"}
+    modules = {"__init__", "errors", *NOUNS, "assets", "bar", "plugin", "get_provider_info", "testing"}
     assert entries == {"py.typed", *(f"{name}.py" for name in modules), *folders}
     assert len(entries) <= MOST_AT_THE_ROOT
 
@@ -331,7 +331,15 @@ def test_what_is_private_in_airflow_is_imported_in_one_module() -> None:
 
 def test_threads_queues_time_chance_and_ids_come_from_one_module() -> None:
     """A simulation replaces that module; what shows pages, bars and messages takes no part in the protocol."""
-    elsewhere = {"pages", "cli", "functions", "triggers", "bar", "code_hash"}  # the last is about values of such types
+    elsewhere = {
+        "pages",
+        "cli",
+        "functions",
+        "triggers",
+        "bar",
+        "testing",
+        "code_hash",
+    }  # the last is about values of such types
     steered = {"threading", "_thread", "concurrent", "queue", "time", "uuid", "random", "secrets"}
     wrong = [
         found

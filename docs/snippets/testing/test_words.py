@@ -1,19 +1,15 @@
 """Tests of the functions and DAGs of the quick start, without a scheduler, Spark or a paid service."""
 
 # --8<-- [start:function]
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 import text_udfs
 from text_udfs import count_words
 
-from airflow_geneva import connect
+from airflow_geneva import Database
 from airflow_geneva.functions import embeddings
+from airflow_geneva.testing import ModelService, assert_up_to_date
 
 
 def test_the_function() -> None:
@@ -24,13 +20,14 @@ def test_the_function() -> None:
 
 
 # --8<-- [start:column]
-def test_new_rows_are_computed_and_others_are_not(tmp_path: Path) -> None:
-    table = connect(tmp_path).create_table("docs", pa.table({"text": ["a b", "c"]}))
+def test_new_rows_are_computed_and_others_are_not(geneva_database: Database) -> None:
+    table = geneva_database.create_table("docs", pa.table({"text": ["a b", "c"]}))
     table.add_columns({"words": count_words})
     assert table.backfill("words", runner="inline").rows_computed == 2
     table.add(pa.table({"text": ["d e f"]}))
     assert table.backfill("words", runner="inline").rows_computed == 1
     assert table.to_arrow()["words"].to_pylist() == [2, 1, 3]
+    assert_up_to_date(table, "words")
 
 
 # --8<-- [end:column]
@@ -49,35 +46,13 @@ def test_the_dag_can_be_parsed() -> None:
 
 
 # --8<-- [start:service]
-class Answers(BaseHTTPRequestHandler):
-    """A service that answers every text with its length."""
-
-    def do_POST(self) -> None:
-        texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-        vectors = [{"index": at, "embedding": [float(len(text))] * 4} for at, text in enumerate(texts)]
-        body = json.dumps({"data": vectors, "usage": {"prompt_tokens": 1, "total_tokens": 1}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
-        monkeypatch.setenv("OPENAI_API_KEY", "any")
-        yield
-        server.shutdown()
-
-
-def test_embeddings_without_paying(tmp_path: Path, service: None) -> None:
-    table = connect(tmp_path).create_table("docs", pa.table({"text": ["a", "bbb"]}))
+def test_embeddings_without_paying(geneva_database: Database, model_service: ModelService) -> None:
+    model_service.dimensions = 4
+    table = geneva_database.create_table("docs", pa.table({"text": ["a", "bbb"]}))
     table.add_columns({"embedding": (embeddings("text-embedding-3-small", 4), ["text"])})
     assert table.backfill("embedding", runner="inline").rows_computed == 2
     assert table.to_arrow()["embedding"].to_pylist() == [[1.0] * 4, [3.0] * 4]
+    assert model_service.texts == ["a", "bbb"]
 
 
 # --8<-- [end:service]

@@ -1,0 +1,68 @@
+"""`airflow_geneva.testing`: it finds what is not up to date, and its service answers and fails as it is told."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import Database, udf
+from airflow_geneva.errors import JobFailed
+from airflow_geneva.functions import chat, embeddings
+from airflow_geneva.testing import ModelService, assert_up_to_date, geneva_database, model_service
+
+__all__ = ["geneva_database", "model_service"]
+
+
+@udf(data_type=pa.int64(), version="1")
+def double(x: int) -> int:
+    return 2 * x
+
+
+@udf(data_type=pa.int64(), version="1", name="double")
+def other(x: int) -> int:
+    return 3 * x
+
+
+def test_what_is_not_computed_or_computed_otherwise_is_found(geneva_database: Database) -> None:
+    table = geneva_database.create_table("t", pa.table({"x": [1, 2, 0]}))
+    table.add_columns({"y": (double, ["x"])})
+    view = table.query().select({"y": (double, ["x"])}).create_materialized_view(geneva_database, "v")
+    with pytest.raises(AssertionError, match="3 rows of column 'y' are not computed"):
+        assert_up_to_date(table, "y")
+    with pytest.raises(AssertionError, match="3 rows of view 'v' are not up to date"):
+        assert_up_to_date(view)
+    table.backfill("y", runner="inline")
+    view.refresh(runner="inline")
+    assert_up_to_date(table, "y")
+    assert_up_to_date(view)
+    table.backfill("y", udf=other, ignore_checkpoints=True, runner="inline")
+    table.lance.update({"y": "7"}, where="x = 2")
+    with pytest.raises(AssertionError, match="'y'"):
+        assert_up_to_date(table, "y")
+
+
+def test_the_service_answers_and_counts_and_fails_once(geneva_database: Database, model_service: ModelService) -> None:
+    table = geneva_database.create_table("t", pa.table({"text": ["a", "bbb"]}))
+    table.add_columns({"v": (embeddings("m", 4), ["text"]), "said": (chat("m", "Shout."), ["text"])})
+    model_service.dimensions = 4
+    model_service.failures.append(500)
+    table.backfill("v", runner="inline")
+    assert table.to_arrow()["v"].to_pylist() == [[1.0] * 4, [3.0] * 4]
+    assert (model_service.texts, len(model_service.requests)) == (["a", "bbb"] * 2, 2)
+    model_service.answer = str.upper
+    table.backfill("said", runner="inline")
+    assert table.to_arrow()["said"].to_pylist() == ["A", "BBB"]
+    model_service.failures += [401] * 10
+    table.add_columns({"w": (embeddings("other", 4), ["text"])})
+    with pytest.raises(JobFailed, match="as the test asked for"):
+        table.backfill("w", runner="inline")
+
+
+def test_the_environment_is_as_before_when_the_service_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "before")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with ModelService():
+        assert os.environ["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
+    assert (os.environ["OPENAI_API_KEY"], os.environ.get("OPENAI_BASE_URL")) == ("before", None)
