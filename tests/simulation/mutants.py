@@ -27,15 +27,115 @@ def mutant(name: str, why: str, code: str, without: str, scenario: str = "") -> 
     return Mutant(name, Guard(why, code, without, ()), scenario)
 
 
+def guarded(name: str, why: str, scenario: str = "") -> Mutant:
+    """Name a guard of `make mutants`, by the beginning of its reason."""
+    (guard,) = (guard for guard in GUARDS if guard.why.startswith(why))
+    return Mutant(name, guard, scenario)
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    # The commit of a column.
+    guarded("inputs-not-verified", "Values of inputs that another writer replaced in place would", "column"),
+    guarded("no-look-after-the-commit", "Inputs that were replaced between the check and the commit", "column"),
     mutant(
-        "swap-on-another-base",
-        "A refresh that was planned on another state of the view is swapped all the same.",
-        "if newest.identity != swap.based_on:",
-        "if False:",
+        "no-verify-after-a-conflict",
+        "Files that were verified at one version are committed on the next one, whatever came in between.",
+        "                read_version=dataset.version,\n                operation=replace_columns(dataset, files),",
+        "                read_version=self.location.open().version,\n"
+        "                operation=replace_columns(dataset, files),",
+        "column",
+    ),
+    mutant(
+        "facts-after-the-commit",
+        "A kill between them leaves values that no fact is about.",
+        "                first=partial(self._learn, self._facts(verdict)),\n"
+        "                then=lambda committed: self.data.look_again(committed, names),",
+        "                then=lambda committed: (\n"
+        "                    self._learn(self._facts(verdict)), self.data.look_again(committed, names)\n"
+        "                ),",
+        "column",
+    ),
+    mutant(
+        "no-stale-facts",
+        "Values of inputs that were replaced during the commit would stop the next run as values of nobody.",
+        "        self._learn([Fact(f.signature, STALE, None, committed.version, None, self._inputs_text) for f in ours])",
+        "        _ = ours",
+        "column",
+    ),
+    guarded("open-commits-not-asked", "Values that a job committed right before it was killed", "column"),
+    guarded("lost-files-not-looked-for", "Rows whose data file was removed during the last commit", "column"),
+    # Ledgers.
+    mutant(
+        "one-ledger-a-job",
+        "The second ledger of a job would replace its first one, with the facts about earlier commits.",
+        'store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"]',
+        'store[f"ledger.{job_id}.0"]',
+        "column",
+    ),
+    guarded("fold-drops-the-newer", "Facts of ledgers that cannot be read now would be lost", "column"),
+    guarded("reader-does-not-list-again", "A reader whose ledgers were folded and removed", "column"),
+    # The cleanup.
+    guarded("cleanup-trusts-its-list-of-jobs", "A job that starts while garbage is removed", "column"),
+    guarded("cleanup-trusts-its-list-of-versions", "A file that was committed while garbage is removed", "column"),
+    # The swap of a view.
+    guarded("swap-on-another-base", "A refresh would put rows into a view that another refresh or writer", "view"),
+    guarded("swaps-share-no-fragment", "Two refreshes at once would both add their rows: Lance commits", "view"),
+    guarded("own-swap-not-known", "A swap that an earlier try committed would be told as lost", "view"),
+    guarded("no-intent", "A swap would leave no record of what it is about to do", "view"),
+    guarded("intents-not-read", "The schema metadata would be believed although a later swap", "view"),
+    guarded("landed-swap-forgotten", "A swap that landed and was answered with a conflict would be", "view"),
+    guarded("only-what-came-after-the-swap", "What others did between the planned version and the swap", "view"),
+    mutant(
+        "watermark-before-the-swap",
+        "A kill between them leaves a note that the view shows a version of its source that it does not show.",
+        "        begun, loose = set[str](), list[int]()\n",
+        "        begun, loose = set[str](), list[int]()\n"
+        "        save_snapshot(location.checkpoints, key, content)\n"
+        "        write_advance_note(location, AdvanceNote(swap.based_on, spec.version, key))\n",
         "view",
     ),
+    mutant(
+        "no-snapshot-before-the-swap",
+        "A swap names a snapshot that does not exist, so each refresh would write all rows again.",
+        "partial(_announce, location, key, None if saved else content, begun, loose)",
+        "partial(_announce, location, key, None, begun, loose)",
+        "view",
+    ),
+    # Others that share something.
+    guarded("late-finish-ends-a-new-plan", "A finish that comes late would end a job that was planned", "column"),
+    guarded("metadata-of-others-lost", "Metadata that another writer changes while a column", "promotion"),
+    mutant(
+        "lease-without-fencing",
+        "Two processes that read a budget at once would both spend what it has left.",
+        "self.uri, operation, read_version=found.version, max_retries=0, **access",
+        "self.uri, operation, read_version=lance.dataset(self.uri, **access).version, **access",
+        "limit",
+    ),
+    # What the package once had.
+    mutant(
+        "once-compaction-in-a-run",
+        "Rows that a compaction moves during the run would be left for the next one.",
+        "_MOST_ROUNDS = 8\n",
+        "_MOST_ROUNDS = 0\n",
+        "column",
+    ),
+    mutant(
+        "once-moved-rows-of-two-commits",
+        "Rows that another writer moved between two commits of a run would be computed again by the next.",
+        "known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}",
+        "known = {result.version}",
+        "column",
+    ),
+    guarded("once-vacuum-in-a-commit", "A data file that a cleanup removed during the commit", "column"),
+    mutant(
+        "once-load-cut-all-fragments",
+        "The last fragments of a shard that was partly staged would count as unchanged (Spark only).",
+        "min(len(table.fragments), _KEY_TASKS)",
+        "min(max(len(table.fragments) - 1, 1), _KEY_TASKS)",
+        "load",
+    ),
 )
+"""Those whose name begins with `once` are defects that the package had."""
 
 
 def find(name: str) -> Mutant:
