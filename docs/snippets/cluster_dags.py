@@ -17,6 +17,15 @@ with DAG("on_a_cluster", schedule=None) as on_a_cluster:
     )
     # --8<-- [end:python]
 
+with DAG("with_packages", schedule=None) as with_packages:
+    # --8<-- [start:packages]
+    packages = {
+        "archives": "s3a://lake/packages.zip#packages",
+        "conf": {"spark.executorEnv.PYTHONPATH": "packages"},
+    }
+    BackfillTaskGroup(table="docs", column="text", udf="scan_udfs:read_text", spark_submit=packages)
+    # --8<-- [end:packages]
+
 with DAG("with_history", schedule=None) as with_history:
     # --8<-- [start:history]
     events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": "s3a://lake/spark-events"}

@@ -9,7 +9,8 @@ import subprocess
 import sysconfig
 import time
 import venv
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.spark.code import package_zip
-from tests.spark.spark_udfs import surroundings
+from tests.spark.spark_udfs import of_package, surroundings
 from tests.support.stack import free_port
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -99,18 +100,20 @@ class Planned:
     folder: Path
 
     @staticmethod
-    def of(folder: Path, rows: int) -> Planned:
+    def of(folder: Path, rows: int, function: airflow_geneva.UDF = surroundings) -> Planned:
         log = str(folder / "log")
         data = pa.table({"x": pa.array(range(rows)), "log": pa.array([log] * rows)})
         table = airflow_geneva.connect(folder / "db").create_table("numbers", data, max_rows_per_file=250)
-        table.add_columns({"y": surroundings})
-        plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
+        table.add_columns({"y": function})
+        plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), function, None)
         saved = record_plan(plan, table.location, store_code=True)
         job = table.location.checkpoints.folder("jobs", plan.spec.job_id)
         return Planned(table, load_plan(job, saved.fingerprint), job, folder)
 
 
-def submit(master: str, python: str, planned: Planned, memory: str = "512m") -> subprocess.Popen[str]:
+def submit(
+    master: str, python: str, planned: Planned, memory: str = "512m", more: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     folder, code = planned.folder, planned.folder / "code.zip"
     code.write_bytes(planned.job.read_bytes(planned.saved.spec.codes[0].zip))
     package = folder / "airflow_geneva.zip"
@@ -125,6 +128,7 @@ def submit(master: str, python: str, planned: Planned, memory: str = "512m") -> 
         "spark.pyspark.python": python,
         "spark.pyspark.driver.python": python,
         "spark.log.level": "WARN",
+        **(more or {}),
     }
     command = [str(SPARK / "bin" / "spark-submit"), "--master", master, "--py-files", f"{package},{code}"]
     for name, value in settings.items():
@@ -164,6 +168,31 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     assert seen == {(False, gpu) for gpu in GPUS}, "workers used what was shipped, and each its own GPU"
     ran = (tmp_path / "log").read_text().split()
     assert sorted(map(int, ran)) == list(range(2_000))
+
+
+def test_a_package_that_workers_lack_is_named_and_comes_in_an_archive(
+    master: str, bare_python: str, tmp_path: Path
+) -> None:
+    planned = Planned.of(tmp_path, 20, of_package)
+    driver = submit(master, bare_python, planned)
+    told, _ = driver.communicate(timeout=300)
+    assert driver.returncode != 0
+    assert "UDF 'of_package' lacks what its requirements name" in told
+    assert "the Python of Spark's workers" in told
+    assert "geneva-probe==3.* is not installed" in told
+
+    with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:  # as pip install --target makes a folder
+        archive.writestr("geneva_probe.py", "SUMMAND = 100\n")
+        archive.writestr(
+            "geneva_probe-3.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: geneva-probe\nVersion: 3.1\n"
+        )
+    more = {"spark.archives": f"{archive.filename}#packages", "spark.executorEnv.PYTHONPATH": "packages"}
+    driver = submit(master, bare_python, planned, more=more)
+    told, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, told[-4_000:]
+    job = PlannedJob(planned.table.location, planned.saved)
+    assert job.finish([job.commit(planned.saved.load_shard(planned.job, 0))]).rows_computed == 20
+    assert planned.table.to_arrow().column("y").to_pylist() == [100 + x for x in range(20)]
 
 
 def test_a_shard_for_which_no_worker_has_room_says_that_it_waits_for_an_executor(

@@ -338,6 +338,9 @@ def test_the_dags_for_a_cluster_hand_on_what_they_are_given() -> None:
     assert apply.conf == {"spark.pyspark.python": "/opt/python/bin/python"}
     in_cluster_mode = left["in_cluster_mode"].get_task("backfill.shards.apply")
     assert in_cluster_mode.conf["spark.kubernetes.file.upload.path"] == "s3a://lake/spark-upload"
+    with_packages = left["with_packages"].get_task("backfill.shards.apply")
+    assert with_packages._archives == "s3a://lake/packages.zip#packages"
+    assert with_packages.conf == {"spark.executorEnv.PYTHONPATH": "packages"}
     assert left["with_history"].get_task("backfill.shards.apply").conf["spark.eventLog.enabled"] == "true"
 
 

@@ -150,3 +150,10 @@ def logged_total(g: pa.Int64Array, x: pa.Int64Array, log: pa.StringArray) -> int
 @udf(data_type=pa.int64())
 def total_of_batches(batches: Iterator[pa.RecordBatch]) -> int:
     return sum(sum(batch["x"].to_pylist()) for batch in batches)
+
+
+@udf(data_type=pa.int64(), requirements=["geneva-probe==3.*"])
+def of_package(x: int) -> int:
+    from geneva_probe import SUMMAND  # type: ignore[import-not-found]
+
+    return x + int(SUMMAND)
