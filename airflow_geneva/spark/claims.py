@@ -64,6 +64,23 @@ class Claims:
 
 
 @dataclass
+class OneGroup:
+    """The one group of a task whose rows were brought to it.
+
+    Args:
+        taken: the group, once it was taken.
+    """
+
+    group: int
+    taken: list[int] = field(default_factory=list)
+
+    def next(self) -> list[int]:
+        found = [] if self.taken else [self.group]
+        self.taken += found
+        return found
+
+
+@dataclass
 class Share:
     """The groups of one task, which it takes one after another.
 

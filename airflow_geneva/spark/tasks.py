@@ -6,10 +6,13 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
+from itertools import groupby
 from math import isfinite
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.engine.apply.batch_mapper import StopComputing
@@ -23,7 +26,7 @@ from airflow_geneva.engine.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.engine.job.spark_start import SparkStart
 from airflow_geneva.engine.limits.rate_limit import Meter
 from airflow_geneva.engine.masking import is_service_variable
-from airflow_geneva.engine.plan.model import JobSpec
+from airflow_geneva.engine.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.engine.plan.saved_plan import load_plan
 from airflow_geneva.engine.plan.shard import Shard
 from airflow_geneva.engine.process_memo import ProcessMemo
@@ -32,6 +35,7 @@ from airflow_geneva.engine.run.inline import Reporting, open_reporter
 from airflow_geneva.engine.run.prepare import Udfs, joint_policy, open_target, prepare
 from airflow_geneva.engine.run.task import TaskRunner
 from airflow_geneva.engine.run.units import Target, Unit, UnitReport, group_units
+from airflow_geneva.engine.run.view import ViewTarget
 from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -39,13 +43,14 @@ from airflow_geneva.engine.storage.requests import RequestMeter
 from airflow_geneva.engine.udf.error_policy import Policy
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import DeviceFailed, GenevaError, InvalidInput, StorageError, UdfCrashed
-from airflow_geneva.spark.claims import Claims, Share
+from airflow_geneva.spark.claims import Claims, OneGroup, Share
 from airflow_geneva.spark.connect import explaining_ended_session, is_connect
 from airflow_geneva.spark.progress import DEVICE, ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import THREAD_VARIABLES
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("airflow_geneva.spark")
@@ -84,6 +89,11 @@ class TaskSpec:
 
     def claims(self, stage: int) -> Storage:
         return self.job.storage.folder("claims", self.attempt, str(stage))
+
+    def open_view(self) -> ViewTarget:
+        target = open_target(self.location, self.spec)
+        assert isinstance(target, ViewTarget)
+        return target
 
     def read_groups(self, stage: int) -> list[list[Unit]]:
         """Read the units of a stage from the plan; sent along, scattered rows of many fragments could be too large."""
@@ -129,6 +139,7 @@ def apply_on_spark(
     start = SparkStart(**watch.seconds)
     reporter.start = lambda: start
     earlier, reports = list[UnitReport](), list[UnitReport]()
+    may_shuffle = isinstance(spec, RefreshSpec) and spec.shuffles and find_spec("pandas") is not None
     for stage, count in enumerate((len(groups), len(rest))):
         repeat = stage == 0
         while count:
@@ -137,7 +148,10 @@ def apply_on_spark(
                 attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
                 task_spec = replace(task_spec, attempt=attempt, used=reporter.usage(), submitted=time.time())
             runner = _GroupRunner(task_spec, stage, stage * len(groups))
-            found, left = _run_stage(session, runner, count, reporter, limits, caps, min(len(groups), slots))
+            # What a round left is read by row ids.
+            shuffles, may_shuffle = may_shuffle and stage == 0, False
+            computing = min(len(groups), slots)
+            found, left = _run_stage(session, runner, count, reporter, limits, caps, computing, shuffles)
             waiting = sum(found, UnitReport(True)).waiting
             repeat = bool(waiting or left)
             if not repeat:
@@ -209,11 +223,13 @@ def _run_stage(
     limits: Policy,
     caps: Caps,
     computing: int,
+    shuffles: bool = False,
 ) -> tuple[list[UnitReport], int]:
     """Run groups of units as one Spark job and report progress; return also how many groups no task has run.
 
     Args:
         computing: how many tasks at once compute rows.
+        shuffles: whether Spark brings the rows of groups to the tasks.
     """
     from pyspark.sql.functions import udf
     from pyspark.sql.types import BinaryType
@@ -230,7 +246,11 @@ def _run_stage(
 
     def collect() -> None:
         try:
-            for (found,) in session.range(0, groups, 1, partitions).select(run("id")).collect():
+            if shuffles:
+                results = _collect_shuffled(session, runner, groups)
+            else:
+                results = session.range(0, groups, 1, partitions).select(run("id")).collect()
+            for (found,) in results:
                 ran, of_task = pickle.loads(found)  # noqa: S301  # of the runner below
                 done.update(ran)
                 reports.extend(of_task)
@@ -271,6 +291,19 @@ def _run_stage(
     # Without any progress, another round would not make any either.
     left = groups - len(done) if done else 0
     return [*reports, UnitReport(True, notes=retired)] if retired else reports, left
+
+
+def _collect_shuffled(session: SparkSession, runner: _GroupRunner, groups: int) -> Sequence[Sequence[bytes]]:
+    """Run the groups of a stage on the rows that Spark's shuffle brings to them."""
+    from airflow_geneva.spark.shuffle import SendTask, few_messages_at_once, partition_keys, pieces_to_send, shuffled
+
+    task_spec = runner.task_spec
+    keys = partition_keys(session, groups)
+    pieces = pieces_to_send(task_spec.open_view(), task_spec.slots)
+    stage = task_spec.plan, task_spec.attempt
+    sends = SendTask(stage, task_spec.open_view, partial(task_spec.read_groups, runner.stage), keys, pieces)
+    with few_messages_at_once(session):
+        return shuffled(session, sends, task_spec.slots, replace(runner, keys=keys).run_received).collect()
 
 
 def _explained(error: BaseException, spec: JobSpec, session: SparkSession) -> BaseException:
@@ -321,34 +354,51 @@ class _GroupRunner:
 
     A task takes one group of units after another from those that no task of the stage has claimed, and reads the rows
     of the next one while it computes and writes those before. The reports of a stage's tasks are numbered from `first`.
+    With `keys`, those of the groups, a task gets the rows of one group by a shuffle.
     """
 
     task_spec: TaskSpec
     stage: int
     first: int
+    keys: tuple[int, ...] = ()
 
     def __call__(self, task: int) -> bytes:
+        began, waited = self._begin()
+        return pickle.dumps(self._run(task, began, waited))
+
+    def run_received(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the group whose rows a shuffle brought; yield what a call returns."""
+        from airflow_geneva.spark.shuffle import answered, messages_of
+
+        began, waited = self._begin()
+        for key, messages in groupby(messages_of(batches), itemgetter(0)):
+            found = self._run(self.keys.index(key), began, waited, (message for _, message in messages))
+            yield answered(pickle.dumps(found))
+
+    def _begin(self) -> tuple[float, float]:
         began, waited = time.monotonic(), max(time.time() - self.task_spec.submitted, 0.0)
         # On a server nothing else could set them; this runs before the UDF's imports.
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, "1")
         os.environ.update(self.task_spec.services)
-        return pickle.dumps(self._run(task, began, waited))
+        return began, waited
 
-    def _run(self, at: int, began: float, waited: float) -> tuple[list[int], list[UnitReport]]:
+    def _run(
+        self, at: int, began: float, waited: float, received: Iterator[tuple[int, bytes]] | None = None
+    ) -> tuple[list[int], list[UnitReport]]:
         task_spec, every = self.task_spec, report_seconds(self.task_spec.spec)
         stage = task_spec.plan, task_spec.attempt, self.stage
         groups = _groups_of_stage.once(stage, lambda: task_spec.read_groups(self.stage))
         claims = _claims_of_stage.once(stage, lambda: Claims(task_spec.claims(self.stage), len(groups)))
         # Only an earlier try of this task can have left its progress, and every request blocks the task.
         again = _is_tried_again()
-        if not claims.free and not again:
+        if received is None and not claims.free and not again:
             return [], []
         number = self.first + at
         name = f"{TASK}{number:06}.json"
         write = partial(task_spec.progress.write_json, name)
         signs, parent = DriverSigns(task_spec.progress), os.getppid()
-        share = Share(claims, at, again)
+        share = Share(claims, at, again) if received is None else OneGroup(at)
 
         # Called instead of a log: tasks report progress only through files.
         def look_around(_line: str) -> None:
@@ -384,6 +434,11 @@ class _GroupRunner:
             if again:
                 opened.store.look_again()
             begun = opened.at_begin(sum(map(len, groups)))
+            if received is not None:
+                from airflow_geneva.spark.shuffle import received_rows
+
+                assert isinstance(begun, ViewTarget)
+                begun = replace(begun, shuffled=received_rows(begun, units, received))
             with (
                 prepare(*about, task_spec.udfs, task_spec.skipped, meter, begun) as task,
                 Reporting(reporter, task, lambda rows: allowance.wait()) as reporting,

@@ -85,6 +85,7 @@ PERMITTED = {
         "engine.lance_io.task_memory.return_large_buffers",
         "engine.udf.code_archive.unused",
         "engine.udf.decorator._instances",
+        "spark.shuffle._sender_of_stage",
         "spark.tasks._claims_of_stage",
         "spark.tasks._groups_of_stage",
         "spark.tasks._target_of_stage",

@@ -148,6 +148,15 @@ def logged_total(g: pa.Int64Array, x: pa.Int64Array, log: pa.StringArray) -> int
 
 
 @udf(data_type=pa.int64())
+def total_that_dies_once(g: pa.Int64Array, x: pa.Int64Array, log: pa.StringArray) -> int:
+    """Called once per group; kills its process in the first call for group 350."""
+    logged_total.func(g, x, log)
+    if g[0].as_py() == 350 and seen(log[0].as_py()).count(350) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return int(sum(value * at for at, value in enumerate(x.to_pylist())))
+
+
+@udf(data_type=pa.int64())
 def total_of_batches(batches: Iterator[pa.RecordBatch]) -> int:
     return sum(sum(batch["x"].to_pylist()) for batch in batches)
 

@@ -45,6 +45,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import airflow_geneva
+from airflow_geneva.engine.run import groups
 from airflow_geneva.errors import JobFailed
 
 sys.path.insert(0, sys.argv[2])
@@ -60,6 +61,11 @@ table.add_columns({"w": udfs.of_a_stage})
 table.backfill("w", runner="spark", concurrency=2)
 filled = table.backfill("y", runner="spark", concurrency=2, task_size=200)
 refreshed = view.refresh(runner="spark", concurrency=2)
+groups._ROWS_WORTH_A_SHUFFLE = 0
+query = table.query().where("x < 1000").group_by("log").agg({"n": "count(*)", "sum": "sum(x)"})
+grouped = query.create_materialized_view(database, "g")
+shuffles = "On Spark, a shuffle" in str(grouped.plan_refresh())
+grouped.refresh(runner="spark", concurrency=2)
 try:
     table.backfill("z", runner="spark", concurrency=2)
 except JobFailed as error:
@@ -87,6 +93,7 @@ print(json.dumps({
     "right": values["y"].to_pylist() == [2 * x for x in values["x"].to_pylist()],
     "of_a_stage": values["w"].to_pylist() == [2 * x for x in values["x"].to_pylist()],
     "view": sorted(view.to_arrow()["y2"].to_pylist()) == [2 * x for x in range(2_000)],
+    "grouped": [shuffles, *grouped.to_arrow().select(["n", "sum"]).to_pylist()],
     "failed": failed,
     "loaded": [loaded.rows_loaded, loaded.rows_missing, sum(filter(None, values["three"].to_pylist()))],
     "twice": twice,
@@ -255,6 +262,7 @@ def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path)
     assert found["right"]
     assert found["of_a_stage"]
     assert found["view"]
+    assert found["grouped"] == [True, {"n": 1_000, "sum": 499_500}]
     assert sorted(map(int, trace.read_text().split())) == sorted([*range(2_000)] * 3)
     assert "seven hundred is too much" in found["failed"]
     assert "row 100 of fragment 2" in found["failed"]

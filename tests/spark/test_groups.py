@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import airflow_geneva
+from airflow_geneva.engine.run import groups as groups_run
+from airflow_geneva.spark import tasks
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import seen
 
 pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def shuffles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a shuffle bring the rows of all groups together, however few they are; return the groups of each."""
+    monkeypatch.setattr(groups_run, "_ROWS_WORTH_A_SHUFFLE", 0)
+    seen, collect = list[int](), tasks._collect_shuffled
+
+    def counting(session: Any, runner: Any, groups: int) -> Any:
+        seen.append(groups)
+        return collect(session, runner, groups)
+
+    monkeypatch.setattr(tasks, "_collect_shuffled", counting)
+    return seen
+
+
+def test_a_shuffle_brings_the_rows_of_groups_together_also_to_a_task_that_dies(
+    spark: object, tmp_path: Path, shuffles: list[int]
+) -> None:
+    log, rows = str(tmp_path / "log"), 4_200
+    data = pa.table(
+        {
+            "g": [0 if x % 2 else x % 700 for x in range(rows)],
+            "x": [x * 7919 % 1_009 for x in range(rows)],
+            "word": pa.array([f"w{x % 5}" for x in range(rows)]).dictionary_encode(),
+            "time": pa.array(range(rows), pa.timestamp("ns", "Europe/Berlin")),
+            "wide": pa.array(range(rows), pa.uint64()),
+            "log": [log] * rows,
+        }
+    )
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=900)
+    table.lance.delete("x < 5")
+    columns = {
+        "n": "count(*)", "word": "last(word)", "time": "first(time)", "wide": "max(wide)",
+        "total": (spark_udfs.total_that_dies_once, ["g", "x", "log"]), "batches": (spark_udfs.total_of_batches, ["x"]),
+    }  # fmt: skip
+    query = table.query().where("x <> 500").group_by("g").agg(columns, order_by=["x desc"])
+    view = query.create_materialized_view(name="v")
+    assert "On Spark, a shuffle brings the rows of 350 groups together." in str(view.plan_refresh())
+    result = view.refresh(runner="spark", task_size=60, task_memory_bytes=16_384)
+    assert (result.state, result.rows_computed) == ("DONE", 350)
+    assert len(shuffles) == 1
+    assert max(Counter(seen(log)).values()) <= 2
+    assert view.to_arrow().sort_by("g").to_pylist() == query.to_arrow().sort_by("g").to_pylist()
+    Path(log).unlink()
+    table.lance.update({"x": "x + 1"}, where="g = 6")
+    assert view.refresh(runner="spark").rows_computed == 1
+    assert (len(shuffles), seen(log)) == (1, [6])
 
 
 @pytest.mark.core

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from airflow_geneva.engine.apply.group_calls import LARGE_GROUP
 from airflow_geneva.engine.apply.group_columns import GroupColumns
 from airflow_geneva.engine.apply.reader import RowBatch
+from airflow_geneva.engine.apply.shuffled_rows import ShuffledRows
 from airflow_geneva.engine.apply.sorted_rows import sort_batches
 from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.lance_io.arrays import rows_at, single_batch
@@ -62,12 +63,14 @@ class GroupRows:
         rows: the planned version of the table `rows`, which has the hash of the key of each source row.
         source: the planned version of the source.
         limit: the bytes of source rows to join at once; the rows of one group are always joined together.
+        shuffled: the rows that came by a shuffle; others are read by their ids.
     """
 
     rows: lance.LanceDataset
     source: lance.LanceDataset
     grouping: Grouping
     limit: int
+    shuffled: ShuffledRows | None = None
     _fitting: RowsPerBudget = field(init=False)
     _scans: Iterator[int] = field(default_factory=count, init=False)
     _sorting: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -75,10 +78,11 @@ class GroupRows:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_fitting", RowsPerBudget(self.limit))
 
-    def add(self, batches: Iterable[RowBatch], due: Ranges, columns: GroupColumns) -> Iterator[RowBatch]:
+    def add(self, batches: Iterable[RowBatch], fragment: int, due: Ranges, columns: GroupColumns) -> Iterator[RowBatch]:
         """Yield batches of groups with what is computed of their rows, and smaller ones if the groups are large.
 
         Args:
+            fragment: that of the groups.
             due: offsets of the groups that are computed; others get no rows.
 
         Raises:
@@ -88,6 +92,9 @@ class GroupRows:
             mask = groups.mask(due)
             sizes = groups.columns.column(_ROWS).to_numpy()
             sizes = sizes if mask is None else np.where(mask, sizes, 0)
+            if self.shuffled is not None and columns.reads_rows:
+                yield from self._received(groups, sizes, fragment, columns)
+                continue
             for start, end in _cuts(sizes, lambda: self.limit // _BYTES_A_ROW):
                 if end == start + 1 and sizes[start]:
                     ids = self._ids_with(int(groups.columns.column(_GROUP).to_numpy()[start]), int(sizes[start]))
@@ -124,11 +131,7 @@ class GroupRows:
         if shared and rows is not None and group is not None:
             ids, group, rows = self._with_equal_keys(batch, rows, ids, group)
         lengths = np.array([len(ids)]) if group is None else np.bincount(group, minlength=batch.num_rows)
-        if not np.array_equal(lengths, sizes):
-            raise StorageError(
-                f"The rows of groups are not those that the plan has counted in {self.rows.uri}. Run it again: a new "
-                "plan counts them anew."
-            )
+        self._check(lengths, sizes)
         by = [] if rows is None else [rows.column(f"{_ORDER}{at}") for at in range(len(order))]
         if by or group is not None:
             sorted_by = rows_in_order(group, by, [way for _, way in order][: len(by)], ids)
@@ -138,11 +141,36 @@ class GroupRows:
             self._fitting.record(len(ids), rows.nbytes + 8 * len(ids))
         if columns.reads_rows:
             rows = self._read(ids, aliases) if rows is None else rows.select(list(aliases))
-        made = columns.compute(rows if columns.reads_rows else None, ids, lengths.astype(np.int64))
-        names = [name for name in batch.schema.names if name not in (_GROUP, _ROWS, _SHARED) and _KEY not in name]
-        arrays = [*(batch.column(name) for name in names), *made.values()]
-        found = pa.record_batch(arrays, names=[*names, *made])
-        return RowBatch(groups.start, groups.end, groups.offsets, groups.row_ids, found, groups.selected)
+        return _with_columns(
+            groups, columns.compute(rows if columns.reads_rows else None, ids, lengths.astype(np.int64))
+        )
+
+    def _received(
+        self, groups: RowBatch, sizes: npt.NDArray[np.int64], fragment: int, columns: GroupColumns
+    ) -> Iterator[RowBatch]:
+        """Join the rows that came by a shuffle, and read those that did not."""
+        assert self.shuffled is not None
+        addresses = (fragment << 32) + groups.offsets.astype(np.int64)
+        for start, end in _cuts(sizes, lambda: min(self._fitting.rows, _MOST_ROWS)):
+            part, of_part = groups.part(start, end), sizes[start:end]
+            wanted = np.flatnonzero(of_part)
+            taken = self.shuffled.take(addresses[start:end][wanted], columns.projection)
+            if taken is None:
+                found = self._rows_of(groups.columns.column(_GROUP).to_numpy()[start:end], of_part)
+                yield self._joined(part, of_part, columns, found.ids, found.group)
+                continue
+            rows, ids, group = taken
+            self._check(np.bincount(wanted[group], minlength=len(of_part)), of_part)
+            self._fitting.record(len(ids), rows.nbytes + 8 * len(ids))
+            ids = np.sort(ids) if len(of_part) == 1 and of_part[0] >= LARGE_GROUP else ids
+            yield _with_columns(part, columns.compute(rows, ids, of_part))
+
+    def _check(self, lengths: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+        if not np.array_equal(lengths, sizes):
+            raise StorageError(
+                f"The rows of groups are not those that the plan has counted in {self.rows.uri}. Run it again: a new "
+                "plan counts them anew."
+            )
 
     def _read(self, ids: RowIdArray, reads: Mapping[str, str]) -> pa.RecordBatch:
         """Read source rows in the order of the given ids."""
@@ -249,6 +277,14 @@ class GroupRows:
         theirs = Keys.of(batch.column(name) for name in names).take(group)
         kept = np.flatnonzero(Keys.of(rows.column(name) for name in names).equals(theirs))
         return ids[kept], group[kept], rows_at(rows, pa.array(kept))
+
+
+def _with_columns(groups: RowBatch, made: Mapping[str, pa.Array]) -> RowBatch:
+    batch = groups.columns
+    names = [name for name in batch.schema.names if name not in (_GROUP, _ROWS, _SHARED) and _KEY not in name]
+    arrays = [*(batch.column(name) for name in names), *made.values()]
+    found = pa.record_batch(arrays, names=[*names, *made])
+    return RowBatch(groups.start, groups.end, groups.offsets, groups.row_ids, found, groups.selected)
 
 
 def rows_in_order(

@@ -32,20 +32,35 @@ def sort_batches(batches: Iterable[pa.RecordBatch], by: Order, limit: int) -> It
         by: must tell all rows apart, or rows that are equal in it come in any order.
         limit: the bytes to hold at once; rows beyond it go to a temporary file.
     """
-    runs = _cut(batches, max(limit // _PARTS, 1))
-    if (first := next(runs, None)) is None:
-        return
-    if (second := next(runs, None)) is None:
-        yield rows_at(first, pa.array(order_of(first, by)))
-        return
-    with tempfile.TemporaryFile() as file:
-        written = _Runs(file, by, max(limit // _PARTS, 1))
+    yield from SortedRows.of(batches, by, limit)
+
+
+class SortedRows:
+    """Rows that were sorted, or written in sorted runs; they are yielded once."""
+
+    def __init__(self, rows: Iterator[pa.RecordBatch]) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self._rows
+
+    @staticmethod
+    def of(batches: Iterable[pa.RecordBatch], by: Order, limit: int) -> SortedRows:
+        """Take all rows; see `sort_batches`."""
+        most = max(limit // _PARTS, 1)
+        runs = _cut(batches, most)
+        if (first := next(runs, None)) is None:
+            return SortedRows(iter(()))
+        if (second := next(runs, None)) is None:
+            return SortedRows(iter([rows_at(first, pa.array(order_of(first, by)))]))
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # which goes with the runs
+        written = _Runs(file, by, most)
         written.add(first)
         written.add(second)
         del first, second
         for rows in runs:
             written.add(rows)
-        yield from written.merged()
+        return SortedRows(written.merged())
 
 
 def _cut(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
@@ -95,14 +110,10 @@ class _Runs:
         order = order_of(rows, self.by)
         for at in range(0, rows.num_rows, size):
             block = rows_at(rows, pa.array(order[at : at + size]))
-            sink = pa.BufferOutputStream()
-            # A stream of its own has its dictionaries, too.
-            with pa.ipc.new_stream(sink, block.schema) as writer:
-                writer.write_batch(block)
-            data = sink.getvalue()
+            data = packed(block)
             self.file.write(data)
-            self.blocks.append((self._end, data.size))
-            self._end += data.size
+            self.blocks.append((self._end, len(data)))
+            self._end += len(data)
         self.firsts.append(self._keys(rows_at(rows, pa.array(order[::size]))))
 
     def merged(self) -> Iterator[pa.RecordBatch]:
@@ -140,7 +151,19 @@ class _Runs:
 
     def _block(self, number: int) -> pa.RecordBatch:
         start, size = self.blocks[number]
-        return pa.ipc.open_stream(os.pread(self.file.fileno(), size, start)).read_next_batch()
+        return unpacked(os.pread(self.file.fileno(), size, start))
+
+
+def packed(rows: pa.RecordBatch) -> bytes:
+    """Return rows as a stream of their own, which has their dictionaries, too."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def unpacked(data: bytes) -> pa.RecordBatch:
+    return pa.ipc.open_stream(data).read_next_batch()
 
 
 def _plain(values: pa.Array) -> pa.Array:

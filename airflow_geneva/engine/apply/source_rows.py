@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.sorted_rows import sort_batches
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io import pylance_internals
 from airflow_geneva.engine.lance_io.arrays import column_at, rows_at, single_batch
@@ -55,6 +54,8 @@ class SourceRows:
             row_ids: they ascend.
             limit: the bytes to hold at once.
         """
+        from airflow_geneva.engine.apply.sorted_rows import sort_batches
+
         by = [*((f"order_{at}", way) for at, (_, way) in enumerate(self.order)), (_ID, "ascending")]
         reads = _reads(columns) | {f"order_{at}": f"`{name}`" for at, (name, _) in enumerate(self.order)}
 

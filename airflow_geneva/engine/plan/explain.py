@@ -9,7 +9,7 @@ from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.engine.plan.due_rows import BEFORE
-from airflow_geneva.engine.plan.model import JobSpec, Plan
+from airflow_geneva.engine.plan.model import JobSpec, Plan, RefreshSpec
 
 _LISTED = 8
 
@@ -45,6 +45,8 @@ def explain(plan: Plan) -> str:
     lines += _deduplicated(spec) if plan.shards else []
     needed = {one: None for udf in spec.udfs.values() for one in udf.requirements or ()} if plan.shards else {}
     lines += [f"  needs {', '.join(needed)} where it is computed"] if needed else []
+    if plan.shards and isinstance(spec, RefreshSpec) and spec.shuffles:
+        lines.append(f"  On Spark, a shuffle brings the rows of {counted(plan.rows_to_run, 'group')} together.")
     if spec.rows_beyond:
         caps = [spec.sizing.frags] if spec.sizing.frags else []
         if spec.most_rows is not None:

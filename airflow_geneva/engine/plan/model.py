@@ -450,6 +450,7 @@ class RefreshSpec(_JobSpec):
         calls: number of due rows by UDF column, without columns that run on none; None: every UDF runs on every row.
         carries: identifies the code of the values that rows carry, if it is not the planned one: rows with such values
             must not be taken for rows of the planned code. "" if all of it is.
+        shuffles: of a view of groups, whether its source rows are brought together by Spark's shuffle.
     """
 
     kind: ClassVar[str] = "refresh"
@@ -462,6 +463,7 @@ class RefreshSpec(_JobSpec):
     plain_blobs: bool = False
     calls: Mapping[str, int] | None = None
     carries: str = ""
+    shuffles: bool = False
 
     @cached_property
     def definition(self) -> ViewDefinition:

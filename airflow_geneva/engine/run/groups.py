@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.group_columns import GroupColumns
+from airflow_geneva.engine.apply.shuffled_rows import ShuffleColumns
 from airflow_geneva.engine.choices import RunnerName
 from airflow_geneva.engine.commit.group_table import (
     by_fragment,
@@ -62,6 +63,7 @@ from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
 from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, GroupsCommit, GroupTables
 from airflow_geneva.engine.views.grouping import (
     HASH,
+    SHARED,
     Grouping,
     groups_schema,
     groups_table,
@@ -79,6 +81,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.run")
 
 _ROWS_PER_FRAGMENT = 1 << 20
+_ROWS_WORTH_A_SHUFFLE, _PART_WORTH_A_SHUFFLE = 1 << 20, 4
+"""Rows of the source, and the part of the groups, from which a shuffle on Spark is faster than reads by row id."""
+_MOST_SHUFFLED = 8 << 20
+"""Groups of which every sending process holds 16 bytes each."""
 _LOST = "others changed its hidden tables, or two refreshes to different versions ran at the same time"
 
 
@@ -119,9 +125,11 @@ class GroupsRefresh:
             return self._plan_failed(newest)
         version = self.request.src_version
         at = newest if version is None else open_version(newest, version)
-        if writes:
-            return self._plan_over(self._brought_to(at), at)
-        return self._plan_touched(at)
+        if not writes:
+            return self._shuffling(self._plan_touched(at), at.count_rows(), self._no_groups(at))
+        hidden = self._brought_to(at)
+        assert hidden.groups is not None
+        return self._shuffling(self._plan_over(hidden, at), at.count_rows(), hidden.groups)
 
     def _plan_failed(self, newest: lance.LanceDataset) -> Plan:
         """Plan to run the failed groups, at the version that the view shows."""
@@ -156,6 +164,15 @@ class GroupsRefresh:
         groups, *_, view = plan.spec.tables
         read = PlannedTable.of(self.source, at), PlannedTable.of(places[1], hidden.rows)
         return plan.with_work(tables=(groups, *read, view), read_version=self.request.src_version)
+
+    def _shuffling(self, plan: Plan, rows: int, groups: lance.LanceDataset) -> Plan:
+        """Let Spark bring the rows of groups together if a large part of the groups is computed."""
+        count = plan.rows_to_run
+        columns = ShuffleColumns.of(self.grouping, self.definition.columns).columns
+        is_large = count * _PART_WORTH_A_SHUFFLE >= plan.rows_total and count <= _MOST_SHUFFLED
+        if rows < _ROWS_WORTH_A_SHUFFLE or not is_large or not columns.reads_rows or groups.count_rows(f"`{SHARED}`"):
+            return plan
+        return plan.with_work(shuffles=True)
 
     def _brought_to(self, at: lance.LanceDataset) -> GroupTables:
         """Bring the hidden tables to a version of the source."""

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from airflow_geneva.engine.apply.group_rows import GroupRows
+    from airflow_geneva.engine.apply.shuffled_rows import ShuffleColumns, ShuffledRows
 
 _FRESH_SECONDS = 1.0
 
@@ -77,6 +78,9 @@ _FRESH_SECONDS = 1.0
 @dataclass(frozen=True)
 class ViewTarget(ReusableView, Target):
     """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
+
+    shuffled: ShuffledRows | None = field(default=None, kw_only=True)
+    """The source rows of groups that a shuffle brought to this task."""
 
     @classmethod
     def at(cls, location: TableLocation, spec: RefreshSpec, *opened: lance.LanceDataset) -> Self:
@@ -126,7 +130,8 @@ class ViewTarget(ReusableView, Target):
 
             keys = group_reads(definition.grouping.keys)
             rows = super().read(fragment, live, parts, {**reads, **keys}, size)
-            rows = self._group_rows.add(rows, fragment.due, GroupColumns.of(definition.columns, frozenset(running)))
+            columns = GroupColumns.of(definition.columns, frozenset(running))
+            rows = self._group_rows.add(rows, fragment.id, fragment.due, columns)
         yield from rows if carried is None else self._carried.add(rows, carried)
 
     @cached_property
@@ -138,16 +143,33 @@ class ViewTarget(ReusableView, Target):
         return SourceRows(table.location(self.store.storage.options), table.version, tuple(grouping.order))
 
     @cached_property
+    def rows_of_groups(self) -> lance.LanceDataset:
+        """The planned version of the table whose rows a view of groups groups."""
+        return self._open_planned(1)
+
+    @property
+    def shuffle_columns(self) -> ShuffleColumns:
+        """What a shuffle reads of the rows of groups."""
+        from airflow_geneva.engine.apply.shuffled_rows import ShuffleColumns
+
+        definition = self.spec.definition
+        assert definition.grouping is not None
+        return ShuffleColumns.of(definition.grouping, definition.columns)
+
+    def _open_planned(self, number: int) -> lance.LanceDataset:
+        table = self.spec.tables[number]
+        found = table.location(self.store.storage.options).open(table.version)
+        table.check(found)
+        return found
+
+    @cached_property
     def _group_rows(self) -> GroupRows:
         from airflow_geneva.engine.apply.group_rows import GroupRows
 
-        grouping, opened = self.spec.definition.grouping, list[Any]()
+        grouping = self.spec.definition.grouping
         assert grouping is not None
-        for table in self.spec.tables[1:3]:
-            opened.append(table.location(self.store.storage.options).open(table.version))
-            table.check(opened[-1])
-        source, rows = opened
-        return GroupRows(rows, source, grouping, self.spec.sizing.batch_bytes)
+        source, rows = self.rows_of_groups, self._open_planned(2)
+        return GroupRows(rows, source, grouping, self.spec.sizing.batch_bytes, self.shuffled)
 
     @cached_property
     def _carried(self) -> CarriedValues:
