@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect, connect_namespace
     from airflow_geneva.engine.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.engine.udf import UDF, Fail, Retry, Skip, expect, udf
+    from airflow_geneva.engine.udf.folding import udaf
     from airflow_geneva.errors import BatchFailed, GenevaError, UdfCrashed
     from airflow_geneva.query import Query
     from airflow_geneva.table import Table
@@ -32,6 +33,7 @@ __all__ = [
     "connect_namespace",
     "expect",
     "report",
+    "udaf",
     "udf",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "query": ("Query",),
     "table": ("Table",),
     "engine.udf": ("UDF", "Fail", "Retry", "Skip", "expect", "udf"),
+    "engine.udf.folding": ("udaf",),
     "view": ("View",),
 }
 _LAZY_EXPORTS = {name: f"airflow_geneva.{home}" for home, names in _HOMES.items() for name in names}

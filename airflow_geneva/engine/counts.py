@@ -141,6 +141,50 @@ def _add_requests(one: StoreRequests, other: StoreRequests) -> StoreRequests:
     return one if other is _NO_REQUESTS else other if one is _NO_REQUESTS else one + other
 
 
+NEW_STATE, OTHER_CODE, LOST_ROWS, UNCLEAR = "new", "code", "lost", "unclear"
+"""Why all rows of a group are added: it has no state, one of other code, or lost rows; or its rows are not certain."""
+
+
+@dataclass(frozen=True)
+class Folds(Sums):
+    """Number of calls of functions that can be folded, by what they cost.
+
+    Args:
+        folded: calls on the rows that were added and removed since the last call on the group.
+        new: calls on all rows of a group without a state: a new one, or one on which the last call failed.
+        other_code: calls on all rows, because other code, or code with other inputs, made the state.
+        lost_rows: calls on all rows, because the group lost rows that the function cannot remove.
+        unclear: calls on all rows, because it is not certain which rows the state is of.
+    """
+
+    folded: int = 0
+    new: int = 0
+    other_code: int = 0
+    lost_rows: int = 0
+    unclear: int = 0
+
+    @staticmethod
+    def of(why: str) -> Folds:
+        """Count one call, with why it was not folded, or ""."""
+        return Folds(*(int(why == reason) for reason in ("", NEW_STATE, OTHER_CODE, LOST_ROWS, UNCLEAR)))
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def __str__(self) -> str:
+        whys = {"new": self.new, "other code": self.other_code, "lost rows": self.lost_rows, "unclear": self.unclear}
+        listed = ", ".join(f"{why} {count:,}" for why, count in whys.items() if count)
+        anew = sum(whys.values())
+        return f"{counted(self.folded, 'call')} folded, {anew:,} on all rows of a group" + f" ({listed})" * bool(anew)
+
+
+_NO_FOLDS = Folds()
+
+
+def _add_folds(one: Folds, other: Folds) -> Folds:
+    return one if other is _NO_FOLDS else other if one is _NO_FOLDS else one + other
+
+
 @dataclass(frozen=True)
 class Usage(Sums):
     """Number of requests of calls, and the tokens and the cost that they reported.
@@ -148,6 +192,7 @@ class Usage(Sums):
     Args:
         rows: number of rows that functions were called on; a row counts once for each call.
         declared: cost of these rows by `udf(cost=)`.
+        folds: the calls of functions that can be folded.
         store_requests: requests to object stores of the processes that made the calls.
     """
 
@@ -156,18 +201,19 @@ class Usage(Sums):
     cost: float = 0.0
     rows: int = 0
     declared: float = 0.0
+    folds: Folds = field(default=_NO_FOLDS, metadata={"add": _add_folds, "read": Folds.from_json})
     store_requests: StoreRequests = field(
         default=_NO_REQUESTS, metadata={"add": _add_requests, "read": StoreRequests.from_json}
     )
 
     def __bool__(self) -> bool:
         """Whether any call reported its usage."""
-        return bool(self.calls or self.tokens or self.cost)
+        return bool(self.calls or self.tokens or self.cost or self.folds)
 
     @property
     def reported(self) -> Usage:
         """The reported usage alone."""
-        return Usage(self.calls, self.tokens, self.cost)
+        return Usage(self.calls, self.tokens, self.cost, folds=self.folds)
 
     @property
     def paid(self) -> float:
@@ -177,4 +223,7 @@ class Usage(Sums):
     def __str__(self) -> str:
         cost = f", cost {self.cost:,.6g}" if self.cost else ""
         tokens = f", {self.tokens:,.0f} tokens" if self.tokens else ""
-        return f"{counted(self.calls, 'call')} of a service{tokens}{cost}"
+        parts = [str(self.folds)] if self.folds else []
+        if self.calls or tokens or cost or not parts:
+            parts.insert(0, f"{counted(self.calls, 'call')} of a service{tokens}{cost}")
+        return "; ".join(parts)

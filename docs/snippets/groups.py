@@ -27,3 +27,12 @@ events.add([{"customer": 2, "at": 5, "kind": "buy", "amount": 1.0}])
 print(profiles.plan_refresh())  # one group: profile_of is called for customer 2 only
 r = profiles.refresh(runner="inline")
 # --8<-- [end:touch]
+# --8<-- [start:folds]
+from averages import Mean
+
+means = events.query().group_by("customer").agg({"mean": (Mean, ["amount"])}).create_materialized_view(db, "means")
+means.refresh(runner="inline")
+events.add([{"customer": 1, "at": 6, "kind": "buy", "amount": 7.0}])
+r = means.refresh(runner="inline")
+print(r)  # 1 call folded: it gets the new row only
+# --8<-- [end:folds]

@@ -57,6 +57,11 @@ def test_the_snippet_about_groups_runs(tmp_path: Path, monkeypatch: pytest.Monke
     rows = {1: (2, 3, "visit buy: 3.5"), 2: (2, 5, "buy buy: 6")}
     found = left["profiles"].to_arrow().to_pylist()
     assert {row["customer"]: (row["n"], row["last"], row["profile"]) for row in found} == rows
+    assert left["means"].to_arrow().sort_by("customer").to_pydict() == {
+        "customer": [1, 2, None],
+        "mean": [5.25, 3.0, None],
+    }
+    assert (left["r"].usage.folds.folded, left["r"].rows_computed) == (1, 1)
 
 
 def test_the_snippet_about_links_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from airflow_geneva.engine.views import group_keys
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
-from tests.udfs_for_tests import group_histories as udfs
+from tests.udfs_for_tests import folded, group_histories as udfs
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
 KEYS = [0.0, -0.0, 0.5, 1.0, math.nan, None]
@@ -61,6 +61,7 @@ class Asked:
     order: tuple[str, ...]
     refusing: bool
     exploded: bool
+    folded: str | None
 
     def make(self, table: Table) -> View:
         query = table.query() if self.where is None else table.query().where(self.where)
@@ -68,6 +69,8 @@ class Asked:
         columns |= {"told": (udfs.told, ["k", "t", "id", "x"]), "largest": (udfs.largest, ["x"])}
         if self.refusing:
             columns["e"] = (udfs.refusing, ["id", "x"])
+        if self.folded is not None:
+            columns["bag"] = (getattr(folded, self.folded), ["id", "x"])
         if self.exploded:
             columns["each"] = (udfs.each, ["id"])
         query = query.group_by("k", "t").agg(columns, order_by=self.order)
@@ -90,6 +93,7 @@ class Asked:
         shown = (key, len(rows), sum(known) if known else None, xs[-1], udfs.told_value(code, ids, xs))
         shown += (max(known, default=None),)
         shown += ((None if udfs.is_bad(xs) else len(ids)),) if self.refusing else ()
+        shown += (folded.bag_value(ids, sum(known)),) if self.folded else ()
         return [(*shown, id) for id in sorted(ids)] if self.exploded else [shown]
 
 
@@ -103,6 +107,7 @@ class GroupHistories(RuleBasedStateMachine):
         super().__init__()
         self.scratch = tempfile.TemporaryDirectory(prefix="geneva-groups-")
         self.trace = Trace(Path(self.scratch.name) / "trace")
+        self.added = Trace(Path(f"{self.trace.path}{folded.READ}"))
         os.environ[TRACE] = str(self.trace.path)
         self.next_id, self.code, self.target = 0, 1, 0
         self.mixed = self.reused = self.loose = False
@@ -147,6 +152,7 @@ class GroupHistories(RuleBasedStateMachine):
         order=st.sampled_from(list(ORDERS)),
         refusing=st.sampled_from([False, False, True]),
         exploded=st.sampled_from([False, False, True]),
+        folded=st.sampled_from([None, "bag", "losing_bag"]),
     )
     def make(
         self,
@@ -157,10 +163,11 @@ class GroupHistories(RuleBasedStateMachine):
         order: tuple[str, ...],
         refusing: bool,
         exploded: bool,
+        folded: str | None,
     ) -> None:
         db = connect(Path(self.scratch.name) / "db")
         self.table = db.create_table("rows", self.new_rows(number, count), max_rows_per_file=per_fragment)
-        self.asked = Asked(where, order, refusing, exploded)
+        self.asked = Asked(where, order, refusing, exploded, folded)
         self.view = self.asked.make(self.grouped())
         self.marks.append(self.table.version)
         self.views[self.view.version] = self.seen
@@ -253,7 +260,9 @@ class GroupHistories(RuleBasedStateMachine):
 
     def check(self, groups: dict[Key, list[Row]]) -> None:
         names = ["n", "total", "last", "told", "largest"]
-        names += ["e"] * self.asked.refusing + ["each"] * self.asked.exploded
+        names += (
+            ["e"] * self.asked.refusing + ["bag"] * (self.asked.folded is not None) + ["each"] * self.asked.exploded
+        )
         shown = self.view.to_arrow().to_pylist()
         now = Counter((key_of(row), *(row[name] for name in names)) for row in shown)
         right = Counter(one for key, rows in groups.items() for one in self.asked.values(key, rows, self.code))
@@ -285,8 +294,9 @@ class GroupHistories(RuleBasedStateMachine):
         failed = {key for key, rows in groups.items() if self.asked.refusing and udfs.is_bad([r["x"] for r in rows])}
         planned = self.view.plan_refresh(**options)
         assert planned.rows_total == len(groups)
-        ids = self.row_ids()
+        ids, may = self.row_ids(), self.rows_to_add(groups, reads, touched)
         self.trace.clear()
+        self.added.clear()
         result = self.view.refresh(runner="inline", **options)
         assert result.state == "DONE"
         self.check(groups)
@@ -297,6 +307,7 @@ class GroupHistories(RuleBasedStateMachine):
         if exact:
             assert set(run) <= {mark(key) for key in touched}, f"touched {touched}"
             assert self.reused or len(run) == len(touched), f"touched {touched}"
+            assert self.added.counts() <= may, f"{self.added.counts() - may} were added again"
             assert planned.rows_pending - len(failed - touched) <= len(touched) <= planned.rows_pending
             if not failed:
                 assert planned.rows_pending == result.rows_computed + result.rows_reused == len(touched)
@@ -307,6 +318,17 @@ class GroupHistories(RuleBasedStateMachine):
         self.seen = reads
         self.views[self.view.version] = self.seen
         return result
+
+    def rows_to_add(
+        self, groups: dict[Key, list[Row]], reads: dict[Key, list[tuple[Any, ...]]], touched: set[Key]
+    ) -> Counter[int | None]:
+        """The most rows that a function may get that can be folded: those that came, if none went; else all."""
+        found = Counter[int | None]()
+        for key in touched if self.asked.folded else ():
+            before, now = set((self.seen or {}).get(key, ())), set(reads[key])
+            pairs = zip(groups[key], reads[key], strict=True)
+            found.update(row["id"] for row, read in pairs if read not in before or not before <= now)
+        return found
 
     def new_code(self) -> dict[str, str]:
         return {"on_code_change": "new_rows"} if self.code > 1 else {}

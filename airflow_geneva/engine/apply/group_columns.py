@@ -9,10 +9,18 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.engine.apply.group_calls import GROUP_ROWS, LARGE_GROUP, aggregate_alias, input_aliases
+from airflow_geneva.engine.apply.group_calls import (
+    GROUP_ROWS,
+    LARGE_GROUP,
+    aggregate_alias,
+    call_arguments,
+    fold_alias,
+    input_aliases,
+)
+from airflow_geneva.engine.counts import NEW_STATE
 from airflow_geneva.engine.lance_io.arrays import column_at
 from airflow_geneva.engine.views.aggregates import Aggregate, Lengths, aggregate_groups, parse_aggregate
-from airflow_geneva.engine.views.definition import OutputColumn
+from airflow_geneva.engine.views.definition import OutputColumn, fold_columns
 from airflow_geneva.engine.views.rows import RowIdArray
 
 
@@ -48,6 +56,19 @@ class GroupColumns:
         arguments = {alias: f"({one.argument})" for alias, _, one in self._aggregates if one.argument is not None}
         roots = dict.fromkeys(name.partition(".")[0] for name in self._inputs)
         return arguments | {self._root(name): f"`{name}`" for name in roots}
+
+    def unfolded(self, row_ids: RowIdArray, lengths: Lengths) -> dict[str, pa.Array]:
+        """Return what the calls of functions get that can be folded, if all rows are added to the state of none."""
+        folds, count = fold_columns([column for column in self._functions if column.udf]), len(lengths)
+        parts = np.split(row_ids, np.cumsum(lengths)[:-1]) if count else []
+        none = [row_ids[:0]] * count
+        made = call_arguments(pa.nulls(count), parts, none, lengths, [NEW_STATE] * count) if folds else None
+        return {fold_alias(column.name): made for column in folds if made is not None}
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether it matters which rows a group has, and not only their number."""
+        return self.reads_rows or self._has_iterators
 
     def compute(self, rows: pa.RecordBatch | None, row_ids: RowIdArray, lengths: Lengths) -> dict[str, pa.Array]:
         """Return the columns of a batch of groups, by the aliases under which `QueryComputer` finds them.
@@ -85,7 +106,9 @@ class GroupColumns:
 
     @property
     def _has_iterators(self) -> bool:
-        return any(column.udf is not None and column.udf.groups == "batches" for column in self._functions)
+        """Whether a function takes an iterator over all rows."""
+        batches = (one.udf for one in self._functions if one.udf is not None and one.udf.groups == "batches")
+        return any(udf.removes is None for udf in batches)
 
     @property
     def _functions(self) -> list[OutputColumn]:

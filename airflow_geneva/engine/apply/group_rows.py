@@ -49,6 +49,13 @@ _SCANNED = 1 << 20
 """Rows that are scanned at once: Arrow hashes what is looked up for each batch anew."""
 
 
+def read_groups(groups: RowBatch) -> tuple[Hashes, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return of a batch of groups the hashes, the numbers of rows, and which share a hash with another group."""
+    batch = groups.columns
+    shared: npt.NDArray[np.bool_] = batch.column(_SHARED).to_numpy(zero_copy_only=False)
+    return batch.column(_GROUP).to_numpy(), batch.column(_ROWS).to_numpy(), shared
+
+
 def group_reads(keys: Sequence[str]) -> dict[str, str]:
     """Return what is read of the table `groups` to find the source rows of its groups: SQL by alias."""
     named = {_GROUP: GROUP, _ROWS: ROWS, _SHARED: SHARED, **{f"{_KEY}{at}": key for at, key in enumerate(keys)}}
@@ -92,16 +99,19 @@ class GroupRows:
             mask = groups.mask(due)
             sizes = groups.columns.column(_ROWS).to_numpy()
             sizes = sizes if mask is None else np.where(mask, sizes, 0)
+            if not columns.needs_rows:
+                yield _with_columns(groups, columns.compute(None, np.empty(0, np.int64), sizes))
+                continue
             if self.shuffled is not None and columns.reads_rows:
                 yield from self._received(groups, sizes, fragment, columns)
                 continue
-            for start, end in _cuts(sizes, lambda: self.limit // _BYTES_A_ROW):
+            for start, end in cut_groups(sizes, lambda: self.limit // _BYTES_A_ROW):
                 if end == start + 1 and sizes[start]:
                     ids = self._ids_with(int(groups.columns.column(_GROUP).to_numpy()[start]), int(sizes[start]))
                     yield self._joined(groups.part(start, end), sizes[start:end], columns, ids, None)
                     continue
                 found = self._rows_of(groups.columns.column(_GROUP).to_numpy()[start:end], sizes[start:end])
-                for first, last in _cuts(sizes[start:end], lambda: min(self._fitting.rows, _MOST_ROWS)):
+                for first, last in cut_groups(sizes[start:end], lambda: min(self._fitting.rows, _MOST_ROWS)):
                     part = groups.part(start + first, start + last)
                     yield self._joined(part, sizes[start + first : start + last], columns, *found.of(first, last))
 
@@ -151,7 +161,7 @@ class GroupRows:
         """Join the rows that came by a shuffle, and read those that did not."""
         assert self.shuffled is not None
         addresses = (fragment << 32) + groups.offsets.astype(np.int64)
-        for start, end in _cuts(sizes, lambda: min(self._fitting.rows, _MOST_ROWS)):
+        for start, end in cut_groups(sizes, lambda: min(self._fitting.rows, _MOST_ROWS)):
             part, of_part = groups.part(start, end), sizes[start:end]
             wanted = np.flatnonzero(of_part)
             taken = self.shuffled.take(addresses[start:end][wanted], columns.projection)
@@ -171,6 +181,18 @@ class GroupRows:
                 f"The rows of groups are not those that the plan has counted in {self.rows.uri}. Run it again: a new "
                 "plan counts them anew."
             )
+
+    def ids_of(self, groups: RowBatch, sizes: npt.NDArray[np.int64]) -> tuple[RowIdArray, npt.NDArray[np.int64]]:
+        """Return the ids of the rows of the groups that have a size, in the order of these, and their numbers."""
+        batch = groups.columns
+        found = self._rows_of(batch.column(_GROUP).to_numpy(), sizes)
+        ids, group = found.ids, found.group
+        if len(ids) and bool(np.any(batch.column(_SHARED).to_numpy(zero_copy_only=False)[sizes > 0])):
+            reads = {f"{_KEY}{at}": f"`{name}`" for at, name in enumerate(self.grouping.keys)}
+            ids, group, _ = self._with_equal_keys(batch, self._read(ids, reads), ids, group)
+        lengths = np.bincount(group, minlength=len(sizes)).astype(np.int64)
+        self._check(lengths, sizes)
+        return ids, lengths
 
     def _read(self, ids: RowIdArray, reads: Mapping[str, str]) -> pa.RecordBatch:
         """Read source rows in the order of the given ids."""
@@ -307,7 +329,7 @@ def rows_in_order(
     return found
 
 
-def _cuts(sizes: npt.NDArray[np.int64], most: Callable[[], int]) -> Iterator[tuple[int, int]]:
+def cut_groups(sizes: npt.NDArray[np.int64], most: Callable[[], int]) -> Iterator[tuple[int, int]]:
     """Cut groups into parts of at most `most` rows, asked for each part, or of one group; a large one is alone."""
     ends, at = np.cumsum(sizes), 0
     large = np.append(np.flatnonzero(sizes >= LARGE_GROUP), len(sizes))

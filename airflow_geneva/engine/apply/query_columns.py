@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.engine.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.engine.apply.batch_mapper import BatchMapper, BegunBatch, wait_for_first
-from airflow_geneva.engine.apply.group_calls import GROUP_ROWS, aggregate_alias, input_aliases
+from airflow_geneva.engine.apply.group_calls import GROUP_ROWS, aggregate_alias, fold_alias, input_aliases
 from airflow_geneva.engine.apply.isolation.runner import OpenMapper, open_batch_mapper
 from airflow_geneva.engine.apply.stages import prepare_some, prepared_columns, with_prepared
 from airflow_geneva.engine.apply.udf_call import MappedBatch
@@ -191,6 +191,8 @@ class QueryComputer(BatchMapper):
     def inputs(self, column: OutputColumn, batch: pa.RecordBatch, others: Mapping[str, pa.Array]) -> pa.RecordBatch:
         """Return the inputs of a column's UDF, from a batch of the source and other columns of the query."""
         if (form := self._groups.get(column.name)) is not None:
+            if column.udf is not None and column.udf.removes is not None:
+                return pa.record_batch([batch.column(fold_alias(column.name))], names=[fold_alias(column.name)])
             aliases = {GROUP_ROWS: GROUP_ROWS} if form == "batches" else self._group_inputs
             taken = [GROUP_ROWS] if form == "batches" else list(dict.fromkeys(column.inputs))
             return pa.record_batch([batch.column(aliases[name]) for name in taken], names=taken)

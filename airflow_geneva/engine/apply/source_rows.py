@@ -43,6 +43,10 @@ class SourceRows:
     def _dataset(self) -> lance.LanceDataset:
         return self.location.open(self.version)
 
+    def at(self, version: int) -> SourceRows:
+        """Return the rows of another version of the table."""
+        return SourceRows(self.location, version)
+
     def take(self, row_ids: RowIdArray, columns: Sequence[str]) -> pa.RecordBatch:
         """Read columns, or fields of structs such as `chunk.text`, in the order of the row ids, which are distinct."""
         return _named(take_rows(self._dataset, row_ids, _reads(columns)), columns)

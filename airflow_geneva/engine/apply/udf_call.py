@@ -29,6 +29,7 @@ from airflow_geneva.engine.masking import mask_secrets
 from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.storage.engine_errors import as_failure
 from airflow_geneva.engine.udf.error_policy import Rules, matching_rules_of
+from airflow_geneva.engine.udf.fold import FoldedCall
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.engine.udf.signature import union_members
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
@@ -44,6 +45,7 @@ _NOT_USERS = (
     "airflow_geneva.engine.apply.",
     "airflow_geneva.engine.lance_io.",
     "airflow_geneva.engine.limits.",
+    "airflow_geneva.engine.udf.fold",
     "asyncio.",
 )
 _TRACEBACK_CHARS = 8_000
@@ -193,7 +195,9 @@ class Mapper:
         columns: list[Sequence[Any]] = []
         missing: dict[int, UdfError] = {}
         if self.udf.groups is not None and self.udf.groups != "scalar":
-            return group_arguments(inputs, self.udf.groups, self.input_columns or (), self.source), missing
+            fold = self.udf.function if self.udf.fold is not None else None
+            assert fold is None or isinstance(fold, FoldedCall)
+            return group_arguments(inputs, self.udf.groups, self.input_columns or (), self.source, fold), missing
         for at, name in enumerate(inputs.schema.names):
             values, unreadable = self._row_values(inputs.column(at), at)
             columns.append(values)

@@ -17,10 +17,11 @@ import pyarrow.types as pt
 
 from airflow_geneva.engine.lance_io.arrays import find_field
 from airflow_geneva.engine.lance_io.blobs import is_blob, scan_descriptors
-from airflow_geneva.engine.lance_io.messages import packed_numbers
+from airflow_geneva.engine.lance_io.messages import packed_numbers, read_parts
 from airflow_geneva.engine.lance_io.pylance_internals import path_of
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.engine.lance_io.siblings import Output, is_group, sibling_of
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.engine_errors import is_engine_error, is_unavailable, reason_of, remedy_of
 from airflow_geneva.engine.storage.uri import join, md5
 from airflow_geneva.errors import InvalidInput
@@ -494,6 +495,18 @@ def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
     ids = range(start, start + metadata.physical_rows)
     one_range: Any = RowIdSequence(ids).to_inline_metadata()
     return ids if one_range.asdict() == stored else None
+
+
+def newest_row(fragment: lance.LanceFragment) -> int | None:
+    """Return the newest version that created a row of a fragment; None if the manifest does not say so."""
+    metadata: Any = fragment.metadata
+    stored = metadata.created_at_version_meta
+    inline = None if stored is None else parse(stored.json()).get("inline")
+    if not inline:
+        return None
+    runs = (read_parts(run) for _, run, _ in read_parts(bytes(inline)) if isinstance(run, bytes))
+    versions = [value for run in runs for field, value, _ in run if field == 2 and isinstance(value, int)]
+    return max(versions, default=None)
 
 
 def stored_row_ids(row_ids: Offsets) -> Any:

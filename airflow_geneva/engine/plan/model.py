@@ -451,6 +451,8 @@ class RefreshSpec(_JobSpec):
         carries: identifies the code of the values that rows carry, if it is not the planned one: rows with such values
             must not be taken for rows of the planned code. "" if all of it is.
         shuffles: of a view of groups, whether its source rows are brought together by Spark's shuffle.
+        rows_before: of a view of groups, the version of its table `rows` before the refresh, and the source version
+            that it showed, which have the rows that functions remove from states; None if they are not known.
     """
 
     kind: ClassVar[str] = "refresh"
@@ -464,6 +466,7 @@ class RefreshSpec(_JobSpec):
     calls: Mapping[str, int] | None = None
     carries: str = ""
     shuffles: bool = False
+    rows_before: tuple[int, int] | None = None
 
     @cached_property
     def definition(self) -> ViewDefinition:

@@ -55,15 +55,17 @@ from airflow_geneva.engine.run.pipeline import run_new
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.touched_groups import RowChanges, TouchedGroups, find_touched
 from airflow_geneva.engine.run.view import definitions_now, load_udfs
+from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import give_back
 from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.settings import UdfDefinition
-from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, fold_columns
 from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, GroupsCommit, GroupTables
 from airflow_geneva.engine.views.grouping import (
     HASH,
     SHARED,
+    TABLE_ID,
     Grouping,
     groups_schema,
     groups_table,
@@ -127,9 +129,10 @@ class GroupsRefresh:
         at = newest if version is None else open_version(newest, version)
         if not writes:
             return self._shuffling(self._plan_touched(at), at.count_rows(), self._no_groups(at))
-        hidden = self._brought_to(at)
+        before, hidden = GroupTables.open(self.view), self._brought_to(at)
         assert hidden.groups is not None
-        return self._shuffling(self._plan_over(hidden, at), at.count_rows(), hidden.groups)
+        plan = self._with_rows_before(self._plan_over(hidden, at), before)
+        return self._shuffling(plan, at.count_rows(), hidden.groups)
 
     def _plan_failed(self, newest: lance.LanceDataset) -> Plan:
         """Plan to run the failed groups, at the version that the view shows."""
@@ -173,6 +176,15 @@ class GroupsRefresh:
         if rows < _ROWS_WORTH_A_SHUFFLE or not is_large or not columns.reads_rows or groups.count_rows(f"`{SHARED}`"):
             return plan
         return plan.with_work(shuffles=True)
+
+    def _with_rows_before(self, plan: Plan, before: GroupTables) -> Plan:
+        """Tell the tasks where rows are that groups have lost, for functions that remove them from a state."""
+        removes = any(one.removes for one in fold_columns(self.definition.columns))
+        if not removes or before.rows is None or before.state != SETTLED or before.source_version is None:
+            return plan
+        if before.commit is None or before.commit.source_in(self.source.open()) is None:
+            return plan
+        return plan.with_work(rows_before=(int(before.rows.version), before.source_version))
 
     def _brought_to(self, at: lance.LanceDataset) -> GroupTables:
         """Bring the hidden tables to a version of the source."""
@@ -229,7 +241,8 @@ class GroupsRefresh:
         definition = self._of_rows
         definition.check_source(at)
         if not rows.exists():
-            schema = pa.schema([pa.field(HASH, pa.int64())], metadata=definition.metadata())
+            metadata = {**definition.metadata(), TABLE_ID: uuid.uuid4().hex}
+            schema = pa.schema([pa.field(HASH, pa.int64())], metadata=metadata)
             try:
                 create_view(rows, schema, (), _ROWS_PER_FRAGMENT, int(at.version))
             except InvalidInput:

@@ -37,6 +37,7 @@ from airflow_geneva.engine.udf.of_process import give_udf
 from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.definition import (
     IS_SET,
+    STATE_OF,
     OutputColumn,
     SourceColumn,
     ViewDefinition,
@@ -96,7 +97,8 @@ class TableQuery:
         """Return the schema of the result; see `Query.output_schema`."""
         dataset = self.table.open()
         self._filter(dataset)
-        return self._outputs(dataset).schema
+        found = self._outputs(dataset).schema
+        return pa.schema([field for field in found if not field.name.startswith(STATE_OF)], metadata=found.metadata)
 
     def evaluate(self) -> pa.Table:
         """Evaluate the query in this process; see `Query.to_arrow`."""
@@ -121,6 +123,8 @@ class TableQuery:
         return self._exploded(batches)
 
     def _exploded(self, batches: list[pa.RecordBatch]) -> pa.Table:
+        shown = [name for name in batches[0].schema.names if not name.startswith(STATE_OF)]
+        batches = [batch.select(shown) for batch in batches]
         if self.exploded is not None:
             batches = [explode_rows(batch, self.exploded) for batch in batches]
         return pa.Table.from_batches(batches, schema=batches[0].schema)
@@ -156,7 +160,8 @@ class TableQuery:
                 part, lengths = whole.slice(start, size), shown.counts[start : start + size]
                 count = int(lengths.sum())
                 read = rows.slice(at, count).select(list(columns.projection)) if columns.reads_rows else None
-                made = columns.compute(read, ids[sorted_by[at : at + count]], lengths)
+                these = ids[sorted_by[at : at + count]]
+                made = columns.compute(read, these, lengths) | columns.unfolded(these, lengths)
                 found = pa.record_batch([*part.columns, *made.values()], names=[*part.schema.names, *made])
                 batches.append(pa.RecordBatch.from_struct_array(compute(found).values))
                 at += count

@@ -32,7 +32,7 @@ from airflow_geneva.engine.commit.view_swap import (
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
-from airflow_geneva.engine.lance_io.table_versions import open_version, reporting_cleaned_up
+from airflow_geneva.engine.lance_io.table_versions import open_version, open_version_or_none, reporting_cleaned_up
 from airflow_geneva.engine.plan.model import Plan, RefreshSpec
 from airflow_geneva.engine.plan.refresh import KeptRows, plan_refresh
 from airflow_geneva.engine.plan.request import RefreshRequest, cap_rows
@@ -51,7 +51,7 @@ from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.of_process import find_udf
 from airflow_geneva.engine.udf.settings import UdfDefinition
-from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition
+from airflow_geneva.engine.views.definition import FoldColumn, OutputColumn, ViewDefinition, fold_columns
 from airflow_geneva.engine.views.rows import HeldRows
 from airflow_geneva.engine.views.state import CommittedViewState, newest_swap, taken_back
 from airflow_geneva.engine.write.data_files import (
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     import lance
     from typing_extensions import Self
 
+    from airflow_geneva.engine.apply.group_folds import GroupFolds
     from airflow_geneva.engine.apply.group_rows import GroupRows
     from airflow_geneva.engine.apply.shuffled_rows import ShuffleColumns, ShuffledRows
 
@@ -131,6 +132,8 @@ class ViewTarget(ReusableView, Target):
             keys = group_reads(definition.grouping.keys)
             rows = super().read(fragment, live, parts, {**reads, **keys}, size)
             columns = GroupColumns.of(definition.columns, frozenset(running))
+            folds = [one for one in fold_columns(definition.columns) if one.name in running]
+            rows = self._group_folds(folds).add(rows, fragment.due) if folds else rows
             rows = self._group_rows.add(rows, fragment.id, fragment.due, columns)
         yield from rows if carried is None else self._carried.add(rows, carried)
 
@@ -171,12 +174,23 @@ class ViewTarget(ReusableView, Target):
         source, rows = self.rows_of_groups, self._open_planned(2)
         return GroupRows(rows, source, grouping, self.spec.sizing.batch_bytes, self.shuffled)
 
+    def _group_folds(self, columns: Sequence[FoldColumn]) -> GroupFolds:
+        from airflow_geneva.engine.apply.group_folds import GroupFolds, RowsBefore
+
+        known, before = self.spec.rows_before, None
+        if known is not None and (then := open_version_or_none(self._group_rows.rows, known[0])) is not None:
+            before = RowsBefore(then, known[1])
+        return GroupFolds(self._planned_view, columns, self._group_rows, before, self.spec.sizing.batch_bytes)
+
+    @cached_property
+    def _planned_view(self) -> lance.LanceDataset:
+        planned = self.spec.written.version
+        return self.view if self.view.version == planned else open_version(self.view, planned)
+
     @cached_property
     def _carried(self) -> CarriedValues:
-        planned = self.spec.written.version
-        view = self.view if self.view.version == planned else open_version(self.view, planned)
         definition, limit = self.spec.definition, self.spec.sizing.batch_bytes
-        return CarriedValues(view, definition.columns, definition.explode, limit)
+        return CarriedValues(self._planned_view, definition.columns, definition.explode, limit)
 
     @property
     def output_width(self) -> float | None:

@@ -201,6 +201,7 @@ def check_input_fields(
     """Check like `check_inputs`, given the table's fields by name."""
     if wrong := [one for one in (udf, udf.input_stage) if one.signature.takes_groups_only]:
         takes = "an iterator of batches" if wrong[0].form == "batches" else "whole columns, and is a generator"
+        takes = "a state, and folds the rows of a group" if wrong[0].fold is not None else takes
         raise InvalidInput(
             f"UDF {wrong[0].name!r} takes {takes}, and so cannot compute a value for each row. Use it in "
             'query().group_by(...).agg({"name": (function, ["column"])}), which calls it once per group; or take the '

@@ -21,6 +21,7 @@ from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.udf.annotations import accepts, output_type
 from airflow_geneva.engine.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
+from airflow_geneva.engine.udf.fold import Fold, FoldedCall
 from airflow_geneva.engine.udf.packages import check_requirements
 from airflow_geneva.engine.udf.settings import (
     UdfDefinition,
@@ -64,6 +65,7 @@ class UDF:
         signature: its parameters, annotations and form.
         module: the module that applied the decorator.
         preprocess: its stage, which makes its input from the input columns, or None.
+        fold: how its methods fold the rows of a group, if `udaf` made it, or None.
         method_of: the class on whose instance the function is called as a method, or None.
         plain: the UDF as it was decorated, if this is its `of_groups`.
 
@@ -103,6 +105,7 @@ class UDF:
     preprocess_workers: int | None = None
     requirements: tuple[str, ...] = ()
     method_of: type | None = field(default=None, compare=False, repr=False)
+    fold: Fold | None = field(default=None, compare=False, repr=False)
     plain: UDF | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +144,9 @@ class UDF:
             return self
         if why := self._why_not_of_groups():
             raise InvalidInput(f"UDF {self.name!r} {why}")
-        return replace(self, signature=replace(self.signature, form="scalar", groups=self.form), plain=self)
+        kind = self.data_type if self.fold is None else self.fold.result
+        signature = replace(self.signature, form="scalar", groups=self.form)
+        return replace(self, signature=signature, data_type=kind, plain=self)
 
     def _why_not_of_groups(self) -> str:
         if self.is_batch_api:
@@ -183,6 +188,11 @@ class UDF:
         return getattr(self.func, "reports_cost", None) is True or None
 
     @property
+    def removes(self) -> bool | None:
+        """Whether rows can be removed from its state; None if it cannot be folded."""
+        return None if self.fold is None else self.fold.removes
+
+    @property
     def connection(self) -> str | None:
         """The connection of the service that a ready-made function calls; None: the default one."""
         found = getattr(self.func, "connection", None)
@@ -203,6 +213,8 @@ class UDF:
         elif isinstance(self.func, type):
             # A client of an async class belongs to the event loop in which it was made.
             function = _instance(self.func, _running_loop() if self.is_async else None)
+        if self.fold is not None:
+            return FoldedCall(self.fold, self.name, function)
         return partial(_collect, function) if self.signature.yields else function
 
     @property
@@ -277,6 +289,8 @@ class UDF:
             return self.preprocess.resolve_inputs(given)
         if self.signature.takes_batches:
             self._check_weight(given)
+            if self.fold is not None and given is not None:
+                self.fold.check_count(given, self.name)
             return given
         columns = self.signature.required if given is None else given
         if given is None and self.signature.takes_any_number and not columns:

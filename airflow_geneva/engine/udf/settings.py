@@ -217,7 +217,8 @@ class UdfDefinition:
 
     With `reports_cost`, calls report their cost. `connection` names the connection of the service that the function
     calls, which Airflow tasks look up. `groups` is the form in which it takes the rows of a group, if it is called once
-    per group. `requirements` are the packages that its process must have.
+    per group. `requirements` are the packages that its process must have. `removes` says, of a UDF that can be folded,
+    whether rows can be removed from its state.
     """
 
     name: str
@@ -245,6 +246,7 @@ class UdfDefinition:
     connection: str | None = None
     groups: Form | None = None
     requirements: list[str] | None = None
+    removes: bool | None = None
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:

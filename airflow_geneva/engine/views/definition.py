@@ -39,6 +39,9 @@ BASE_DATABASE_KEY = "geneva::view::base_table_db_uri"
 BASE_VERSION_KEY = "geneva::view::base_table_version"
 VERSION_KEY = "geneva::view::version"
 
+STATE_OF = "__state_of_"
+"""Prefix of the hidden columns with the states of functions that can be folded, before the name of their column."""
+
 NEVER_REFRESHED = "0"
 """Value of `BASE_VERSION_KEY` before the first refresh: the view's placeholder rows have no values yet."""
 
@@ -500,9 +503,9 @@ def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
 
 
 def visible_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of a table's columns; for a view, without the two system columns."""
+    """Return the names of a table's columns; for a view, without the system columns and states of functions."""
     hidden = SYSTEM_COLUMNS if is_view(schema.metadata) else ()
-    return [name for name in schema.names if name not in hidden]
+    return [name for name in schema.names if name not in hidden and not (hidden and name.startswith(STATE_OF))]
 
 
 def view_columns(schema: pa.Schema) -> tuple[OutputColumn, ...]:
@@ -513,6 +516,29 @@ def view_columns(schema: pa.Schema) -> tuple[OutputColumn, ...]:
 def own_columns(schema: pa.Schema) -> list[str]:
     """Return the names of a view's columns: the two system columns, then the query's."""
     return [*SYSTEM_COLUMNS, *(column.name for column in view_columns(schema))]
+
+
+@dataclass(frozen=True)
+class FoldColumn:
+    """A column of a function that can be folded, and the hidden column with the states.
+
+    `code` identifies the function's code and inputs, and `removes` says whether rows can be removed from a state.
+    """
+
+    name: str
+    state: str
+    code: str
+    removes: bool
+
+
+def fold_columns(columns: Sequence[OutputColumn]) -> list[FoldColumn]:
+    """Return the columns of functions that can be folded."""
+    states = {column.of: column.name for column in columns if column.kind == "sibling"}
+    return [
+        FoldColumn(one.name, states.get(one.key, ""), f"{one.code(one.udf.version)} {one.inputs}", one.udf.removes)
+        for one in columns
+        if one.udf is not None and one.udf.removes is not None
+    ]
 
 
 def filled_by(columns: Sequence[OutputColumn]) -> dict[str, str]:

@@ -96,7 +96,9 @@ class GroupTables:
         if self.shown is None:
             return NEW
         newest, commit = self.shown.newest, self.commit
-        if newest.changed or (commit is None and newest.job_id):
+        # Functions that can be folded rely on it that no row of the table `rows` comes back: its newest version tells
+        # which rows are new since an earlier one.
+        if newest.changed or newest.restores or (commit is None and newest.job_id):
             return UNKNOWN
         if self.source_version is None and not newest.job_id:
             return SETTLED  # the table `rows` is new: all groups are found anew, whatever there is

@@ -24,6 +24,9 @@ GROUP, ROWS, TOUCHED, SHARED = "__group", "__rows", "__touched", "__shared"
 """Columns of the table `groups` after the key: the hash of the key, the number of its source rows, the time of the
 source version with their last change, in ns, and whether another group has the same hash."""
 
+TABLE_ID = "geneva::groups::table"
+"""Schema metadata of the table `rows` that is another one if the table is made anew."""
+
 HASH = "group"
 """Column of the table `rows`: the hash of the key."""
 

@@ -20,8 +20,9 @@ from airflow_geneva.engine.storage.engine_errors import EngineError, engine_erro
 from airflow_geneva.engine.udf import UDF, load_udf
 from airflow_geneva.engine.udf.annotations import check_input_fields
 from airflow_geneva.engine.udf.definition import check_column_name, key_names
+from airflow_geneva.engine.udf.fold import STATE, VALUE
 from airflow_geneva.engine.views.aggregates import parse_aggregate, result_type
-from airflow_geneva.engine.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
+from airflow_geneva.engine.views.definition import STATE_OF, SYSTEM_COLUMNS, OutputColumn, visible_columns
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def resolve_columns(
     names = [name for key, _ in specs for name in key_names(key)]
     for name in names:
         check_column_name(name)
-        if name.lower() in SYSTEM_COLUMNS:
+        if name.lower() in SYSTEM_COLUMNS or name.startswith(STATE_OF):
             raise InvalidInput(
                 f"{name!r} cannot be the name of a column: views have columns of that name. Choose another."
             )
@@ -107,6 +108,8 @@ def resolve_columns(
             made = pa.field(name, udf.data_type)
             read = {given for given in column.columns if given not in usable}
             udfs[name] = udf
+            if udf.fold is not None:
+                key = _with_state(key, udf)
         for one, its in _filled(key, column, made):
             columns.append(one)
             fields[one.name] = its
@@ -123,12 +126,24 @@ def _filled(
         yield column, made
         return
     assert column.udf is not None
-    for name, of in zip(key, match_fields(key, made.type, column.udf.name), strict=True):
+    folded = column.udf.removes is not None
+    fields = (VALUE, STATE) if folded else match_fields(key, made.type, column.udf.name)
+    for name, of in zip(key, fields, strict=True):
         kind = made.type.field(of).type
         found = OutputColumn(name, "sibling", str(kind), field=of, of=column.name)
         if name == column.name:
             found = replace(column, type=str(kind), field=of)
         yield found, pa.field(name, kind)
+
+
+def _with_state(key: str | tuple[str, ...], udf: UDF) -> tuple[str, ...]:
+    """Return the names of the columns of a function that can be folded: its value, and the hidden state."""
+    if isinstance(key, tuple):
+        raise InvalidInput(
+            f"Columns {list(key)} are given UDF {udf.name!r}, which can be folded and fills one column. Give it a "
+            "struct as its data_type, and read its fields in a view of this view."
+        )
+    return key, STATE_OF + key
 
 
 def check_expression(sql: object, what: str) -> str:

@@ -1,0 +1,220 @@
+"""Functions that can be folded: a touched group costs its change, and its value is that of all of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, udaf
+from airflow_geneva.engine.commit import group_table
+from airflow_geneva.engine.counts import Folds
+from airflow_geneva.engine.views.grouping import rows_table
+from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.support.counting import Trace
+from tests.udfs_for_tests import folded
+
+SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("x", pa.int64())])
+
+
+def rows(*ids: int, k: int | None = None) -> pa.Table:
+    return pa.Table.from_pylist([{"id": id, "k": id % 3 if k is None else k, "x": id} for id in ids], SCHEMA)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return connect(tmp_path / "db").create_table("rows", rows(*range(12)))
+
+
+def view_of(table: Table, function: Any = folded.bag, **more: Any) -> View:
+    columns = {"n": "count(*)", "bag": (function, ["id", "x"]), **more}
+    return table.query().group_by("k").agg(columns).create_materialized_view(name="v")
+
+
+def refreshed(view: View, trace: Trace, **how: Any) -> tuple[list[Any], list[Any], Folds]:
+    """Refresh a view, compare it with plain Python, and return the rows that were added and removed, and the counts."""
+    added, removed = traces(trace)
+    result = view.refresh(runner="inline", **how)
+    assert result.state == "DONE"
+    groups: dict[int, list[dict[str, int]]] = {}
+    for row in view.source().to_arrow().to_pylist():
+        groups.setdefault(row["k"], []).append(row)
+    right = {k: (len(of), folded.bag_value([r["id"] for r in of], sum(r["x"] for r in of))) for k, of in groups.items()}
+    assert {row["k"]: (row["n"], row["bag"]) for row in view.to_arrow().to_pylist()} == right
+    return sorted(added.rows()), sorted(removed.rows()), result.usage.folds
+
+
+def traces(trace: Trace) -> tuple[Trace, Trace]:
+    """Return empty traces of the rows that are added and removed."""
+    found = tuple(Trace(Path(f"{trace.path}{end}")) for end in (folded.READ, folded.REMOVED))
+    for one in found:
+        one.clear()
+    return found[0], found[1]
+
+
+def test_a_group_that_only_gained_rows_costs_these(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    assert view.schema.names == ["k", "n", "bag"]
+    assert refreshed(view, trace) == ([*range(12)], [], Folds(new=3))
+    table.add(rows(12, 15, 13))
+    table.add(rows(50, k=7))
+    plan = view.plan_refresh()
+    assert plan.rows_pending == 3
+    added, removed, folds = refreshed(view, trace)
+    assert (added, removed, folds) == ([12, 13, 15, 50], [], Folds(folded=2, new=1))
+    assert "2 calls folded, 1 on all rows of a group (new 1)" in str(folds)
+    assert view.refresh(runner="inline").commits == ()
+
+
+def test_the_query_and_its_view_agree_and_hide_the_states(table: Table, trace: Trace) -> None:
+    view = view_of(table, mean=(folded.Mean, ["x"]))
+    view.refresh(runner="inline")
+    query = table.query().group_by("k").agg({"n": "count(*)", "bag": (folded.bag, ["id", "x"]), "mean": folded.Mean})
+    assert query.to_arrow().to_pylist() == view.to_arrow().to_pylist()
+    assert query.output_schema().names == view.schema.names == ["k", "n", "bag", "mean"]
+    assert view.query().to_arrow().column_names == ["k", "n", "bag", "mean"]
+    assert "__state" not in view.state()
+
+
+@pytest.mark.parametrize("function", [folded.bag, folded.losing_bag], ids=["without remove", "with remove"])
+def test_a_group_that_lost_rows_is_computed_from_all_or_without_them(table: Table, trace: Trace, function: Any) -> None:
+    view = view_of(table, function)
+    refreshed(view, trace)
+    table.lance.delete("id = 3")
+    table.lance.update({"x": "100"}, where="id = 4")
+    table.lance.update({"k": "1"}, where="id = 5")
+    table.add(rows(12))
+    added, removed, folds = refreshed(view, trace)
+    if function.removes:
+        assert (added, removed, folds) == ([4, 5, 12], [3, 4, 5], Folds(folded=3))
+    else:
+        assert (added, removed, folds) == ([0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12], [], Folds(lost_rows=3))
+
+
+def test_rows_are_removed_only_if_it_is_certain_which(table: Table, trace: Trace) -> None:
+    view = view_of(table, folded.losing_bag)
+    refreshed(view, trace)
+    table.lance.delete("id = 3")
+    view.plan_refresh()
+    hidden = rows_table(view.location)
+    group_table.compact(hidden)
+    added, removed, folds = refreshed(view, trace)
+    assert (added, removed, folds) == ([], [3], Folds(folded=1))
+    # Most of a group leaves it: what is left is read.
+    table.lance.delete("id IN (0, 6)")
+    assert refreshed(view, trace) == ([9], [], Folds(lost_rows=1))
+
+
+def test_other_code_is_never_given_the_states_of_earlier_code(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    refreshed(view, trace)
+    other = udaf(data_type=pa.string(), state=folded.IDS, version="2", name="bag")(folded._BagThatLoses)
+    monkeypatch.setattr(folded, "bag", other)
+    table.add(rows(12))
+    assert refreshed(view, trace, on_code_change="new_rows") == ([0, 3, 6, 9, 12], [], Folds(other_code=1))
+    table.add(rows(15))
+    assert refreshed(view, trace, on_code_change="new_rows") == ([15], [], Folds(folded=1))
+
+
+def test_a_hidden_table_that_is_made_anew_or_restored_gives_no_state_to_other_rows(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    refreshed(view, trace)
+    hidden = rows_table(view.location)
+    version = hidden.open().version
+    table.add(rows(12))
+    refreshed(view, trace)
+    hidden.open(version).restore()
+    table.add(rows(15))
+    refreshed(view, trace)
+    db = connect(view.location.database_uri)
+    db.drop_table("rows")
+    db.create_table("rows", rows(*range(20, 32)))
+    added, _, folds = refreshed(view, trace)
+    assert (added, folds.folded) == ([*range(20, 32)], 0)
+
+
+def test_a_view_that_was_restored_folds_from_the_states_that_it_had(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    refreshed(view, trace)
+    version = view.version
+    table.add(rows(12))
+    refreshed(view, trace)
+    table.add(rows(15, 16))
+    view.location.open(version).restore()
+    added, _, folds = refreshed(view, trace)
+    assert (set(added) <= {12, 15, 16}, folds) == (True, Folds(folded=2))
+
+
+def test_a_group_that_fails_has_no_state_and_is_computed_from_all_rows(table: Table, trace: Trace) -> None:
+    view = view_of(table, folded.refusing_bag)
+    result = view.refresh(runner="inline")
+    assert result.rows_failed == 3  # the sums of x are 18, 22 and 26
+    table.add(rows(15))
+    added, _ = traces(trace)
+    result = view.refresh(runner="inline")
+    assert (result.rows_failed, result.usage.folds.folded) == (2, 0)
+    assert sorted(added.rows()) == [*range(12), 15]
+    shown = {row["k"]: row["bag"] for row in view.to_arrow().to_pylist()}
+    assert shown == {0: "1: [0, 3, 6, 9, 15] 33", 1: None, 2: None}
+    table.add(rows(18))
+    added, _ = traces(trace)
+    view.refresh(runner="inline", errors_only=True)
+    assert sorted(added.rows()) == sorted({*range(12)} - {0, 3, 6, 9})
+
+
+def test_a_state_that_is_too_large_fails_with_what_to_do(table: Table) -> None:
+    view = table.query().group_by("k").agg({"size": (folded.Hoarder, ["id"])}).create_materialized_view(name="v")
+    with pytest.raises(JobFailed, match=r"state of UDF 'Hoarder' takes 1\.2 MB for a group, and may take 1\.0 MB"):
+        view.refresh(runner="inline")
+
+
+def test_a_state_of_another_type_fails_with_both(table: Table) -> None:
+    class Texts(folded._Bag):
+        def add(self, state: Any, id: list[int], x: list[int]) -> Any:
+            return {"ids": "none"}
+
+    texts = udaf(data_type=pa.string(), state=folded.IDS, version="1")(Texts)
+    with pytest.raises(JobFailed, match=r"state of UDF 'Texts' does not fit its type struct<ids: .*Got: dict"):
+        view_of(table, texts).refresh(runner="inline")
+
+
+def test_what_cannot_be_folded_is_refused(table: Table) -> None:
+    class Half:
+        def init(self) -> int:
+            return 0
+
+    with pytest.raises(InvalidInput, match="lacks add, merge, finish"):
+        udaf(data_type=pa.int64(), state=pa.int64())(Half)
+    with pytest.raises(InvalidInput, match="Name one column for each"):
+        table.query().group_by("k").agg({"bag": (folded.bag, ["id"])}).create_materialized_view(name="v")
+    with pytest.raises(InvalidInput, match="fills one column"):
+        table.query().group_by("k").agg({("a", "b"): (folded.bag, ["id", "x"])}).create_materialized_view(name="v")
+    with pytest.raises(InvalidInput, match="folds the rows of a group"):
+        table.add_columns({"bag": (folded.bag, ["id", "x"])})
+
+
+def test_a_function_with_a_timeout_folds_in_a_process_of_its_own(table: Table, trace: Trace) -> None:
+    slow = udaf(data_type=pa.string(), state=folded.IDS, version="1", name="slow", timeout=30.0)(folded._BagThatLoses)
+    view = view_of(table, slow)
+    refreshed(view, trace)
+    table.add(rows(12))
+    table.lance.delete("id = 4")
+    assert refreshed(view, trace) == ([12], [4], Folds(folded=2))
+
+
+@pytest.mark.spark
+def test_functions_are_folded_on_spark(table: Table, spark: Any) -> None:
+    view = view_of(table, folded.losing_bag)
+    view.refresh(runner="spark", concurrency=2)
+    table.add(rows(12, 13))
+    table.lance.delete("id = 5")
+    result = view.refresh(runner="spark", concurrency=2, task_size=1)
+    assert result.usage.folds == Folds(folded=3)
+    query = table.query().group_by("k").agg({"n": "count(*)", "bag": (folded.losing_bag, ["id", "x"])})
+    assert sorted(query.to_arrow().to_pylist(), key=str) == sorted(view.to_arrow().to_pylist(), key=str)
