@@ -105,8 +105,9 @@ def run_demo(
     table.add_columns({COLUMN: counted_embed})
     write_spark_conf(home, _variables(home))
     console.print(
-        f"Table [bold]{table.name}[/]: {len(first)} books with {_count(first):,} verses, one fragment each, and a "
-        f"column [bold]{COLUMN}[/] to be computed. {len(late)} books with {_count(late):,} verses are held back."
+        f"Table [bold]{table.name}[/]: {len(first)} books with {_count(first):,} verses, one fragment each. A DAG "
+        f"computes the column [bold]{COLUMN}[/] three times: all rows, nothing, and the {_count(late):,} verses of "
+        f"{len(late)} books that are added. When it has new values, another DAG refreshes the view [bold]{VIEW}[/]."
     )
     upkeep = DemoRuns(database, home.counts, console)
     problems: list[str] = []
@@ -135,8 +136,11 @@ def run_demo(
     console.print(
         f"In every run, the rows counted inside the UDF are the rows reported. {time.monotonic() - began:.0f} s in all."
     )
-    console.print(f"Everything is in {home.root}", soft_wrap=True)
-    console.print("To open the Airflow UI on it: [bold]make demo-ui[/]")
+    command = f"{Path(sys.executable).with_name('airflow-geneva')} jobs {home.database}"
+    console.print("Next:")
+    console.print("  [bold]make demo-ui[/]  opens Airflow on it: the tab Geneva job of a task has its rows and speed")
+    console.print(f"  [bold]{command}[/]  lists the jobs", soft_wrap=True)
+    console.print("  [bold]docs/quickstart.md[/]  has the same for a table of your own")
     return []
 
 

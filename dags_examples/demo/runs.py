@@ -21,7 +21,7 @@ STEPS = ("define", "plan", "apply", "commit", "finish")
 _START_SECONDS = 120
 _RUN_SECONDS = 900
 _POLL_SECONDS = 1.0
-_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ rows? computed .*|[\d,]+ rows? computed in this task")
+_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ rows? computed \(\d+ %\)|[\d,]+ rows? computed in this task")
 _LOG_LINES = 8
 
 
@@ -132,6 +132,7 @@ class RunFollower:
         self.began = time.monotonic()
         self._ended: set[tuple[str, int]] = set()
         self._told: dict[tuple[str, int], int] = {}
+        self._on_spark = ""
 
     def follow(self, name: str) -> Run:
         """Wait for the run and its end, printing what its tasks do.
@@ -186,6 +187,9 @@ class RunFollower:
         if key in self._ended:
             return
         lines = [found[0] for line in self.api.log(self.dag_id, run_id, task) if (found := _PROGRESS.search(line))]
+        if lines and self._on_spark and "in this task" not in lines[0]:
+            self._tell(f"computed on Spark: {self._on_spark}", "dim")
+        self._on_spark = "" if lines else self._on_spark
         for line in lines[self._told.get(key, 0) :]:
             self._tell(line, "dim")
         self._told[key] = len(lines)
@@ -203,8 +207,11 @@ class RunFollower:
                     where = f" in {counted(found['fragments'], 'fragment')}" if found["fragments"] else ""
                     self._tell(f"{counted(found['rows'], 'row')}{where}: {reason}", "dim")
             if summary.get("shards"):
-                where = "by this task" if summary["runner"] == "inline" else "on Spark"
-                self._tell(f"computed {where}: {summary['runner_reason']}", "dim")
+                # A shard of few rows may be computed in its task nevertheless, which its log says.
+                if summary["runner"] == "inline":
+                    self._tell(f"computed by this task: {summary['runner_reason']}", "dim")
+                else:
+                    self._on_spark = summary["runner_reason"]
         if task.state == "failed":
             for line in self.api.log(self.dag_id, run_id, task)[-_LOG_LINES:]:
                 self._tell(line, "red")
