@@ -88,7 +88,8 @@ def filled(folder: str, make: str) -> None:
     else:
         backfill(folder, None)
     table = lance.LanceDataset(f"{folder}/t.lance")
-    table.update({"x": "x + 100"}, where="id = 1 or id = 4")
+    if make != "make_view":  # there, a swap that only adds rows is to meet another
+        table.update({"x": "x + 100"}, where="id = 1 or id = 4")
     rows = pa.table({"id": [20, 21], "x": [20, 21], "z": [0, 9]}).cast(SCHEMA)
     lance.write_dataset(rows, table, mode="append")
 

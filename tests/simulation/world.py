@@ -110,7 +110,8 @@ class Failed(Exception):
 
 @dataclass
 class Dice:
-    """What the seed decides at each step, in one of three manners: anyone, bursts of one actor, or by rank."""
+    """What the seed decides at each step, in one of four manners: anyone goes on, or one actor for a burst of steps, or
+    until it is at a fault point, or the first by rank."""
 
     seed: int
     kills: float = 0.0
@@ -130,7 +131,7 @@ class Dice:
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"dice {self.seed}")
-        self.manner = self.random.choice(["anyone", "bursts", "bursts", "ranks"])
+        self.manner = self.random.choice(["anyone", "bursts", "points", "points", "ranks"])
         self.left, self.favorite = 0, ""
         self.ranks: dict[str, float] = {}
         self.most = self.random.choice([4, 16, 64])
@@ -142,6 +143,10 @@ class Dice:
                 self.favorite, self.left = self.random.choice(names), self.random.randrange(1, self.most)
             self.left -= 1
             return processes[names.index(self.favorite)]
+        if self.manner == "points":
+            if self.favorite not in names or is_at_fault_point(processes[names.index(self.favorite)]):
+                self.favorite = self.random.choice(names)
+            return processes[names.index(self.favorite)]
         if self.manner == "ranks":
             for name in names:
                 self.ranks.setdefault(name, self.random.random())
@@ -150,6 +155,10 @@ class Dice:
                 self.ranks[first] = self.random.random() - 1
             return processes[names.index(first)]
         return self.random.choice(processes)
+
+
+def is_at_fault_point(process: Process) -> bool:
+    return any(" " not in point for _, _, point in process.points)
 
 
 class World:
@@ -299,7 +308,8 @@ class World:
         thread, _, point = process.points[0] if len(process.points) == 1 else dice.random.choice(process.points)
         kind = "go"
         if process.job.faulty and process.tries < FAULTY_TRIES:
-            drawn = dice.random.random()
+            # A job passes few fault points, and many requests.
+            drawn = dice.random.random() / (10 if " " not in point and dice.manner == "points" else 1)
             if drawn < dice.kills:
                 kind = "kill"
             elif drawn < dice.kills + dice.stops and not process.orphan:
