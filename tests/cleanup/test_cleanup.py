@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from lance.fragment import DataFile
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
-from airflow_geneva.engine.checkpoint.facts import load_state
+from airflow_geneva.engine.checkpoint.facts import fields_with_state, load_state, prune_state
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.cleanup import collect, find_garbage
 from airflow_geneva.engine.cleanup.garbage import FileKind, Garbage
+from airflow_geneva.engine.cleanup.in_use import ExistingVersions
 from airflow_geneva.engine.job.folder import JobFolder
 from airflow_geneva.engine.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.engine.job.status import job_ids
@@ -495,6 +497,20 @@ def test_facts_about_the_fragments_that_the_oldest_version_compacted_stay(table:
     many = count_facts(table)
     clean(table)
     assert count_facts(table) < many
+    assert_nothing_to_do_is_free(table, "y", trace)
+    assert_right(table, "y", tripled)
+
+
+def test_facts_that_a_job_writes_while_a_cleanup_drops_others_stay(table: Table, trace: Trace) -> None:
+    """The cleanup has read the versions before the job committed, and reads the facts after it."""
+    table.lance.update({"x": "x + 1"})
+    table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    read = ExistingVersions.of(table.lance)
+    for _ in range(2):
+        table.lance.update({"x": "x + 1"})
+        table.backfill("y", runner="inline")
+    (field_id,) = fields_with_state(table.location.checkpoints)
+    prune_state(table.location.checkpoints, field_id, read.numbers, partial(read.signatures, field_id))
     assert_nothing_to_do_is_free(table, "y", trace)
     assert_right(table, "y", tripled)
 

@@ -453,14 +453,17 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     """Fold a column's documents without the facts that can never match again; return the number of dropped facts.
 
     A fact matches fragments made of the same files. If no existing version has these files, no restore can bring them
-    back, and the fact never matches again. Facts recorded at an existing version are kept without this check.
+    back, and the fact never matches again. Facts recorded at an existing version are kept without this check, and at a
+    later one: a job writes them before its commit.
 
     Args:
+        existing: the versions of the table, read before its facts are.
         present: called at most once, and only if there may be facts to drop.
     """
     state = load_state(checkpoints, field_id)
     facts = state.facts.table
     recent = pc.is_in(facts["at"], pa.array(sorted(existing), pa.int64()))
+    recent = pc.or_(recent, pc.greater(facts["at"], max(existing, default=0)))
     # A dropped fact about a filter costs one more evaluation of the filter, and no UDF call.
     values, filters = _about_values(facts), pc.starts_with(facts["kind"], "where:")
     about_rows = pc.or_(values, filters)
