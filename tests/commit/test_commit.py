@@ -751,6 +751,31 @@ def test_a_job_that_dies_after_it_committed_values_of_replaced_inputs_stops_no_l
     assert_nothing_to_do_is_free(table, "y", trace)
 
 
+def test_rows_that_move_after_the_commit_of_a_job_that_dies_are_due_although_another_job_ends(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that ends says that the facts are complete, and no fact is about the rows that moved with their value."""
+    dying, ending = Stations.begin(table, where="id < 25"), Stations.begin(table)
+    dying.apply()
+    ending.apply()
+
+    def die(point: str) -> None:
+        if point == "commit.after":
+            raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", die)
+        with pytest.raises(Died):
+            dying.commit()
+    table.lance.update({"x": "x + 1000"}, "id = 3 OR id = 30")
+    ending.commit()
+    trace.clear()
+    result = table.backfill("y", runner="inline")
+    assert (result.state, len(trace)) == ("DONE", 2)
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
 def test_a_data_file_that_is_removed_during_a_commit_whose_job_dies_is_written_by_the_next(
     table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,7 +270,11 @@ class World:
             if process.job.retried:
                 raise Failed(f"{process.name} failed {process.tries + 1} times, the last time: {why}")
             return
-        self.start(process.job, process.stage, process.given, process.tries + 1)
+        if "Clear the plan task" in why:
+            # A day after its plan, a cleanup may remove a job that has not gone on. The message says what a user does.
+            self.start(process.job, 0, process.job.stages[0].given, process.tries + 1)
+        else:
+            self.start(process.job, process.stage, process.given, process.tries + 1)
 
     def said(self) -> str:
         with contextlib.suppress(FileNotFoundError):

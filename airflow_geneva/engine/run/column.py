@@ -287,7 +287,8 @@ class ColumnPublisher(Publisher):
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             spec.written.assert_same_table(self.location.options)
         if result.commits and spec.keeps_facts:
-            known = {result.version, *_before_others_moved_rows(self._newest(), result.commits)}
+            moved = _before_others_moved_rows(self._newest(), spec.version, result.commits)
+            known = {result.version, *moved}
             marks = [seen(version) for version in sorted(known)]
             self.post_commit = [partial(append_ledger, checkpoints, spec.field_id, spec.job_id, marks)]
         if not spec.keeps_facts or not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
@@ -388,20 +389,20 @@ class _Judge:
         return bool(new)
 
 
-def _before_others_moved_rows(dataset: lance.LanceDataset, commits: Sequence[int]) -> list[int]:
-    """Return the commits of a job after which an update by another writer could move rows that the job had committed.
+def _before_others_moved_rows(dataset: lance.LanceDataset, planned: int, commits: Sequence[int]) -> list[int]:
+    """Return the commits of jobs since the planned version after which others could move rows with a committed value.
 
-    At later versions, no fact describes such rows.
+    At later versions, no fact describes such rows. A job that has died since may have committed them.
     """
     import lance
 
-    found, last = list[int](), commits[0]
-    if commits[-1] - commits[0] + 1 == len(commits):
+    found, last = list[int](), 0
+    if commits[-1] - planned == len(commits):
         return found
-    for commit in reversed(list(commits_newest_first(dataset, commits[-1], commits[0]))):
-        if commit.version in commits:
+    for commit in reversed(list(commits_newest_first(dataset, commits[-1], planned + 1))):
+        if commit.version in commits or JOB_PROPERTY in commit.properties:
             last = commit.version
-        elif (commit.gone or isinstance(commit.operation, lance.LanceOperation.Update)) and last not in found:
+        elif last and (commit.gone or isinstance(commit.operation, lance.LanceOperation.Update)) and last not in found:
             found.append(last)
     return found
 
