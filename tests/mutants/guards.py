@@ -521,6 +521,18 @@ GUARDS = [
         ("cli/test_checkpoints.py::test_what_a_ledger_says_that_cannot_be_read_now_is_not_dropped",),
     ),
     Guard(
+        "Facts that a job writes while a cleanup drops others would be lost, and stop each later run.",
+        '    recent = pc.or_(recent, pc.greater(facts["at"], max(existing, default=0)))\n',
+        "",
+        (CLEANUP + "test_facts_that_a_job_writes_while_a_cleanup_drops_others_stay",),
+    ),
+    Guard(
+        "Rows that moved with the value of a job that died would stop each run after another one has ended.",
+        "commits_newest_first(dataset, commits[-1], planned + 1)",
+        "commits_newest_first(dataset, commits[-1], commits[0])",
+        (COMMIT + "test_rows_that_move_after_the_commit_of_a_job_that_dies_are_due_although_another_job_ends",),
+    ),
+    Guard(
         "Facts would be dropped although the versions that they match could not be read.",
         "if signatures is None:\n        return 0",
         "if signatures is None:\n        signatures = set()",
