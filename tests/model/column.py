@@ -120,13 +120,14 @@ class Staged(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The due rows of a fragment as it was planned, and rows whose values stay."""
+    """The due rows of a fragment as it was planned, and rows whose values stay; these are read from `old`."""
 
     fragment: int
     inputs: tuple[int, ...]
     output: File | None
     due: frozenset[int]
     stay: frozenset[int]
+    old: File | None
 
     def input(self, row: int) -> int:
         return self.inputs[ROWS[self.fragment].index(row)]
@@ -245,7 +246,8 @@ class Column:
             return action, state.with_process(process._replace(at=action, **memory))
 
         if at == "start":
-            if job.plan is not None:
+            # A retry with a saved plan does not look for files that a vacuum removed; a new plan does.
+            if job.plan is not None and self.scope.vacuums <= ("vacuums" in state.left):
                 yield "resume", state.with_process(process._replace(at="plan.saved", read=job.read, works=job.plan))
             yield self.plan(state, process)
         elif at == "plan" and self.scope.cleans:
@@ -296,7 +298,7 @@ class Column:
             ):
                 return "plan", state.with_process(Process(process.name, "stopped"))  # UnknownValues
             if due:
-                works.append(Work(one.id, one.inputs, one.output, due, known))
+                works.append(Work(one.id, one.inputs, one.output, due, known, one.output))
         read = tuple(state.fragment_with(row).input(row) for row in (0, 1))
         return "plan", state.with_process(Process(process.name, "plan", read, tuple(works)))
 
@@ -316,7 +318,7 @@ class Column:
 
     def stage(self, state: State, process: Process) -> tuple[str, State]:
         work = process.works[0]
-        before = work.output if work.output in state.files else None
+        before = work.old if work.old in state.files else None
         values = [
             value if row in work.due else None if before is None else before.values[at]
             for at, (row, value) in enumerate(zip(ROWS[work.fragment], work.inputs, strict=True))
@@ -359,7 +361,10 @@ class Column:
         """Look for the rows that a commit did not make visible, in the fragments that hold them now."""
         again: dict[int, Work] = {}
         left = process.left
-        for work, _ in lost:
+        for work, file in lost:
+            if judge(state, work, file) == "removed":
+                again[work.fragment] = work._replace(output=file)
+                continue
             for row in work.due:
                 now = state.fragment_with(row)
                 if now.input(row) != work.input(row):
@@ -369,7 +374,7 @@ class Column:
                         continue
                     found = again.get(now.id)
                     due = (found.due if found else frozenset[int]()) | {row}
-                    again[now.id] = Work(now.id, now.inputs, now.output, due, self.known(state, now))
+                    again[now.id] = Work(now.id, now.inputs, now.output, due, self.known(state, now), now.output)
         works = tuple(again[number] for number in sorted(again))
         at = process.at if waits else "applied" if works else "looked"
         return state.with_process(process._replace(at=at, works=works, left=left))
@@ -479,7 +484,7 @@ class Column:
             yield "writer", "change", without("changes")._replace(table=table)
         if "compacts" in left:
             yield "writer", "compact", self.compacted(without("compacts"))
-        if "vacuums" in left and (loose := state.files - visible(state)):
+        if "vacuums" in left and (loose := state.files - visible(state) - read_by_jobs(state)):
             yield "writer", "vacuum", without("vacuums")._replace(files=state.files - loose)
         main = state.processes[0]
         if "orphan" in left and main.at not in ("start", "ended", "stopped"):
@@ -560,6 +565,13 @@ def visible(state: State) -> frozenset[File]:
     return frozenset(one.output for one in state.table if one.output is not None)
 
 
+def read_by_jobs(state: State) -> frozenset[File]:
+    """The files of the versions that jobs read, which are kept while they run."""
+    works = [work for one in state.processes for work in (*one.works, *(work for work, _ in one.staged))]
+    works += [work for _, job in state.jobs for work in job.plan or ()]
+    return frozenset(work.old for work in works if work.old is not None)
+
+
 def referenced(state: State) -> Iterator[File | None]:
     """The files that anything may still name."""
     yield from (one.output for one in state.table)
@@ -569,10 +581,10 @@ def referenced(state: State) -> Iterator[File | None]:
     for process in state.processes:
         yield process.file
         for work, file in process.staged:
-            yield from (file, work.output)
-        yield from (work.output for work in process.works)
+            yield from (file, work.output, work.old)
+        yield from (one for work in process.works for one in (work.output, work.old))
     for _, job in state.jobs:
-        yield from (work.output for work in job.plan or ())
+        yield from (one for work in job.plan or () for one in (work.output, work.old))
     yield from state.cleanup.files or ()
 
 

@@ -61,7 +61,6 @@ LARGE_VIEW_SCOPES = {
     "two jobs": VIEW(two_jobs=True),
     "an orphan": VIEW(orphan=True),
     "others change rows of the view": VIEW(changes=True, rewrites=True),
-    "others change rows, old versions are removed": VIEW(rewrites=True, forgets=True),
 }
 
 # The rule that a mutant lacks, with a scope in which this is seen, and the promise that it breaks.

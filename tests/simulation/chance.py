@@ -23,8 +23,8 @@ def has_compiler() -> bool:
     return sys.platform == "linux" and shutil.which("cc") is not None
 
 
-def preload() -> None:
-    """Start this program again with pylance's chance in our hand, and with sets in the same order each time."""
+def preload(program: str = "tests.simulation") -> None:
+    """Start a program again with pylance's chance in our hand, and with sets in the same order each time."""
     if os.environ.get("PYTHONHASHSEED") == "0":
         return
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -38,7 +38,7 @@ def preload() -> None:
                 subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(draft), str(SOURCE)], check=True)
                 draft.replace(made)
         environment |= {"LD_PRELOAD": str(made), _PRELOADED: "1"}
-    os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], environment)
+    os.execve(sys.executable, [sys.executable, "-m", program, *sys.argv[1:]], environment)
 
 
 def seed(number: int) -> None:
