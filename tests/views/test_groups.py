@@ -745,3 +745,52 @@ def told_now(table: Table) -> dict[tuple[Any, Any], str]:
 def row_ids(view: View) -> dict[tuple[Any, Any], int]:
     found = view.lance.to_table(columns=["k", "t"], filter="__is_set", with_row_id=True).to_pylist()
     return {(row["k"], row["t"]): row["_rowid"] for row in found}
+
+
+def test_freshness_counts_no_row_twice_after_a_refresh_that_ended_between_the_hidden_tables(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+
+    def die(*arguments: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(groups_run, "_refresh_rows", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            view.refresh(runner="inline")
+    found = FreshnessCount.of_view(view.location).count()
+    assert (found.state, found.rows, found.pending) == (found.NEVER, 5, 5)
+    view.refresh(runner="inline")
+    table.lance.update({"x": "x + 1"}, where="id IN (0, 3)")
+    with monkeypatch.context() as broken:
+        broken.setattr(groups_run, "_refresh_rows", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            view.refresh(runner="inline")
+    found = FreshnessCount.of_view(view.location).count()
+    assert (found.state, found.pending) == (found.STALE, 2)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_view_whose_filter_selects_no_row_says_that_it_was_refreshed(table: Table, grouped: bool) -> None:
+    query = table.query().where("x > 100")
+    view = (query.group_by("k").agg({"n": "count(*)"}) if grouped else query).create_materialized_view(name="none")
+    assert "never refreshed" in view.state()
+    assert view.refresh(runner="inline").state == "DONE"
+    assert "refreshed to its version 1" in view.state()
+    table.lance.update({"x": "101"}, where="id = 0")
+    view.refresh(runner="inline")
+    assert "1 row, " in view.state() and "refreshed to its version 2" in view.state()
+
+
+def test_a_plan_with_changed_code_names_the_groups_that_are_at_stake_after_the_touched_ones(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+    monkeypatch.setattr(udfs, "told", udfs.told_of(2))
+    table.lance.update({"x": "8"}, where="id = 1")
+    with pytest.raises(CodeChanged, match="2 rows"):
+        view.plan_refresh()
+    with pytest.raises(CodeChanged, match="2 rows"):
+        view.refresh(runner="inline")

@@ -32,7 +32,7 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import definition_in, former_names, read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
-from airflow_geneva.engine.views.group_tables import GroupTables
+from airflow_geneva.engine.views.group_tables import BEGUN, GroupTables
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import CommittedViewState
 
@@ -163,6 +163,10 @@ def groups_freshness(
     rows_of = ViewDefinition.read(hidden.rows.schema.metadata)
     of_rows = view_freshness(source, rows_of, hidden.shown)
     of_groups = view_freshness(hidden.groups, definition, shown)
+    begun = hidden.state == BEGUN or hidden.source_version is None
+    if begun and (of_rows.pending or of_rows.gone):
+        # These are the rows whose groups the view lacks.
+        return replace(of_groups, rows=of_rows.rows, pending=of_rows.pending, gone=of_rows.gone)
     return replace(
         of_groups,
         rows=of_rows.rows,

@@ -27,6 +27,7 @@ from airflow_geneva.engine.job.speed import history_once
 from airflow_geneva.engine.lance_io.blobs import is_blob
 from airflow_geneva.engine.lance_io.filters import check_where, selected_offsets
 from airflow_geneva.engine.lance_io.fragments import (
+    OFFSET_BITS,
     Columns,
     FragmentFiles,
     columns_in,
@@ -189,12 +190,15 @@ def plan_refresh(
     request: RefreshRequest,
     newest: lance.LanceDataset | None = None,
     kept: KeptRows | None = None,
+    replaced: Mapping[int, Offsets] | None = None,
 ) -> Plan:
     """Compare the source with the view's snapshot; write nothing.
 
     Args:
         newest: the source, if it is already open.
         kept: asked once, if rows of a deduplicated query have changed; None: plan all rows that may be kept.
+        replaced: the addresses of rows of the source, by fragment, that others will have taken the place of when the
+            refresh runs, so that no value of earlier code is at stake in them.
     """
     request.check()
     sizing = check_sizing(request.sizing)
@@ -221,7 +225,7 @@ def plan_refresh(
             compare = partial(_compare, dataset, definition, base, view_state, kept)
             # A plan that leaves values of earlier code counts them as one that recomputes them.
             recomputed = compare(due.strict, counts=not recompute) if due.asks or recompute else None
-            other_code = _other_code(due, recomputed)
+            other_code = _other_code(due, recomputed, replaced or {})
             if request.on_code_change == OnCodeChange.ERROR and not request.errors_only:
                 other_code.check(view.name, due.now)
             found = recomputed if recomputed and recompute else compare(due)
@@ -315,13 +319,18 @@ def _compare(
     return _with_renumbered(dataset, base, decide, found)
 
 
-def _other_code(due: DueColumns, recomputed: ComparedView | None) -> OtherCode:
+def _other_code(
+    due: DueColumns, recomputed: ComparedView | None, replaced: Mapping[int, Offsets]
+) -> OtherCode:  # fmt: skip
     """Count the rows that run because other code computed their values, in a plan that recomputes them."""
     rows, columns, by_version = 0, set[tuple[str, str]](), Counter[str]()
     for item in recomputed.chosen if recomputed else ():
         held: dict[str, Ranges] = {}
+        left = item.rows
+        if (away := replaced.get(item.files.id)) is not None:
+            left = left - Ranges.from_offsets(np.sort(away & OFFSET_BITS))
         for group in item.groups:
-            if there := group.rows & item.rows:
+            if there := group.rows & left:
                 found = due.of_other_code(group.origin)
                 columns.update(found)
                 add_rows(held, ((version, there) for _, version in found))

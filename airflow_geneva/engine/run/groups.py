@@ -293,7 +293,8 @@ class GroupsRefresh:
         touched = self._touched(changes, hidden)
         groups = hidden.groups if hidden.groups is not None else self._no_groups(at)
         request = replace(self.request, src_version=None)
-        over = plan_refresh(self.view, self.definition, groups_table(self.view), self.code, self.shown, request, groups)
+        place, gone = groups_table(self.view), by_fragment(touched.gone)
+        over = plan_refresh(self.view, self.definition, place, self.code, self.shown, request, groups, replaced=gone)
         return _with_touched(over, touched, groups, PlannedTable.of(self.source, at))
 
     def _every_row(self, at: lance.LanceDataset) -> RowChanges:

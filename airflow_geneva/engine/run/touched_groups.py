@@ -183,7 +183,7 @@ class _KnownGroups:
         found, parts = [_no_keys(groups, keys).keys], [(_NONE, _NONE, _NONE)]
         for batch in scanner.to_batches():
             of_row = batch.column(GROUP).to_numpy()
-            here = np.arange(batch.num_rows) if hashes is None else np.flatnonzero(_among(of_row, hashes))
+            here = np.arange(batch.num_rows) if hashes is None else np.flatnonzero(np.isin(of_row, hashes))
             found.append(Keys.of(batch.column(name) for name in keys).take(here))
             places, ids = (batch.column(name).to_numpy().astype(np.int64) for name in ("_rowaddr", "_rowid"))
             parts.append((of_row[here], places[here], ids[here]))
@@ -214,12 +214,6 @@ def _rows_with(
         ids, of_row = batch.column(SOURCE_ROW_ID).to_numpy(), batch.column(HASH).to_numpy()
         kept = gone.mask(ids) == going
         if hashes is not None and not few:
-            kept &= _among(of_row, hashes)
+            kept &= np.isin(of_row, hashes)
         if kept.any():
             yield ids[kept], of_row[kept]
-
-
-def _among(hashes: Hashes, wanted: Hashes) -> np.ndarray:
-    at = np.minimum(np.searchsorted(wanted, hashes), max(len(wanted) - 1, 0))
-    found: np.ndarray = wanted[at] == hashes if len(wanted) else np.zeros(len(hashes), np.bool_)
-    return found

@@ -265,11 +265,12 @@ class CommittedViewState:
     @property
     def source_version(self) -> int | None:
         """The source version that the view reflects; None as for `snapshot`."""
-        if self.newest.changed or not self.newest.job_id:
+        if self.newest.changed:
             return None
-        note = self._note
-        noted = note is not None and note.swap == self.newest.snapshot
-        return note.source_version if note is not None and noted else self.newest.source_version
+        # A refresh that found no rows has made no swap.
+        if self._note is not None and self._note.swap == self.newest.snapshot:
+            return self._note.source_version
+        return self.newest.source_version if self.newest.job_id else None
 
     @property
     def settled(self) -> bool:
