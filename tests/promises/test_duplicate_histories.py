@@ -79,6 +79,7 @@ def shown(view: View) -> list[tuple[int, int, int]]:
 class DuplicateHistories(RuleBasedStateMachine):
     """Whatever happens, the view keeps one row of each cluster, and functions run on rows that enter it only."""
 
+    RUNNER = "inline"
     table: Table
     view: View
 
@@ -191,7 +192,7 @@ class DuplicateHistories(RuleBasedStateMachine):
     @rule()
     def refresh(self) -> None:
         self.trace.clear()
-        result = self.view.refresh(runner="inline")
+        result = self.view.refresh(runner=self.RUNNER)
         assert result.state == "DONE"
         assert shown(self.view) == wanted(self.table, self.clean)
         found = self.view.duplicates(["id"])
@@ -199,14 +200,20 @@ class DuplicateHistories(RuleBasedStateMachine):
         assert found.num_rows - len(kept) == self.selected - len(shown(self.view))
         assert {*kept} <= {row[0] for row in shown(self.view)}
         assert len(self.trace) == result.rows_computed <= len(shown(self.view))
-        assert self.view.refresh(runner="inline").commits == ()
+        assert self.view.refresh(runner=self.RUNNER).commits == ()
 
     @rule(number=PICK)
     def refresh_to_some_version(self, number: int) -> None:
         versions = [found["version"] for found in self.table.lance.versions()]
         version = versions[number % len(versions)]
-        self.view.refresh(runner="inline", src_version=version)
+        self.view.refresh(runner=self.RUNNER, src_version=version)
         assert shown(self.view) == wanted(self.table, self.clean, version)
+
+
+class SparkDuplicateHistories(DuplicateHistories):
+    """The columns of kept rows are computed on Spark."""
+
+    RUNNER = "spark"
 
 
 class LongDuplicateHistories(DuplicateHistories):
@@ -215,6 +222,12 @@ class LongDuplicateHistories(DuplicateHistories):
 
 TestDuplicateHistories: Callable[..., Any] = DuplicateHistories.TestCase
 DuplicateHistories.TestCase.settings = settings(max_examples=8, stateful_step_count=14, deadline=None)
+TestSparkDuplicateHistories: Callable[..., Any] = pytest.mark.usefixtures("spark")(
+    pytest.mark.spark(pytest.mark.slow(SparkDuplicateHistories.TestCase))
+)
+SparkDuplicateHistories.TestCase.settings = settings(
+    max_examples=100 if SOAK else 5, stateful_step_count=10, deadline=None
+)
 TestLongDuplicateHistories: Callable[..., Any] = pytest.mark.slow(LongDuplicateHistories.TestCase)
 LongDuplicateHistories.TestCase.settings = settings(
     max_examples=500 if SOAK else 25, stateful_step_count=40 if SOAK else 20, deadline=None
