@@ -1,10 +1,11 @@
-"""Case duplicates: views without duplicates, beside the same query over all rows again."""
+"""Case duplicates: views without duplicates, beside the same query over all rows again, and DuckDB for equal rows."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import airflow_geneva
-from airflow_geneva import Query
+from airflow_geneva import Query, Table
 
+EQUAL, TEXTS, VECTORS = "equal texts", "similar texts", "similar vectors"
 SIDES: dict[str, Callable[[Query], Query]] = {
-    "equal texts": lambda query: query.deduplicate("text"),
-    "similar texts": lambda query: query.deduplicate("text", method="minhash", threshold=0.8),
+    EQUAL: lambda query: query.deduplicate("text"),
+    TEXTS: lambda query: query.deduplicate("text", method="minhash", threshold=0.8),
+    VECTORS: lambda query: query.deduplicate("vector", method="cosine", threshold=0.9),
 }
+SHARE_WITH_VECTORS, NUMBERS = 10, 256
+"""Of so many rows, one is compared by its vector, of so many numbers."""
+
 _FRAGMENTS, _SEED, _WORDS, _OF_A_TEXT, _COPIES = 16, 7, 20_000, 20, 0.1
 _SPELLED = pa.array([f"{number * 7_919 % 1_000_003:06x}" for number in range(_WORDS)])
 _Words = npt.NDArray[np.int64]
@@ -33,51 +39,65 @@ def measure(folder: str, rows: int, repeats: int) -> list[dict[str, Any]]:
         repeats: number of measured rounds, each on new tables; one more round is a warm-up.
     """
     found = []
-    for side, deduplicated in SIDES.items():
+    for side in SIDES:
+        count = rows // SHARE_WITH_VECTORS if side == VECTORS else rows
         changes: dict[str, dict[str, Any]] = {}
         for turn in range(repeats + 1):
             place = Path(folder) / f"duplicates-{turn}"
-            for name, ours, anew, kept in _round(place, rows, deduplicated):
-                one = changes.setdefault(name, {"ours": [], "anew": []}) | {"rows_kept": kept}
-                if turn:
-                    one["ours"].append(ours)
-                    one["anew"].append(anew)
+            for name, seconds, kept in _round(place, count, side):
+                one = changes.setdefault(name, {"ours": [], "anew": [], "duckdb": []}) | {"rows_kept": kept}
+                for key, taken in seconds.items() if turn else ():
+                    one[key].append(taken)
                 changes[name] = one
             shutil.rmtree(place)
-        found.append({"side": side, "rows": rows, "changes": changes})
+        found.append({"side": side, "rows": count, "changes": changes})
     return found
 
 
-def _round(
-    place: Path, rows: int, deduplicated: Callable[[Query], Query]
-) -> Iterator[tuple[str, float, float, int]]:  # fmt: skip
+def _round(place: Path, rows: int, side: str) -> Iterator[tuple[str, dict[str, float], int]]:
+    docs = _with_vectors if side == VECTORS else _docs
     draw = np.random.default_rng(_SEED)
     words = _with_copies(_drawn(rows, draw), draw)
-    table = airflow_geneva.connect(place).create_table(
-        "docs", _docs(words, 0), max_rows_per_file=-(-rows // _FRAGMENTS)
-    )
-    query = deduplicated(table.query().select(["id"]))
+    table = airflow_geneva.connect(place).create_table("docs", docs(words, 0), max_rows_per_file=-(-rows // _FRAGMENTS))
+    query = SIDES[side](table.query().select(["id"]))
     view = query.create_materialized_view(name="clean")
     more = max(rows // 100, 1)
     copied = _changed(words[draw.integers(0, rows, more)], draw)
     changes: list[tuple[str, Callable[[], object]]] = [
         ("first refresh", lambda: None),
         ("nothing to do", lambda: None),
-        ("1 % more rows, new ones", lambda: table.add(_docs(_drawn(more, draw), rows))),
-        ("1 % more rows, similar to old ones", lambda: table.add(_docs(copied, rows + more))),
+        ("1 % more rows, new ones", lambda: table.add(docs(_drawn(more, draw), rows))),
+        ("1 % more rows, similar to old ones", lambda: table.add(docs(copied, rows + more))),
         ("1 % of the rows deleted", lambda: table.lance.delete("id % 100 = 7")),
     ]
     for name, change in changes:
         change()
         began = time.perf_counter()
         view.refresh(runner="inline")
-        ours = time.perf_counter() - began
+        seconds = {"ours": time.perf_counter() - began}
         began = time.perf_counter()
         expected = query.to_arrow()["id"].to_pylist()
-        anew = time.perf_counter() - began
-        if sorted(view.to_arrow()["id"].to_pylist()) != sorted(expected):
-            raise SystemExit(f"Case duplicates, {name}: the view differs from its query.")
-        yield name, ours, anew, len(expected)
+        seconds["anew"] = time.perf_counter() - began
+        others = [expected]
+        if side == EQUAL and find_spec("duckdb"):
+            seconds["duckdb"], theirs = _duckdb(table)
+            others.append(theirs)
+        kept = sorted(view.to_arrow()["id"].to_pylist())
+        if any(kept != sorted(other) for other in others):
+            raise SystemExit(f"Case duplicates, {name}: the view differs from its query, or from what DuckDB keeps.")
+        yield name, seconds, len(kept)
+
+
+def _duckdb(table: Table) -> tuple[float, list[int]]:
+    """Keep the first of equal texts; return the seconds, with those to read the table, and the rows that are kept."""
+    import duckdb
+
+    began = time.perf_counter()
+    rows = table.lance.scanner(columns=["id", "text"]).to_reader()
+    with duckdb.connect() as connection:
+        connection.register("docs", rows)
+        found = connection.sql("SELECT min(id) AS id FROM docs GROUP BY text").to_arrow_table()
+    return time.perf_counter() - began, found["id"].to_pylist()
 
 
 def _drawn(rows: int, draw: np.random.Generator) -> _Words:
@@ -102,3 +122,13 @@ def _docs(words: _Words, first: int) -> pa.Table:
     columns = [_SPELLED.take(pa.array(words[:, at])) for at in range(_OF_A_TEXT)]
     ids = np.arange(first, first + len(words))
     return pa.table({"id": ids, "text": pc.binary_join_element_wise(*columns, " ")})
+
+
+def _with_vectors(words: _Words, first: int) -> pa.Table:
+    """Return texts with vectors: the sum of one for each word, so another word changes the cosine to about 0.95."""
+    of_words = np.random.default_rng(_SEED).standard_normal((_WORDS, NUMBERS), np.float32)
+    vectors = np.zeros((len(words), NUMBERS), np.float32)
+    for at in range(_OF_A_TEXT):
+        vectors += of_words[words[:, at]]
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), NUMBERS)
+    return _docs(words, first).append_column("vector", column)
