@@ -49,7 +49,7 @@ class Comparison(Protocol):
 _NEW, _LOOSE, _KNOWN = 0, 1, 2
 """A row that is new or has changed; one of a cluster that has lost a row; and every other one."""
 
-_SPARSE = 8
+_SPARSE = 32
 _LARGE = 32
 """Rows of a group that are read together: else each would be read again for each row with which it is compared."""
 _BLOCK = 1 << 20
@@ -305,7 +305,7 @@ def _among(values: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> Mask
     table[wanted & places] = True
     found: Mask = table[values & places]
     at = np.flatnonzero(found)
-    found[at] = np.isin(values[at], wanted)
+    found[at] = _contains(_distinct(wanted), values[at])
     return found
 
 
@@ -321,8 +321,9 @@ def _shared(values: npt.NDArray[np.int64]) -> Mask:
 def _distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the different values, ascending; np.unique takes several times as long."""
     values = np.sort(values)
-    found: npt.NDArray[np.int64] = values[np.diff(values, prepend=-1) != 0]
-    return found
+    other = np.ones(len(values), np.bool_)
+    other[1:] = values[1:] != values[:-1]
+    return values[other]
 
 
 def _contains(ascending: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> Mask:

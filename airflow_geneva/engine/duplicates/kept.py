@@ -90,7 +90,7 @@ def hash_rows(source: lance.LanceDataset, where: str | None, deduplicate: Dedupl
 
 
 def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = column.fill_null(0).to_numpy()
+    found: npt.NDArray[np.int64] = (column.fill_null(0) if column.null_count else column).to_numpy()
     return found
 
 
