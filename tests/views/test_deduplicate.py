@@ -19,6 +19,7 @@ from airflow_geneva import connect, connect_namespace
 from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.duplicates import clusters as search
+from airflow_geneva.engine.duplicates.vectors import Corners
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.errors import InvalidInput, UnknownValues
 from airflow_geneva.table import Table
@@ -208,6 +209,27 @@ def test_a_refresh_compares_texts_with_changed_ones_only(docs: Table, monkeypatc
     newest = max(docs.lance.to_table(columns=[], with_row_id=True)["_rowid"].to_pylist())
     assert 0 < len(compared) < first / 4
     assert compared.count(newest) == len(compared) / 2
+
+
+def test_a_refresh_hashes_new_and_changed_vectors_only(docs: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    hashes = Corners.hashes
+
+    def counting(self: Corners, units: Any) -> Any:
+        hashed.append(len(units))
+        return hashes(self, units)
+
+    monkeypatch.setattr(Corners, "hashes", counting)
+    view = make(docs, Clean(("vector",), 0.95))
+    view.refresh(runner="inline")
+    assert sum(hashed) == 60
+    docs.add(rows(range(1_000, 1_007)))
+    docs.lance.update({"vector": f"{[0.5, 0.1] * 4}"}, where="id % 20 = 0")
+    docs.lance.update({"text": "'other'"}, where="id % 3 = 0")
+    docs.lance.optimize.compact_files()
+    hashed.clear()
+    view.refresh(runner="inline")
+    assert sum(hashed) == 7 + 3
 
 
 def test_a_plan_writes_nothing_and_counts_the_most_that_may_be_computed(docs: Table) -> None:
