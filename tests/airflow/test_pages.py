@@ -645,7 +645,7 @@ def test_a_view_of_groups_tells_what_it_groups_and_whether_rows_came(reader: Get
     view = query.create_materialized_view(database, "groups")
     path = "/databases/shelf/tables/groups"
     assert stands(reader("/databases/shelf/tables/docs/standing"))["groups"] == ["never computed", "50", "0"]
-    view.refresh(runner="inline")
+    done = view.refresh(runner="inline")
     assert stands(reader(f"{path}/standing"))["groups"] == ["up to date", "0", "0"]
     table.add([{"x": 7}, {"x": 99}])
     table.backfill("y", runner="inline")
@@ -654,6 +654,9 @@ def test_a_view_of_groups_tells_what_it_groups_and_whether_rows_came(reader: Get
     page = " ".join(reader(path).split())
     standing = " ".join(reader("/databases/shelf/tables/docs/standing").split())
     assert "y, n, most of docs: groups by y of the rows where x &lt; 50 ordered by x desc" in standing
+    touched = "touched groups: 50 new groups, 0 with other rows; the largest of 50 groups, y="
+    assert touched in standing
+    assert touched in reader(f"/databases/shelf/tables/groups/jobs/{done.job_id}")
     assert "aggregate max(x)" in page
     assert 'made of <a href="/geneva/databases/shelf/tables/docs">docs</a>' in page
     assert "__group" not in page

@@ -79,7 +79,7 @@ def test_a_refresh_computes_the_touched_groups_only(table: Table, trace: Trace) 
     before = sorted(path.name for path in Path(view.uri).rglob("*"))
     plan = view.plan_refresh()
     assert (plan.rows_pending, plan.rows_total, plan.rows_skipped) == (2, 3, 1)
-    assert "1 group lost all rows" in str(plan)
+    assert "touched groups: 1 new group, 1 with other rows, 1 without rows now;" in str(plan)
     assert str(plan).startswith(
         "Refresh of view v to version 4 of its source; its rows are groups by k, t\n  3 rows: 2 pending"
     )
@@ -296,6 +296,28 @@ def test_a_group_that_is_too_large_fails_before_anything_is_computed(table: Tabl
     assert told(view)[1.0, "a"] == "1: 0=5 1=7"
     table.lance.delete("id = 7")
     assert view.refresh(runner="inline").rows_run <= 1
+
+
+def test_a_plan_a_result_and_the_freshness_say_which_groups_are_touched_and_which_is_the_largest(table: Table) -> None:
+    view = view_of(table)
+    told = (
+        "touched groups: 3 new groups, 0 with other rows; the largest of 3 groups, k=1.0, t=a, has 2 of 5 rows (40.0%)"
+    )
+    assert f"Note: {told}." in str(view.plan_refresh())
+    assert view.refresh(runner="inline").notes == (f"{told}.",)
+    assert view.refresh(runner="inline").notes == ()
+    table.lance.delete("id = 3")
+    table.add(pa.Table.from_pylist([{**ROWS[2], "id": 5}, {**ROWS[0], "id": 6, "k": 7.0}], SCHEMA))
+    told = (
+        "touched groups: 1 new group, 1 with other rows, 1 without rows now; the largest of 3 groups, k=None, t=b, has "
+        "3 of 6 rows (50.0%)"
+    )
+    assert f"Note: {told}." in str(view.plan_refresh())
+    assert view.refresh(runner="inline").notes == (f"{told}.",)
+    assert FreshnessCount.of_view(view.location).count().groups == told.removeprefix("touched groups: ")
+    table.lance.delete("id = 6")
+    (note,) = view.refresh(runner="inline").notes
+    assert note.endswith("1 without rows now; the largest of 2 groups, k=None, t=b, has 3 of 5 rows (60.0%).")
 
 
 def test_a_group_of_any_size_is_counted_and_read_in_batches(table: Table) -> None:

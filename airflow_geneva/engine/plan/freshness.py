@@ -47,6 +47,7 @@ class Freshness:
 
     `pending` rows are new or changed, or failed and run again. `failed` rows hold no value; the `given_up` ones among
     them failed in the maximum number of runs. `versions`: number of a column's rows with a value, by code version.
+    `groups`: of a view of groups, which of them the newest change touched, and which is the largest.
     """
 
     UP_TO_DATE: ClassVar[str] = "up to date"
@@ -60,6 +61,7 @@ class Freshness:
     given_up: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
     computed: bool = True
+    groups: str = ""
 
     @property
     def state(self) -> str:
@@ -80,7 +82,9 @@ def column_freshness(
             found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
             counts.update({name: getattr(found, name) for name in counts})
             versions.update(found.versions)
-    return Freshness(**counts, versions=dict(versions), computed=bool(versions or counts["failed"]))
+    computed = bool(versions or counts["failed"])
+    failed, given_up = counts["failed"], counts["given_up"]
+    return Freshness(counts["rows"], counts["pending"], 0, failed, given_up, dict(versions), computed)
 
 
 def _whole(files: FragmentFiles, computed_rows: ComputedRows) -> Freshness | None:
@@ -172,6 +176,7 @@ def groups_freshness(
         rows=of_rows.rows,
         pending=of_rows.pending + of_groups.pending,
         gone=of_rows.gone + of_groups.gone,
+        groups="" if hidden.commit is None else hidden.commit.told,
     )
 
 

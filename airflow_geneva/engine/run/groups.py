@@ -13,7 +13,7 @@ A process that dies between two of these steps leaves tables that say which step
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ from airflow_geneva.engine.commit.group_table import (
     replace_groups,
     without_groups,
 )
-from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.job.meter import JobMeter, Stopwatch
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_undecided
@@ -87,6 +86,7 @@ _ROWS_WORTH_A_SHUFFLE, _PART_WORTH_A_SHUFFLE = 1 << 20, 4
 """Rows of the source, and the part of the groups, from which a shuffle on Spark is faster than reads by row id."""
 _MOST_SHUFFLED = 8 << 20
 """Groups of which every sending process holds 16 bytes each."""
+_TOUCHED = "touched groups: "
 _LOST = "others changed its hidden tables, or two refreshes to different versions ran at the same time"
 
 
@@ -132,7 +132,11 @@ class GroupsRefresh:
         before, hidden = GroupTables.open(self.view), self._brought_to(at)
         assert hidden.groups is not None
         plan = self._with_rows_before(self._plan_over(hidden, at), before)
-        return self._shuffling(plan, at.count_rows(), hidden.groups)
+        plan = self._shuffling(plan, at.count_rows(), hidden.groups)
+        snapshot, commit = self.shown.snapshot, hidden.commit
+        if commit is None or (snapshot is not None and snapshot.source_version > commit.before):
+            return plan  # the view shows these groups
+        return replace(plan, notes=(*plan.notes, f"{_TOUCHED}{commit.told}."))
 
     def _plan_failed(self, newest: lance.LanceDataset) -> Plan:
         """Plan to run the failed groups, at the version that the view shows."""
@@ -221,7 +225,8 @@ class GroupsRefresh:
             assert hidden.groups is not None
             # A new table `rows` beside other groups says nothing of these: all of them are replaced.
             touched = self._touched(changes, hidden if state == SETTLED else replace(hidden, rows=None))
-            commit = GroupsCommit(int(at.version), written_at(at), based_on, int(hidden.groups.version))
+            told = touched.told(hidden.groups, self.grouping.keys)
+            commit = GroupsCommit(int(at.version), written_at(at), based_on, int(hidden.groups.version), told)
             table = touched.table(hidden.groups.schema, commit.source_written)
             try:
                 replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, touched.row_ids, commit)
@@ -295,7 +300,7 @@ class GroupsRefresh:
         request = replace(self.request, src_version=None)
         place, gone = groups_table(self.view), by_fragment(touched.gone)
         over = plan_refresh(self.view, self.definition, place, self.code, self.shown, request, groups, replaced=gone)
-        return _with_touched(over, touched, groups, PlannedTable.of(self.source, at))
+        return _with_touched(over, touched, groups, PlannedTable.of(self.source, at), self.grouping.keys)
 
     def _every_row(self, at: lance.LanceDataset) -> RowChanges:
         definition = self._of_rows
@@ -334,7 +339,9 @@ def _drop(table: TableLocation) -> None:
     lance.LanceDataset.drop(table.uri, **table.access)
 
 
-def _with_touched(plan: Plan, touched: TouchedGroups, groups: lance.LanceDataset, source: PlannedTable) -> Plan:
+def _with_touched(
+    plan: Plan, touched: TouchedGroups, groups: lance.LanceDataset, source: PlannedTable, keys: Sequence[str]
+) -> Plan:
     """Return a plan over the table `groups` as if the touched groups were replaced, and came in a new fragment."""
     gone = by_fragment(touched.gone)
     left = (_without(task, gone.get(task.id)) for task in plan.fragments)
@@ -353,7 +360,7 @@ def _with_touched(plan: Plan, touched: TouchedGroups, groups: lance.LanceDataset
     ]
     view = plan.spec.tables[-1]
     plan = plan.with_work(rows=rows, tables=(plan.spec.tables[0], source, view))
-    notes = [f"{counted(touched.vanished, 'group')} lost all rows."] if touched.vanished else []
+    notes = [f"{_TOUCHED}{touched.told(groups, keys)}."]
     return replace(
         plan,
         shards=cut_shards(FragmentTasks(tasks), plan.spec.sizing.shard_size),

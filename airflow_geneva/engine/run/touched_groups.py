@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.engine.apply.reader import ReadSize, RowBatch, read_fragment, windows
+from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.lance_io.arrays import convert_array
 from airflow_geneva.engine.lance_io.fragments import FragmentFiles, live_offsets
 from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
@@ -18,7 +19,7 @@ from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.engine.views.group_keys import CountedKeys, Hashes, Keys
-from airflow_geneva.engine.views.grouping import GROUP, HASH, Grouping
+from airflow_geneva.engine.views.grouping import GROUP, HASH, ROWS, Grouping
 from airflow_geneva.engine.views.rows import RowIdArray
 from airflow_geneva.errors import InvalidInput
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import lance
 
 _LISTED = 512
+_SHOWN, _LONGEST = 60, 500
 _NONE = np.empty(0, np.int64)
 _LAST = np.iinfo(np.int64).max
 
@@ -79,6 +81,33 @@ class TouchedGroups:
             f"{most:,}. Nothing was computed. Filter such rows out with where(...), or create the view with a larger "
             "max_group_rows."
         )
+
+    def told(self, groups: lance.LanceDataset, keys: Sequence[str]) -> str:
+        """Say how many groups are touched and why, and which group is the largest afterwards.
+
+        Args:
+            groups: the table `groups` before.
+        """
+        changed = len(self.row_ids)
+        counts = f"{counted(len(self.rows) - changed, 'new group')}, {changed:,} with other rows"
+        counts += f", {self.vanished:,} without rows now" if self.vanished else ""
+        most, total, number = 0, int(self.rows.counts.sum()), len(self.rows)
+        for batch in groups.scanner(columns=[ROWS], with_row_address=True).to_batches():
+            stays = ~np.isin(batch.column("_rowaddr").to_numpy().astype(np.int64), self.gone)
+            sizes = batch.column(ROWS).to_numpy()[stays]
+            most, total, number = max(most, int(sizes.max(initial=0))), total + int(sizes.sum()), number + len(sizes)
+        if not total:
+            return counts
+        if len(self.rows) and int(self.rows.counts.max()) >= most:
+            at = int(self.rows.counts.argmax())
+            most, columns = int(self.rows.counts[at]), [column[at : at + 1] for column in self.rows.keys.columns]
+        else:
+            found = groups.scanner(columns=list(keys), filter=f"`{ROWS}` = {most}", with_row_address=True).to_table()
+            stays = ~np.isin(found.column("_rowaddr").to_numpy().astype(np.int64), self.gone)
+            columns = [found.column(name).filter(pa.array(stays))[:1] for name in keys]
+        key = ", ".join(f"{name}={str(column[0])[:_SHOWN]}" for name, column in zip(keys, columns, strict=True))
+        size = f"{most:,} of {counted(total, 'row')} ({most / total:.1%})"
+        return f"{counts}; the largest of {counted(number, 'group')}, {key}, has {size}"[:_LONGEST]
 
     def table(self, schema: pa.Schema, touched: int) -> pa.Table:
         """Return the rows of the table `groups`, which has this schema."""

@@ -21,7 +21,8 @@ NEW, SETTLED, BEGUN, UNKNOWN = "new", "settled", "begun", "unknown"
 """States of the hidden tables; see `GroupTables.state`."""
 
 _SOURCE_VERSION, _SOURCE_WRITTEN = "geneva.groups.src_version", "geneva.groups.src_written"
-_BASED_ON, _BEFORE = "geneva.groups.based_on", "geneva.groups.before"
+_BASED_ON, _BEFORE, _TOLD = "geneva.groups.based_on", "geneva.groups.before", "geneva.groups.told"
+_LONGEST = 500
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,14 @@ class GroupsCommit:
         based_on: identifies what the table `rows` showed before: until it shows something else, the refresh that wrote
             the groups has not gone on.
         before: the version of the table `groups` that the commit replaced.
+        told: says which groups it touched, and which is the largest.
     """
 
     source_version: int
     source_written: int
     based_on: str
     before: int
+    told: str = ""
 
     @staticmethod
     def newest(groups: lance.LanceDataset) -> GroupsCommit | None:
@@ -48,7 +51,9 @@ class GroupsCommit:
             said = commit.properties
             if _SOURCE_VERSION in said:
                 version, written = int(said[_SOURCE_VERSION]), int(said[_SOURCE_WRITTEN])
-                return GroupsCommit(version, written, said[_BASED_ON], int(said[_BEFORE]))
+                return GroupsCommit(
+                    version, written, said[_BASED_ON], int(said[_BEFORE]), said.get(_TOLD, "")[:_LONGEST]
+                )
             if commit.gone:
                 return None
         return None
@@ -56,7 +61,7 @@ class GroupsCommit:
     @property
     def properties(self) -> dict[str, str]:
         of_source = {_SOURCE_VERSION: str(self.source_version), _SOURCE_WRITTEN: str(self.source_written)}
-        return {**of_source, _BASED_ON: self.based_on, _BEFORE: str(self.before)}
+        return {**of_source, _BASED_ON: self.based_on, _BEFORE: str(self.before), _TOLD: self.told}
 
     def source_in(self, table: lance.LanceDataset) -> lance.LanceDataset | None:
         """Check out the version of the source; None if it was cleaned up, or if the source was created again."""
