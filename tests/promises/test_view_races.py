@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -14,12 +11,10 @@ import pyarrow as pa
 import pytest
 from lance.fragment import write_fragments
 
-from airflow_geneva import connect
 from airflow_geneva.engine.lance_io import table_versions
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.support.counting import TRACE, Trace
-from tests.support.forge import forge
+from tests.support.counting import Trace
 from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh, shown
 from tests.support.tables import MakeTable
 
@@ -238,67 +233,3 @@ def test_fragments_that_no_file_tells_apart_are_told_apart(
     assert view.count_rows() == view.lance.count_rows() == 41
     if "y" in columns:
         assert sorted(y for y in view.to_arrow()["y"].to_pylist() if y is not None) == list(range(20))
-
-
-def read_and_note(database: str, out: str, stop: str) -> None:
-    """Read the view again and again until told to stop; called in a process of its own."""
-    view = connect(database).open_table("v")
-    seen: list[list[list[int]]] = []
-    reads = 0
-    while not Path(stop).exists():
-        rows = sorted([row["id"], row["twice"], row["p"]] for row in view.to_arrow().to_pylist())
-        reads += 1
-        if rows not in seen[-1:]:
-            seen.append(rows)
-    Path(out).write_text(json.dumps({"reads": reads, "seen": seen}))
-
-
-def refresh_again_and_again(database: str, out: str, stop: str) -> None:
-    """Refresh the view until told to stop; called in a process of its own."""
-    view = connect(database).open_table("v")
-    states: list[str] = []
-    while not Path(stop).exists():
-        states.append(view.refresh(runner="inline").state)
-    Path(out).write_text(json.dumps(states))
-
-
-@pytest.mark.crash
-def test_two_that_refresh_and_one_that_reads_all_the_time_see_whole_refreshes_only(
-    make_table: MakeTable, trace: Trace, tmp_path: Path
-) -> None:
-    table = make_table(60, per_fragment=20)
-    view = Asked().make(table)
-    view.refresh(runner="inline")
-    stop, environment = tmp_path / "stop", {TRACE: str(trace.path)}
-    database = table.location.database_uri
-    roles = {"read": "read_and_note", "one": "refresh_again_and_again", "two": "refresh_again_and_again"}
-    running = {}
-    for role, function in roles.items():
-        arguments = {"database": database, "out": str(tmp_path / role), "stop": str(stop)}
-        running[role] = forge().start(f"tests.promises.test_view_races:{function}", arguments, environment)
-    changes: list[Callable[[int], Any]] = [
-        lambda n: table.add([{"id": 1_000 + n, "x": n}, {"id": 2_000 + n, "x": n}]),
-        lambda n: table.lance.update({"x": "x + 1000"}, where=f"id % 7 = {n % 7}"),
-        lambda n: table.lance.delete(f"id = {n}"),
-        lambda n: table.lance.optimize.compact_files(target_rows_per_fragment=30),
-    ]
-    try:
-        for number in range(24):
-            changes[number % 4](number)
-            # The next change comes when this one was seen, or soon after: both shall happen.
-            until, wanted = time.monotonic() + (120 if number % 3 == 0 else 0.1), sorted(Asked().rows(table))
-            while time.monotonic() < until and sorted(shown(view)) != wanted:
-                time.sleep(0.01)
-    finally:
-        stop.touch()
-        codes = {role: forge().wait(pid) for role, pid in running.items()}
-    assert set(codes.values()) == {0}, forge().errors
-    queries = [sorted(map(list, Asked().rows(table, version))) for version in range(1, table.version + 1)]
-    found = json.loads((tmp_path / "read").read_text())
-    assert all(rows in queries for rows in found["seen"])
-    assert len(found["seen"]) > 5
-    states = [state for role in ("one", "two") for state in json.loads((tmp_path / role).read_text())]
-    assert set(states) <= {"DONE", "PARTIAL"}
-    view.refresh(runner="inline")
-    assert_equals_query(view, table, Asked())
-    assert_nothing_to_refresh(view, trace)

@@ -35,8 +35,8 @@ def guarded(name: str, why: str, scenario: str = "") -> Mutant:
 
 MUTANTS: tuple[Mutant, ...] = (
     # The commit of a column.
-    guarded("inputs-not-verified", "Values of inputs that another writer replaced in place would", "column"),
-    guarded("no-look-after-the-commit", "Inputs that were replaced between the check and the commit", "column"),
+    guarded("inputs-not-verified", "Values of inputs that another writer replaced in place would", "chain"),
+    guarded("no-look-after-the-commit", "Inputs that were replaced between the check and the commit", "chain"),
     mutant(
         "no-verify-after-a-conflict",
         "Files that were verified at one version are committed on the next one, whatever came in between.",
@@ -60,10 +60,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "Values of inputs that were replaced during the commit would stop the next run as values of nobody.",
         "self._learn([Fact(f.signature, STALE, None, committed.version, None, self._inputs_text) for f in ours])",
         "_ = ours",
-        "column",
+        "chain",
     ),
-    guarded("open-commits-not-asked", "Values that a job committed right before it was killed", "column"),
-    guarded("lost-files-not-looked-for", "Rows whose data file was removed during the last commit", "column"),
+    guarded("open-commits-not-asked", "Values that a job committed right before it was killed", "chain"),
+    guarded("lost-files-not-looked-for", "Rows whose data file was removed during the last commit", "vacuumed"),
     # Ledgers.
     mutant(
         "one-ledger-a-job",
@@ -128,7 +128,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     guarded("once-moved-from-a-job-that-died", "Rows that moved with the value of a job that died", "column"),
     guarded("once-facts-of-a-later-version-dropped", "Facts that a job writes while a cleanup drops others", "column"),
-    guarded("once-vacuum-in-a-commit", "A data file that a cleanup removed during the commit", "column"),
+    guarded("once-vacuum-in-a-commit", "A data file that a cleanup removed during the commit", "vacuumed"),
     mutant(
         "once-load-cut-all-fragments",
         "The last fragments of a shard that was partly staged would count as unchanged (Spark only).",

@@ -45,6 +45,16 @@ def column(dice: random.Random) -> Sequence[Job]:
     return [backfill("A", dice), others(dice), *more, *cleaner(dice, "t"), *reader(dice, "read_column")]
 
 
+def chain(dice: random.Random) -> Sequence[Job]:
+    inner = [Job(name, (Stage("backfill", "a"),)) for name in ("inner", "other inner")[: dice.choice([1, 1, 2])]]
+    return [backfill("A", dice), *inner, others(dice), *cleaner(dice, "t")]
+
+
+def vacuumed(dice: random.Random) -> Sequence[Job]:
+    more = [backfill("B", dice)] if dice.random() < 0.4 else []
+    return [backfill("A", dice), *more, others(dice, 5, ("append", "update", "touch", "compact", "vacuum", "vacuum"))]
+
+
 def view(dice: random.Random) -> Sequence[Job]:
     more = [refresh("B", dice)] if dice.random() < 0.6 else []
     return [refresh("A", dice), others(dice), *more, *cleaner(dice, "t", "v"), *reader(dice, "read_view", "rows")]
@@ -85,6 +95,8 @@ def limited(dice: random.Random) -> Sequence[Job]:
 
 _ALL = (
     Scenario("column", "make_column", column, "judge_column"),
+    Scenario("chain", "make_chain", chain, "judge_chain"),
+    Scenario("vacuumed", "make_column", vacuumed, "judge_column"),
     Scenario("view", "make_view", view, "judge_view"),
     Scenario("groups", "make_groups", groups, "judge_groups"),
     Scenario("duplicates", "make_duplicates", whole_view, "judge_duplicates"),

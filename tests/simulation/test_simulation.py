@@ -12,7 +12,7 @@ from tests.simulation import chance
 from tests.simulation.shrink import shrink, told
 from tests.simulation.world import Move
 
-SEEDS = 28
+SEEDS = 27
 WAY = re.compile(r"^seed (\d+) took the way (\w+)$", re.MULTILINE)
 
 
@@ -28,8 +28,8 @@ def test_every_world_ends_right_and_two_runs_of_a_seed_take_the_same_way() -> No
     ways = WAY.findall(done.stdout)
     assert len({way for _, way in ways}) == SEEDS, "two seeds took the same way"
     if chance.has_compiler():
-        again = simulate("--seeds", "5", "--first", "2", "-v")
-        assert WAY.findall(again.stdout) == ways[2:7]
+        again = simulate("--seeds", "4", "--first", "0", "-v")
+        assert WAY.findall(again.stdout) == ways[:4]
 
 
 @pytest.mark.slow
@@ -39,6 +39,7 @@ def test_a_hundred_more_worlds_end_right(first: int) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_a_world_with_a_defect_is_found_and_told_in_the_words_of_the_fault_points() -> None:
     done = simulate("--mutant", "swap-on-another-base", "--scenario", "view", "--seeds", "100", "--shrink", "10")
     assert done.returncode == 1, done.stdout + done.stderr
