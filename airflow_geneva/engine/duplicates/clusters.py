@@ -53,7 +53,7 @@ _SPARSE = 32
 _LARGE = 32
 """Rows of a group that are read together: else each would be read again for each row with which it is compared."""
 _BLOCK = 1 << 20
-"""The most pairs of such a group that are looked at together."""
+"""About the most pairs of such a group that are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,13 +220,14 @@ class _Search:
             if (roots == roots[0]).all():
                 return
             left, right = members.possible(pivots[:size])
+            looked_at = max(len(left), len(pivots[:size]) * len(group))
             apart = (left < right) & (roots[left] != roots[right])
             apart &= (state[left] == _NEW) | (state[right] != _KNOWN)
             left, right = np.divmod(_distinct(left[apart] * len(group) + right[apart]), len(group))
             similar = members.similar(left, right)
             self.forest.join(group[left[similar]], group[right[similar]])
             # Most groups that are one cluster are found to be so by the first rows.
-            pivots, size = pivots[size:], min(2 * size, max(_BLOCK // len(group), 1))
+            pivots, size = pivots[size:], min(2 * size, max(_BLOCK * len(pivots[:size]) // looked_at, 1))
 
     def _groups(self, hashes: npt.NDArray[np.int64]) -> tuple[Offsets, Offsets, Offsets]:
         """Return rows by groups that share a hash, one of those that are equal, and where the groups begin and end.
