@@ -185,9 +185,14 @@ class DuplicateHistories(RuleBasedStateMachine):
     def something_happens(self, name: str, number: int) -> None:
         getattr(self, f"_{name}")(number)
 
-    @property
-    def selected(self) -> int:
-        return int(self.table.lance.count_rows("x % 3 != 0" if self.clean.where else None))
+    def check_duplicates(self) -> None:
+        if not (rows := shown(self.view)):  # a refresh records nothing of a view that is empty, and stays so
+            return
+        found = self.view.duplicates(["id"])
+        kept = [row["id"] for row in found.to_pylist() if row["duplicate_of"] is None]
+        selected = self.table.lance.count_rows("x % 3 != 0" if self.clean.where else None)
+        assert found.num_rows - len(kept) == selected - len(rows)
+        assert {*kept} <= {row[0] for row in rows}
 
     @rule()
     def refresh(self) -> None:
@@ -195,11 +200,10 @@ class DuplicateHistories(RuleBasedStateMachine):
         result = self.view.refresh(runner=self.RUNNER)
         assert result.state == "DONE"
         assert shown(self.view) == wanted(self.table, self.clean)
-        found = self.view.duplicates(["id"])
-        kept = [row["id"] for row in found.to_pylist() if row["duplicate_of"] is None]
-        assert found.num_rows - len(kept) == self.selected - len(shown(self.view))
-        assert {*kept} <= {row[0] for row in shown(self.view)}
-        assert len(self.trace) == result.rows_computed <= len(shown(self.view))
+        self.check_duplicates()
+        assert result.rows_computed <= len(shown(self.view))
+        # The Python workers of Spark have begun before this history, so they write no trace of it.
+        assert self.RUNNER == "spark" or len(self.trace) == result.rows_computed
         assert self.view.refresh(runner=self.RUNNER).commits == ()
 
     @rule(number=PICK)
