@@ -366,7 +366,7 @@ class View(Table):
         Args:
             columns: by name, a UDF, its import path with its inputs, a column of the source, or an SQL expression over
                 them, as for :meth:`airflow_geneva.query.Query.add_columns`. An input is a column of the view or else
-                of the source.
+                of the source. For a view of groups, an SQL aggregate, or a UDF of the rows of a group, as in `agg`.
 
         Raises:
             InvalidInput: a column exists, or it does not fit the source.
@@ -377,7 +377,6 @@ class View(Table):
             view.refresh()  # runs count_words and length only
             ```
         """
-        self._refuse_for_groups("cannot get other columns")
         self._edit.add(columns)
 
     def alter_columns(self, columns: Mapping[Any, QuerySpec]) -> None:
@@ -391,7 +390,6 @@ class View(Table):
         Raises:
             InvalidInput: no UDF computes the column, or the UDF's output type is not the column's.
         """
-        self._refuse_for_groups("cannot get other functions")
         self._edit.alter(columns)
 
     def drop_columns(self, columns: Sequence[str]) -> None:
@@ -399,9 +397,8 @@ class View(Table):
 
         Raises:
             InvalidInput: there is no such column, another column is computed from it, the view is exploded by it, it is
-                the view's key, or no column would be left.
+                the view's key, a column of the key of groups, or no column would be left.
         """
-        self._refuse_for_groups("cannot lose columns")
         self._unopened.drop(columns)
 
     def rename_column(self, column: Any, to: Any) -> NoReturn:

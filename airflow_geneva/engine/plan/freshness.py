@@ -164,7 +164,8 @@ def groups_freshness(
     if hidden.rows is None or hidden.groups is None or hidden.shown is None:
         rows = source.count_rows()
         return Freshness(rows, source.count_rows(definition.source_where), computed=False)
-    rows_of = ViewDefinition.read(hidden.rows.schema.metadata)
+    # Columns may have been added to the view since its table `rows` was made.
+    rows_of = replace(ViewDefinition.read(hidden.rows.schema.metadata), reads=definition.source_reads)
     of_rows = view_freshness(source, rows_of, hidden.shown)
     of_groups = view_freshness(hidden.groups, definition, shown)
     begun = hidden.state == BEGUN or hidden.source_version is None

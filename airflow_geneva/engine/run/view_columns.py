@@ -27,13 +27,16 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, UdfDefinition
 from airflow_geneva.engine.udf.definition import by_name, check_view_type, key_names
 from airflow_geneva.engine.udf.of_process import give_udf
+from airflow_geneva.engine.views.aggregates import parse_aggregate
 from airflow_geneva.engine.views.definition import (
+    STATE_OF,
     OutputColumn,
     ViewDefinition,
     filled_by,
     source_columns,
     visible_columns,
 )
+from airflow_geneva.engine.views.grouping import Grouping
 from airflow_geneva.engine.views.resolve import ResolvedColumns, check_repeatable, resolve_columns
 from airflow_geneva.engine.views.state import AdvanceNote, CommittedViewState, write_advance_note
 from airflow_geneva.errors import InvalidInput
@@ -96,11 +99,16 @@ class ViewColumns(DefinedColumns):
                 return None
             visible = [name for name in dataset.schema.names if name not in dataset.schema.names[:2]]
             check_columns(view.name, visible, names)
+            states = [STATE_OF + name for name in names if STATE_OF + name in visible]
+            names.extend(state for state in states if state not in names)
             if why := list(_refusals(now, names, visible)):
                 raise InvalidInput(f"Columns {list(names)} of view {view.name!r} cannot be dropped: {'; '.join(why)}.")
             check_key_stays(view.name, dataset.schema, names)
             left = tuple(column for column in now.columns if column.name not in names)
             tried.append(int(dataset.version))
+            if now.grouping is not None:
+                query = replace(now, columns=left, grouping=_grouping_of(now.grouping, left))
+                return QueryChange(query, (), tuple(dict.fromkeys(names)))
             needed = set(_source_names(now, left))
             reads = tuple(column for column in now.reads if column.name in needed)
             with suppress(InvalidInput):  # a view whose source was dropped can lose columns, too
@@ -194,6 +202,8 @@ def _refusals(now: ViewDefinition, names: Sequence[str], visible: Sequence[str])
     for name in {filled[name] for name in names if name in filled}:
         if others := [column.name for column in left if filled.get(column.name) == name]:
             yield f"one function fills them and {others}. Drop all of these"
+    if now.grouping is not None and (keys := [name for name in names if name in now.grouping.keys]):
+        yield f"{keys[0]!r} is a column of the key, which says what a row of the view is about"
     if now.explode in names:
         yield f"{now.explode!r} is the exploded column, whose elements are the rows of the view"
     if not left or not set(visible) - set(names):
@@ -209,10 +219,12 @@ def _resolved(
     specs: Mapping[Any, Any],
 ) -> ResolvedColumns:
     """Check columns for a view's query, which may read the `earlier` ones."""
-    query.check_source(source)
+    groups = query.grouping is not None
+    if not groups:
+        query.check_source(source)
     fields = {column.name: _unexploded(dataset.schema.field(column.name), column, query) for column in earlier}
     computed = list(filled_by(earlier))
-    found = resolve_columns(source, query.source_table, tuple(specs.items()), fields, computed)
+    found = resolve_columns(source, query.source_table, tuple(specs.items()), fields, computed, groups)
     for column in found.columns:
         if column.kind == "sql":
             check_repeatable(column.expression or "")
@@ -233,12 +245,29 @@ def _reading(
     now: ViewDefinition, columns: tuple[OutputColumn, ...], found: ResolvedColumns, source: lance.LanceDataset
 ) -> ViewDefinition:
     """Return the query with other columns; columns of the source that it did not read before come last."""
+    if now.grouping is not None:
+        read = {one[0] for one in now.grouping.reads}
+        new = source_columns(source, [name for name in source.schema.names if name in found.reads - read])
+        reads_of = (*now.grouping.reads, *((one.name, one.fields, one.type) for one in new))
+        return replace(now, columns=columns, grouping=replace(now.grouping, reads=reads_of))
     known = {column.name: column for column in now.reads}
     more = source_columns(source, [name for name in source.schema.names if name in found.reads - known.keys()])
     known |= {column.name: column for column in more}
     needed = set(_source_names(replace(now, reads=tuple(known.values())), columns))
     reads = tuple(column for name, column in known.items() if name in needed)
     return replace(now, columns=columns, reads=reads)
+
+
+def _grouping_of(grouping: Grouping, columns: Sequence[OutputColumn]) -> Grouping:
+    """Return what a view of groups reads of its source if it has these columns."""
+    names = [one[0] for one in grouping.reads]
+    needed = {*grouping.keys, *(name for name, _ in grouping.order), *where_columns(grouping.where, names)}
+    for column in columns:
+        if column.kind == "aggregate":
+            argument = parse_aggregate(column.expression or "", column.name).argument
+            needed.update(where_columns(argument, names) if argument is not None else ())
+        needed.update(column.columns)
+    return replace(grouping, reads=tuple(one for one in grouping.reads if one[0] in needed))
 
 
 def _source_names(now: ViewDefinition, columns: Sequence[OutputColumn]) -> Iterator[str]:
