@@ -143,6 +143,7 @@ class Process(NamedTuple):
     at: str = "start"
     read: tuple[int, ...] = ()
     works: tuple[Work, ...] = ()
+    learned: frozenset[Fact] = frozenset()
     staged: tuple[Pair, ...] = ()
     file: File | None = None
     left: bool = False
@@ -253,7 +254,8 @@ class Column:
         elif at == "plan" and self.scope.cleans:
             yield moved("plan.recorded", state.with_job(process.job, Job("open")))
         elif at in ("plan", "plan.recorded"):
-            yield moved("plan.saved", state.with_job(process.job, Job(job.state, process.read, process.works)))
+            saved = state.with_job(process.job, Job(job.state, process.read, process.works))
+            yield moved("plan.saved", saved._replace(facts=saved.facts | process.learned), learned=frozenset())
         elif at in ("plan.saved", "applied"):
             yield from self.apply(state, process)
         elif at == "apply.step":
@@ -290,9 +292,15 @@ class Column:
 
     def plan(self, state: State, process: Process) -> tuple[str, State]:
         works: list[Work] = []
+        learned: set[Fact] = set()
         for one in state.table:
             known = self.known(state, one)
             due = frozenset(ROWS[one.id]) - known
+            if one.output in state.files and state.facts:
+                # What history and values tell is written down for later plans, with this one.
+                learned |= {
+                    Fact(one.signature, rows) for rows in (*[known] * bool(known), *[frozenset[int]()] * bool(due))
+                }
             if one.output in state.files and any(
                 one.value(row) is not None and self.of_no_job(state, one, row) for row in due
             ):
@@ -300,7 +308,9 @@ class Column:
             if due:
                 works.append(Work(one.id, one.inputs, one.output, due, known, one.output))
         read = tuple(state.fragment_with(row).input(row) for row in (0, 1))
-        return "plan", state.with_process(Process(process.name, "plan", read, tuple(works)))
+        return "plan", state.with_process(
+            Process(process.name, "plan", read, tuple(works), frozenset(learned - state.facts))
+        )
 
     def apply(self, state: State, process: Process) -> Iterator[tuple[str, State]]:
         """Open the next fragment: compute what no checkpoint holds. After the last one, verify."""
