@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,15 @@ def explore_ledgers(rules: ledgers.Rules = ledgers.RULES) -> Graph[ledgers.State
     graph = explore([ledgers.start()], ledgers.Ledgers(rules).steps, ledgers.INVARIANTS)
     check_ends(graph, ledgers.at_the_end)
     return graph
+
+
+def graphs() -> Iterator[Graph[column.State] | Graph[view.State] | Graph[ledgers.State]]:
+    """Yield small explorations that take every action."""
+    yield explore_column(COLUMN(changes=True, intervals=True))
+    yield explore_column(COLUMN(kills=False, cleans=True))
+    yield explore_view(VIEW(kills=False, shown=True, changes=True, notes=True, orphan=True))
+    yield explore_view(VIEW(kills=False, shown=True, changes=True, cleans=True))
+    yield explore([ledgers.start(kills=0)], ledgers.Ledgers().steps, ledgers.INVARIANTS)
 
 
 def without(rules: Any, name: str) -> Any:

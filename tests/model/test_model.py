@@ -10,7 +10,7 @@ import pytest
 
 import airflow_geneva
 from tests.model import column, exploring, ledgers, view
-from tests.model.explore import Graph, Step, Violation, check_ends, explore
+from tests.model.explore import Step, Violation, check_ends, explore
 
 WITHOUT_A_WRITE = {
     "apply.step": "calls the function: nothing is on disk yet; of a view it is left to the machine of a column",
@@ -43,18 +43,10 @@ OF_OTHER_STEPS = {
 def actions() -> set[str]:
     """The actions of all machines that are named like fault points."""
     found: set[str] = set()
-    for graph in graphs():
+    for graph in exploring.graphs():
         found |= {action.partition(" (")[0] for _, action in graph.taken}
     words = {*column.READS, *column.OTHERS, *view.READS, *view.OTHERS, *ledgers.READS, *ledgers.OTHERS}
     return found - words
-
-
-def graphs() -> Iterator[Graph[column.State] | Graph[view.State] | Graph[ledgers.State]]:
-    yield exploring.explore_column(exploring.COLUMN(changes=True, intervals=True))
-    yield exploring.explore_column(exploring.COLUMN(kills=False, cleans=True))
-    yield exploring.explore_view(exploring.VIEW(kills=False, shown=True, changes=True, notes=True, orphan=True))
-    yield exploring.explore_view(exploring.VIEW(kills=False, shown=True, changes=True, cleans=True))
-    yield explore([ledgers.start(kills=0)], ledgers.Ledgers().steps, ledgers.INVARIANTS)
 
 
 def test_the_actions_are_the_fault_points_of_the_engine() -> None:

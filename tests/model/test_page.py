@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.model import column, ledgers, view
-from tests.model.test_model import graphs
+from tests.model import column, exploring, ledgers, view
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 STATES = {
@@ -36,7 +35,7 @@ BESIDE_THE_DISK = {
 
 
 def test_the_page_has_a_paragraph_for_each_step() -> None:
-    taken = {action for graph in graphs() for _, action in graph.taken}
+    taken = {action for graph in exploring.graphs() for _, action in graph.taken}
     others = {*column.READS, *column.OTHERS, *view.READS, *view.OTHERS, *ledgers.READS, *ledgers.OTHERS}
     parts = re.findall(r"^#### `([^`]+)`\n\n(.+?)(?=\n\n)", PAGE, re.MULTILINE | re.DOTALL)
     assert {name for name, _ in parts} == taken | others
