@@ -1,4 +1,8 @@
-"""Case groups: views of groups by SQL aggregates and by a function, beside DuckDB, which aggregates all rows again."""
+"""Case groups: views of groups by SQL aggregates and by a function, beside jobs that compute all groups again.
+
+DuckDB aggregates, and where the view is computed on Spark, a plain job of Spark computes from Parquet files of the same
+rows, which are written before and not measured.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +41,11 @@ def measure(folder: str, rows: int, groups: int, runner: str, repeats: int) -> l
             for turn in range(repeats + 1):
                 place = Path(folder) / f"{keys}-{turn}"
                 for name, about in _round(place, rows, groups, keys == "hot", columns, runner):
-                    kept = changes.setdefault(name, {"ours": [], "duckdb": []}) | about["counts"]
+                    kept = changes.setdefault(name, {"ours": [], "duckdb": [], "spark": []}) | about["counts"]
                     if turn:
                         kept["ours"].append(about["seconds"])
                         kept["duckdb"].extend(about["duckdb"])
+                        kept["spark"].extend(about["spark"])
                     changes[name] = kept
                 shutil.rmtree(place)
             found.append(
@@ -69,10 +74,14 @@ def _round(
         result = view.refresh(runner=runner)
         seconds = time.perf_counter() - began
         theirs, expected = _duckdb(table) if columns is AGGREGATES and find_spec("duckdb") else ([], None)
-        yield name, {"seconds": seconds, "duckdb": theirs, "counts": {"groups_computed": result.rows_computed}}
+        by_spark, also_expected = _spark(table, place / "plain", columns) if runner == "spark" else ([], None)
+        counts = {"groups_computed": result.rows_computed}
+        yield name, {"seconds": seconds, "duckdb": theirs, "spark": by_spark, "counts": counts}
         mine = view.to_arrow().select(["key", *columns]).sort_by("key")
         if expected is not None and not _agree(mine, expected):
             raise SystemExit(f"Case groups, {name}: the view differs from what DuckDB computes.")
+        if also_expected is not None and mine.num_rows != also_expected:
+            raise SystemExit(f"Case groups, {name}: a plain job of Spark finds another number of groups.")
 
 
 def _keys(draw: np.random.Generator, rows: int, groups: int, hot: bool) -> npt.NDArray[np.int64]:
@@ -99,6 +108,36 @@ def _duckdb(table: Table) -> tuple[list[float], pa.Table]:
         found = connection.sql(f"SELECT key, {listed} FROM events GROUP BY key").to_arrow_table()
     seconds = time.perf_counter() - began
     return [seconds], found.sort_by("key")
+
+
+def _spark(table: Table, place: Path, columns: dict[str, Any]) -> tuple[list[float], int]:
+    """Compute all groups by a plain job of Spark, to Parquet files; return the seconds, and the number of groups."""
+    import pyarrow.parquet as pq
+    from pyspark.sql import SparkSession
+
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    for number, fragment in enumerate(table.lance.get_fragments()):
+        rows = fragment.to_table(columns=["key", "moment", "amount"])
+        pq.write_table(rows, place / f"{number}.parquet")
+    session = SparkSession.builder.getOrCreate()
+    began = time.perf_counter()
+    frame = session.read.parquet(str(place))
+    if columns is AGGREGATES:
+        frame.createOrReplaceTempView("events")
+        listed = ", ".join(f"{sql} AS {name}" for name, sql in AGGREGATES.items())
+        found = session.sql(f"SELECT key, {listed} FROM events GROUP BY key")
+    else:
+        found = frame.groupBy("key").applyInArrow(_slope_of_group, "key long, slope double")
+    found.write.mode("overwrite").parquet(f"{place}-found")
+    seconds = time.perf_counter() - began
+    return [seconds], int(pq.read_table(f"{place}-found", columns=["key"]).num_rows)
+
+
+def _slope_of_group(rows: pa.Table) -> pa.Table:
+    rows = rows.sort_by("moment").combine_chunks()
+    arrays = [rows.column(name).combine_chunks() for name in ("moment", "amount")]
+    return pa.table({"key": rows["key"].slice(0, 1), "slope": [udfs.slope.func(*arrays)]})
 
 
 def _agree(mine: pa.Table, theirs: pa.Table) -> bool:

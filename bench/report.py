@@ -544,7 +544,8 @@ def _paged(run: Mapping[str, Any]) -> str:
 
 
 def _grouped(runs: Sequence[Mapping[str, Any]]) -> str:
-    head = ("computed by", "keys", "runner", "change", "ours, s", "DuckDB, all rows, s", "groups computed")
+    others = ("DuckDB, all rows, s", "plain Spark, all rows, s")
+    head = ("computed by", "keys", "runner", "change", "ours, s", *others, "groups computed")
     keys = {"even": "drawn evenly", "hot": "one of half of all rows"}
     rows = [
         (
@@ -554,6 +555,7 @@ def _grouped(runs: Sequence[Mapping[str, Any]]) -> str:
             name,
             _best_median(change["ours"]),
             _best_median(change["duckdb"]) if change["duckdb"] else "",
+            _best_median(change["spark"]) if change.get("spark") else "",
             f"{change['groups_computed']:,}",
         )
         for run in runs
@@ -562,7 +564,8 @@ def _grouped(runs: Sequence[Mapping[str, Any]]) -> str:
     about = (
         f"{runs[0]['rows']:,} rows with {runs[0]['groups']:,} keys at first. The aggregates are count, sum, max and "
         "avg; the function takes two columns of a group as Arrow arrays. DuckDB reads the same table of Lance, "
-        "aggregates all of its rows each time, and writes nothing."
+        "aggregates all of its rows each time, and writes nothing. The plain job of Spark reads Parquet files of the same "
+        "rows, computes all groups each time, and writes them to Parquet files."
     )
     return f"{about}\n\n{_table(head, rows)}"
 

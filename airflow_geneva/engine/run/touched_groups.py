@@ -102,7 +102,9 @@ class TouchedGroups:
             at = int(self.rows.counts.argmax())
             most, columns = int(self.rows.counts[at]), [column[at : at + 1] for column in self.rows.keys.columns]
         else:
-            found = groups.scanner(columns=list(keys), filter=f"`{ROWS}` = {most}", with_row_address=True).to_table()
+            found = groups.scanner(
+                columns=list(keys), filter=f"`{ROWS}` = {most}", with_row_address=True, limit=len(self.gone) + 1
+            ).to_table()
             stays = ~np.isin(found.column("_rowaddr").to_numpy().astype(np.int64), self.gone)
             columns = [found.column(name).filter(pa.array(stays))[:1] for name in keys]
         key = ", ".join(f"{name}={str(column[0])[:_SHOWN]}" for name, column in zip(keys, columns, strict=True))
