@@ -286,7 +286,7 @@ class GroupHistories(RuleBasedStateMachine):
         version = options.get("src_version") or self.table.version
         groups = self.asked.groups(self.rows(version))
         # Of an earlier version, rows that were moved since count as changed.
-        exact = exact and version >= self.target and not self.loose
+        exact, restored = exact and version >= self.target and not self.loose, self.loose
         self.target, self.loose = version, False
         reads = {key: [self.asked.read(row) for row in rows] for key, rows in groups.items()}
         touched = {key for key, rows in reads.items() if self.seen is None or self.seen.get(key) != rows}
@@ -300,7 +300,8 @@ class GroupHistories(RuleBasedStateMachine):
         result = self.view.refresh(runner="inline", **options)
         assert result.state == "DONE"
         self.check(groups)
-        for key, id in self.row_ids().items():
+        # A view that was restored may show a group that went and came since, and has another row id by now.
+        for key, id in () if restored else self.row_ids().items():
             assert ids[key] == id if key in ids else id not in ids.values(), "row ids stay as long as the key does"
         run = self.trace.counts()
         assert max(run.values(), default=1) == 1, f"called twice: {run}"
