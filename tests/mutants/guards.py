@@ -59,6 +59,7 @@ PROMOTED = "run/test_promotion.py::"
 SIBLINGS = "run/test_siblings.py::"
 LOAD = "load/test_load.py::"
 GROUPS = "views/test_groups.py::"
+FOLDS = "views/test_folds.py::"
 ANSWERS = "functions/test_answers.py::"
 COLUMNS = "views/test_columns.py::"
 SOUND = "lance_io/test_sound_arrays.py::"
@@ -416,6 +417,18 @@ GUARDS = [
         "if field.name in (*grouped.keys, TOUCHED)",
         "if field.name in grouped.keys",
         (GROUPS + "test_a_refresh_computes_the_touched_groups_only",),
+    ),
+    Guard(
+        "A value would be folded from a state with rows that the group has lost.",
+        "if rows[at] + len(change.added[at]) != sizes[at]:",
+        "if False:",
+        (FOLDS + "test_a_group_that_lost_rows_is_computed_from_all_or_without_them",),
+    ),
+    Guard(
+        "A value would be folded from the state of other code.",
+        "[~there, stamp != self._stamp(column), unclear]",
+        "[~there, stamp < 0, unclear]",
+        (FOLDS + "test_other_code_is_never_given_the_states_of_earlier_code",),
     ),
     Guard(
         "Rows of a view of groups would get the row ids of other groups, where new and known groups are mixed.",

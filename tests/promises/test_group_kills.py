@@ -18,7 +18,7 @@ from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
 from tests.support.harness import Fault
-from tests.udfs_for_tests import group_histories as udfs
+from tests.udfs_for_tests import folded, group_histories as udfs
 
 pytestmark = pytest.mark.crash
 
@@ -57,12 +57,12 @@ def table(tmp_path: Path) -> Table:
 
 
 def view_of(table: Table) -> View:
-    columns = {"n": "count(*)", "told": (udfs.told, ["k", "t", "id", "x"])}
+    columns = {"n": "count(*)", "told": (udfs.told, ["k", "t", "id", "x"]), "bag": (folded.losing_bag, ["id", "x"])}
     return table.query().group_by("k", "t").agg(columns).create_materialized_view(name="v")
 
 
 def shown(view: View) -> list[Any]:
-    return sorted((row["k"], row["n"], row["told"]) for row in view.to_arrow().to_pylist())
+    return sorted((row["k"], row["n"], row["told"], row["bag"]) for row in view.to_arrow().to_pylist())
 
 
 def right(table: Table, version: int | None = None) -> list[Any]:
@@ -71,8 +71,9 @@ def right(table: Table, version: int | None = None) -> list[Any]:
     for row in sorted(found, key=lambda row: row["_rowid"]):
         groups.setdefault(row["k"], []).append(row)
     return sorted(
-        (k, len(some), udfs.told_value(1, [row["id"] for row in some], [row["x"] for row in some]))
+        (k, len(some), udfs.told_value(1, ids, xs), folded.bag_value(ids, sum(xs)))
         for k, some in groups.items()
+        for ids, xs in [([row["id"] for row in some], [row["x"] for row in some])]
     )
 
 
