@@ -564,8 +564,8 @@ def _grouped(runs: Sequence[Mapping[str, Any]]) -> str:
     about = (
         f"{runs[0]['rows']:,} rows with {runs[0]['groups']:,} keys at first. The aggregates are count, sum, max and "
         "avg; the function takes two columns of a group as Arrow arrays. DuckDB reads the same table of Lance, "
-        "aggregates all of its rows each time, and writes nothing. The plain job of Spark reads Parquet files of the same "
-        "rows, computes all groups each time, and writes them to Parquet files."
+        "aggregates all of its rows each time, and writes nothing. The plain job of Spark reads Parquet files of the "
+        "same rows, computes all groups each time, and writes them to Parquet files."
     )
     return f"{about}\n\n{_table(head, rows)}"
 
