@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -772,6 +773,24 @@ def test_rows_that_move_after_the_commit_of_a_job_that_dies_are_due_although_ano
     trace.clear()
     result = table.backfill("y", runner="inline")
     assert (result.state, len(trace)) == ("DONE", 2)
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_rows_that_move_with_their_value_during_a_job_are_due_if_earlier_versions_are_cleaned_up(
+    table: Table, trace: Trace
+) -> None:
+    """No version is left that tells what the rows held before they moved."""
+    table.backfill("y", runner="inline")
+    table.add([{"id": 200, "x": 200}])
+    job = Stations.begin(table)
+    job.apply()
+    table.lance.update({"x": "x + 1000"}, "id < 3")
+    job.commit()
+    table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    trace.clear()
+    result = table.backfill("y", runner="inline")
+    assert (result.state, len(trace)) == ("DONE", 3)
     assert_right(table, "y", tripled)
     assert_nothing_to_do_is_free(table, "y", trace)
 

@@ -122,10 +122,11 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "once-moved-rows-of-two-commits",
         "Rows that another writer moved between two commits of a run would be computed again by the next.",
-        "known = {result.version, *moved}",
+        "known = {result.version, *earlier}",
         "known = {result.version}",
         "column",
     ),
+    guarded("once-moved-in-a-job-then-cleaned", "Rows that moved with their value during a job", "vacuumed"),
     guarded("once-moved-from-a-job-that-died", "Rows that moved with the value of a job that died", "column"),
     guarded("once-facts-of-a-later-version-dropped", "Facts that a job writes while a cleanup drops others", "column"),
     guarded("once-vacuum-in-a-commit", "A data file that a cleanup removed during the commit", "vacuumed"),

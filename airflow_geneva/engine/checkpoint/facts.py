@@ -86,9 +86,16 @@ _DEFINED = "defined"
 such versions, are about a dropped column that had the same field id."""
 
 
-def seen(version: int) -> Fact:
-    """Make the fact that marks a table version as one with which plans may compare rows."""
-    return Fact("", SEEN, None, version)
+_MOVED = "moved"
+
+
+def seen(version: int, moved: bool = False) -> Fact:
+    """Make the fact that marks a table version as one with which plans may compare rows.
+
+    Args:
+        moved: others moved rows before it, and no plan has looked where to.
+    """
+    return Fact("", SEEN, None, version, _MOVED if moved else None)
 
 
 def _defined(version: int) -> Fact:
@@ -193,6 +200,7 @@ class ColumnState:
 
     Args:
         seen: versions at which the facts were complete.
+        moved: those of them at which rows that others had moved may hold a value of a job without a fact.
         open_jobs: jobs that may have committed but have not finished, so that they recorded no complete version.
         defined: facts up to this version are about a dropped column that had the same field id. They match its files
             only, which a restore brings back.
@@ -201,6 +209,7 @@ class ColumnState:
     facts: Facts = field(default_factory=Facts)
     ledgers: list[str] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
+    moved: set[int] = field(default_factory=set)
     folded: set[str] = field(default_factory=set)
     open_jobs: set[str] = field(default_factory=set)
     defined: int = 0
@@ -313,17 +322,20 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
             break
         keys = now
     state = ColumnState(ledgers=[key for key in read if key not in covered], folded=covered & keys)
-    announced, marked = dict[str, int](), dict[str, int]()
+    announced, marked, looked_at = dict[str, int](), dict[str, int](), set[int]()
     for key in state.ledgers:
         ledger = read[key]
-        marks = ledger["at"].filter(pc.equal(ledger["kind"], SEEN)).to_pylist()
+        said = ledger.filter(pc.equal(ledger["kind"], SEEN))
+        marks = said["at"].to_pylist()
         state.seen += marks
+        looked_at.update(said["at"].filter(pc.is_null(said["live_under"])).to_pylist())
         defined = ledger["at"].filter(pc.equal(ledger["kind"], _DEFINED)).to_pylist()
         state.defined = max([state.defined, *defined])
         if not is_fold(key):
             # A plan records the version that it read; finish records a version after those of the job's commits.
             about, job = marked if marks else announced, key.split(".")[1]
             about[job] = max(about.get(job, 0), pc.max(ledger["at"]).as_py() or 0)
+    state.moved = {*state.seen} - looked_at
     ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
     no_marks = pc.invert(pc.is_in(ledgers["kind"], pa.array([SEEN, _DEFINED])))
     state.facts = Facts(ledgers.filter(no_marks).combine_chunks())
@@ -381,10 +393,11 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
 
 def _write_fold(store: CheckpointStore, state: ColumnState, facts: pa.Table) -> None:
     versions = sorted(set(state.seen))[-_SEEN_KEPT:]
-    marks = _batch([*map(seen, versions), *([_defined(state.defined)] if state.defined else [])], {})
+    marks = [seen(version, version in state.moved) for version in versions]
+    marks += [_defined(state.defined)] if state.defined else []
     # Also name the ledgers that earlier folds cover, so that a reader of this fold skips them.
     covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-    whole = pa.concat_tables([facts, pa.Table.from_batches([marks])])
+    whole = pa.concat_tables([facts, pa.Table.from_batches([_batch(marks, {})])])
     store[new_fold_key()] = single_batch(whole.replace_schema_metadata({"covers": covers}))
 
 

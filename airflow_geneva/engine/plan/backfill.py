@@ -119,7 +119,7 @@ class _Planner:
     def record(self, state: ColumnState) -> None:
         """Write facts to the ledger of this job, for later plans, and at which versions they are complete."""
         self.computed.learned += [fact for signature in state.facts for fact in state.facts[signature]]
-        self.computed.learned += [seen(version) for version in state.seen]
+        self.computed.learned += [seen(version, version in state.moved) for version in state.seen]
 
     def plan(self, store: CheckpointStore) -> Plan:
         manifest = self.computed.manifest

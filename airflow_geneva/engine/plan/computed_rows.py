@@ -136,7 +136,7 @@ class ComputedRows:
         self._line: list[int] = []
         self._commits = commits_of_version(dataset, max(1, dataset.version - _MOST_VERSIONS), _COMMITS_AT_ONCE)
         self._opened: dict[tuple[int, Columns], ReferenceVersion | None] = {}
-        if state.facts and dataset.version not in state.seen:
+        if state.facts and (dataset.version not in state.seen or dataset.version in state.moved):
             self.learned.append(seen(dataset.version))
 
     @staticmethod
@@ -234,7 +234,8 @@ class ComputedRows:
         if changed - then.in_place and files.id in reference.manifest and self._was_undone(version):
             changed = changed & then.in_place
         add_rows(self._of_a_job, [(files.id, changed)])
-        add_rows(self._of_no_job, [(files.id, left - changed)])
+        if version not in self.state.moved and version not in self._open_commits:
+            add_rows(self._of_no_job, [(files.id, left - changed)])
         return left, then.in_place
 
     def _was_undone(self, version: int) -> bool:

@@ -287,9 +287,9 @@ class ColumnPublisher(Publisher):
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):
             spec.written.assert_same_table(self.location.options)
         if result.commits and spec.keeps_facts:
-            moved = _before_others_moved_rows(self._newest(), spec.version, result.commits)
-            known = {result.version, *moved}
-            marks = [seen(version) for version in sorted(known)]
+            earlier, moved = _before_others_moved_rows(self._newest(), spec.version, result.commits)
+            known = {result.version, *earlier}
+            marks = [seen(version, bool(moved) and version > moved) for version in sorted(known)]
             self.post_commit = [partial(append_ledger, checkpoints, spec.field_id, spec.job_id, marks)]
         if not spec.keeps_facts or not may_fold(None if len(result.commits) > 1 else self.saved.ledgers):
             return result, False
@@ -389,22 +389,27 @@ class _Judge:
         return bool(new)
 
 
-def _before_others_moved_rows(dataset: lance.LanceDataset, planned: int, commits: Sequence[int]) -> list[int]:
+def _before_others_moved_rows(
+    dataset: lance.LanceDataset, planned: int, commits: Sequence[int]
+) -> tuple[list[int], int]:
     """Return the commits of jobs since the planned version after which others could move rows with a committed value.
 
-    At later versions, no fact describes such rows. A job that has died since may have committed them.
+    At later versions, no fact describes such rows. A job that has died since may have committed them. Also return the
+    first version at which others could move rows; 0 if there is none.
     """
     import lance
 
-    found, last = list[int](), 0
+    found, last, first = list[int](), 0, 0
     if commits[-1] - planned == len(commits):
-        return found
+        return found, first
     for commit in reversed(list(commits_newest_first(dataset, commits[-1], planned + 1))):
         if commit.version in commits or JOB_PROPERTY in commit.properties:
             last = commit.version
-        elif last and (commit.gone or isinstance(commit.operation, lance.LanceOperation.Update)) and last not in found:
-            found.append(last)
-    return found
+        elif commit.gone or isinstance(commit.operation, lance.LanceOperation.Update):
+            first = first or commit.version
+            if last and last not in found:
+                found.append(last)
+    return found, first
 
 
 def _computed_part(target: ColumnTarget, fragment: FragmentTask) -> FragmentTask:
