@@ -111,7 +111,7 @@ def test_the_functions_people_use_have_right_values(tmp_path: Path) -> None:
     (tmp_path / "db").mkdir()
     for name, content in files.items():
         (tmp_path / "db" / name).write_bytes(content)
-    texts = ["Alle Menschen sind frei und gleich geboren.", "All human beings are born free and equal.", ""]
+    texts = ["Todos los seres humanos nacen libres e iguales en dignidad y derechos.", "All human beings are born free and equal.", ""]
     rows = {"uri": [f"{tmp_path}/db/{name}" for name in files], "text": texts, "file": list(files.values())}
     table = db.create_table("files", pa.table(rows))
     table.add_columns({"kind": (kind_of, ["uri"]), "language": (language_of, ["text"]), "frames": (frames, ["file"])})
@@ -119,7 +119,7 @@ def test_the_functions_people_use_have_right_values(tmp_path: Path) -> None:
         table.backfill(column, runner="inline")
     found = table.to_arrow()
     assert [one["label"] for one in found.column("kind").to_pylist()] == ["mkv", "png", "python"]
-    assert found.column("language").to_pylist() == ["de", "en", None]
+    assert found.column("language").to_pylist() == ["es", "en", None]
     of_film, of_picture, of_code = found.column("frames").to_pylist()
     assert [frame["at"] for frame in of_film] == [0, 10, 20]
     shades = [np.asarray(PIL.Image.open(io.BytesIO(frame["image"]))).mean() for frame in of_film]
