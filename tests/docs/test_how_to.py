@@ -111,7 +111,7 @@ def test_the_functions_people_use_have_right_values(tmp_path: Path) -> None:
     (tmp_path / "db").mkdir()
     for name, content in files.items():
         (tmp_path / "db" / name).write_bytes(content)
-    texts = ["Todos los seres humanos nacen libres e iguales en dignidad y derechos.", "All human beings are born free and equal.", ""]
+    texts = ["Todos los seres humanos nacen libres e iguales.", "All human beings are born free and equal.", ""]
     rows = {"uri": [f"{tmp_path}/db/{name}" for name in files], "text": texts, "file": list(files.values())}
     table = db.create_table("files", pa.table(rows))
     table.add_columns({"kind": (kind_of, ["uri"]), "language": (language_of, ["text"]), "frames": (frames, ["file"])})
