@@ -21,7 +21,7 @@ from airflow_geneva.engine.apply import group_calls
 from airflow_geneva.engine.apply.dedup import KnownValues
 from airflow_geneva.engine.apply.group_columns import GroupColumns
 from airflow_geneva.engine.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.engine.apply.query_columns import QueryComputer
+from airflow_geneva.engine.apply.query_columns import CARRIED, RUNS, QueryComputer
 from airflow_geneva.engine.apply.source_rows import SourceRows, take_rows
 from airflow_geneva.engine.apply.udf_call import MappedBatch
 from airflow_geneva.engine.udf import UDF, load_udf
@@ -170,6 +170,20 @@ def test_equal_groups_are_called_once(tmp_path: Path) -> None:
         mapped = computer(groups.batch(GroupColumns.of(found.columns, found.udfs)))
     assert mapped.values.field("sum").to_pylist() == [11, 3, 11]
     assert grouped.calls == [[5, 6], [3]]
+
+
+def test_a_batch_without_rows_whose_functions_run_on_some_rows_is_computed(table: Table) -> None:
+    groups = Grouped(table)
+    specs = (("joined", (grouped.joined_arrays, ["kind", "amount"])), ("sum", (grouped.recorded, ["amount"])))
+    found = resolve_columns(table.lance, "events", specs, groups=True)
+    batch = groups.batch(GroupColumns.of(found.columns, found.udfs))
+    for name in found.udfs:
+        batch = batch.append_column(RUNS + name, pa.array([True] * batch.num_rows))
+        batch = batch.append_column(CARRIED + name, pa.nulls(batch.num_rows, found.schema.field(name).type))
+    with QueryComputer(found.columns, found.udfs) as computer:
+        assert len(computer(batch).values) == batch.num_rows
+        nothing = computer(batch.slice(0, 0)).values
+    assert (len(nothing), nothing.type.names) == (0, ["joined", "sum"])
 
 
 @settings(max_examples=20, deadline=None)

@@ -140,7 +140,7 @@ class QueryComputer(BatchMapper):
     def _begun(self, batch: pa.RecordBatch) -> _BegunQuery | _BegunGroups:
         """Group rows on which the same UDFs run."""
         marked = [name for name in self.mappers if RUNS + name in batch.schema.names]
-        if not marked:
+        if not marked or not batch.num_rows:
             return _BegunQuery(self, batch, self.mappers)
         masks = np.stack([_runs(batch, name) for name in marked])
         sets, of_row = np.unique(masks, axis=1, return_inverse=True)
