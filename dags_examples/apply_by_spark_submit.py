@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -23,6 +24,12 @@ def submit(shard: Any) -> SparkSubmitOperator:
     )
 
 
-with DAG(dag_id="apply_by_spark_submit", schedule=None, default_args={"retries": 2}, tags=["geneva"], doc_md=__doc__):
+with DAG(
+    dag_id="apply_by_spark_submit",
+    schedule=None,
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+    tags=["geneva"],
+    doc_md=__doc__,
+):
     BackfillTaskGroup(table="verses", column="embedding", apply=submit)
 # --8<-- [end:example]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, task
@@ -19,6 +20,12 @@ def compute(shard: Any) -> Any:
     return apply(shard)
 
 
-with DAG(dag_id="apply_in_pyspark", schedule=None, default_args={"retries": 2}, tags=["geneva"], doc_md=__doc__):
+with DAG(
+    dag_id="apply_in_pyspark",
+    schedule=None,
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+    tags=["geneva"],
+    doc_md=__doc__,
+):
     BackfillTaskGroup(table="verses", column="embedding", apply=compute)
 # --8<-- [end:example]

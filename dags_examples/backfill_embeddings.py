@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG, Param
 
 from airflow_geneva.task_groups import BackfillTaskGroup
@@ -11,7 +13,7 @@ with DAG(
     dag_id="backfill_embeddings",
     schedule=None,
     params={"where": Param(None, type=["null", "string"], description="SQL filter: compute only these rows")},
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):

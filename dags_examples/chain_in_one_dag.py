@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG
 
 from airflow_geneva.operators import CreateMaterializedViewOperator
@@ -13,7 +15,7 @@ with DAG(
     schedule="@hourly",
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG
 
 from airflow_geneva.assets import lance_asset, one_run_per_batch
@@ -13,7 +15,7 @@ with DAG(
     dag_id="refresh_long_verses",
     schedule=one_run_per_batch(lance_asset("verses")),
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):
@@ -23,7 +25,7 @@ with DAG(
     dag_id="refresh_verses_of_light",
     schedule=one_run_per_batch(lance_asset("long_verses")),
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, task
 
@@ -10,7 +12,13 @@ from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators import AddColumnsOperator, PromoteColumnOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
 
-with DAG(dag_id="change_model", schedule=None, default_args={"retries": 2}, tags=["geneva"], doc_md=__doc__):
+with DAG(
+    dag_id="change_model",
+    schedule=None,
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+    tags=["geneva"],
+    doc_md=__doc__,
+):
     define = AddColumnsOperator(
         task_id="define", table="verses", columns={"embedding_v2": "embedding_udfs.second:embed"}
     )

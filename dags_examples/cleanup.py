@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG, Param
 
 from airflow_geneva.operators import CleanupCheckpointsOperator
@@ -15,7 +17,7 @@ with DAG(
         "ttl": Param("7d", type="string", description="Remove only what is older than this, such as 7d or 12h"),
         "dry_run": Param(False, type="boolean", description="Remove nothing, only report"),
     },
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):

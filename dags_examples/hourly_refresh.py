@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG, Param
 
 from airflow_geneva.operators import CreateMaterializedViewOperator
@@ -15,7 +17,7 @@ with DAG(
     schedule="@hourly",
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     params={"on_code_change": on_code_change, "errors_only": Param(False, type="boolean")},
     tags=["geneva"],
     doc_md=__doc__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
@@ -31,7 +32,7 @@ with DAG(
     dag_id="geneva_backfill",
     schedule=None,
     params=params("lance_conn_id", "table", "column", optional=(*FILTERS, *SIZES, *CHECKPOINTS)),
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):
@@ -46,7 +47,7 @@ with DAG(
     dag_id="geneva_refresh",
     schedule=None,
     params=params("lance_conn_id", "view", optional=("src_version", "max_rows_per_fragment", *SIZES)),
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):
@@ -63,7 +64,7 @@ with DAG(
         **params("lance_conn_id", "view", "source_query", optional=("output_schema",)),
         "with_no_data": Param(True, type="boolean"),
     },
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
     doc_md=__doc__,
 ):

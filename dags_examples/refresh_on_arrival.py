@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
@@ -19,7 +20,7 @@ with DAG(
     dag_id="refresh_on_arrival",
     schedule=one_run_per_batch(new_verses),
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     params={"on_code_change": on_code_change},
     tags=["geneva"],
     doc_md=__doc__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ with DAG(
     schedule="@hourly",
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     params={"on_code_change": ANSWERS, "question": Param("Who keeps the ledger?", type="string")},
     tags=["geneva"],
     doc_md=__doc__,

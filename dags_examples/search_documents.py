@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-# --8<-- [start:example]
 import asyncio
+
+# --8<-- [start:example]
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +23,7 @@ with DAG(
     schedule="@hourly",
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     params={"question": Param("Who said, let there be light?", type="string")},
     tags=["geneva"],
     doc_md=__doc__,

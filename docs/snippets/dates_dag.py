@@ -1,5 +1,5 @@
 # --8<-- [start:example]
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from airflow.sdk import DAG
 from airflow.timetables.interval import CronDataIntervalTimetable
@@ -19,7 +19,7 @@ with DAG(
     start_date=datetime(2026, 1, 1, tzinfo=timezone.utc),
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
 ) as dag:
     BackfillTaskGroup(table="events", column="embedding", where=where)
 # --8<-- [end:example]

@@ -1,4 +1,6 @@
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG, AssetAndTimeSchedule, CronTriggerTimetable
 
 from airflow_geneva.assets import watched_lance_asset
@@ -11,7 +13,7 @@ with DAG(
     schedule=AssetAndTimeSchedule(timetable=CronTriggerTimetable("@hourly", timezone="UTC"), assets=new_verses),
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
 ):
     RefreshTaskGroup(view="long_verses", source="verses")

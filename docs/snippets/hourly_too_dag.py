@@ -1,4 +1,6 @@
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
 
 from airflow_geneva.assets import lance_asset
@@ -11,7 +13,7 @@ with DAG(
     schedule=AssetOrTimeSchedule(timetable=hourly, assets=lance_asset("verses")),
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
 ) as dag:
     RefreshTaskGroup(view="long_verses", source="verses")
 # --8<-- [end:example]

@@ -1,9 +1,17 @@
 # --8<-- [start:example]
+from datetime import timedelta
+
 from airflow.sdk import DAG
 
 from airflow_geneva.task_groups import BackfillTaskGroup
 
-with DAG("nightly_embeddings", schedule="@daily", catchup=False, max_active_runs=1, default_args={"retries": 2}) as dag:
+with DAG(
+    "nightly_embeddings",
+    schedule="@daily",
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+) as dag:
     BackfillTaskGroup(
         table="verses",
         column="embedding",

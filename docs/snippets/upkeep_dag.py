@@ -7,7 +7,13 @@ from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.operators import CleanupCheckpointsOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
 
-with DAG("upkeep", schedule="@daily", catchup=False, max_active_runs=1, default_args={"retries": 2}) as dag:
+with DAG(
+    "upkeep",
+    schedule="@daily",
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+) as dag:
 
     @task
     def compact() -> None:

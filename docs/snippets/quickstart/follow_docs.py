@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 from airflow.sdk import DAG
 
 from airflow_geneva.assets import one_run_per_batch, watched_lance_asset
@@ -10,7 +12,7 @@ with DAG(
     dag_id="follow_docs",
     schedule=one_run_per_batch(new_docs),
     max_active_runs=1,
-    default_args={"retries": 2},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     tags=["geneva"],
 ):
     define = CreateMaterializedViewOperator(
