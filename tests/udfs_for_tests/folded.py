@@ -73,6 +73,26 @@ class Mean:
         return state["total"] / state["rows"] if state["rows"] else None
 
 
+WIDE = 4_096
+
+
+@udaf(data_type=pa.int64(), state=pa.binary())
+class Wide:
+    """The number of rows, in a state of some kilobytes."""
+
+    def init(self) -> bytes:
+        return bytes(WIDE)
+
+    def add(self, state: bytes, id: list[int]) -> bytes:
+        return (int.from_bytes(state, "big") + len(id)).to_bytes(WIDE, "big")
+
+    def merge(self, state: bytes, other: bytes) -> bytes:
+        return (int.from_bytes(state, "big") + int.from_bytes(other, "big")).to_bytes(WIDE, "big")
+
+    def finish(self, state: bytes) -> int:
+        return int.from_bytes(state, "big")
+
+
 @udaf(data_type=pa.int64(), state=pa.binary())
 class Hoarder:
     """A state that grows with the rows."""

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udaf
+from airflow_geneva.engine.apply import group_folds
+from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.counts import Folds
 from airflow_geneva.engine.views.grouping import rows_table
@@ -218,3 +220,25 @@ def test_functions_are_folded_on_spark(table: Table, spark: Any) -> None:
     assert result.usage.folds == Folds(folded=3)
     query = table.query().group_by("k").agg({"n": "count(*)", "bag": (folded.losing_bag, ["id", "x"])})
     assert sorted(query.to_arrow().to_pylist(), key=str) == sorted(view.to_arrow().to_pylist(), key=str)
+
+
+def test_the_states_that_are_held_at_once_are_limited_by_their_bytes(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.add(pa.concat_tables(rows(100 + k, k=k) for k in range(40)))
+    view = table.query().group_by("k").agg({"n": (folded.Wide, ["id"])}).create_materialized_view(name="v")
+    view.refresh(runner="inline")
+    table.add(pa.concat_tables(rows(200 + k, k=k) for k in range(40)))
+    whole, held = group_folds.GroupFolds, list[int]()
+    monkeypatch.setattr(group_folds, "GroupFolds", lambda *given: whole(*given[:-1], 4 * folded.WIDE))
+
+    def take(dataset: Any, row_ids: Any, reads: Any) -> pa.RecordBatch:
+        held.append(len(row_ids))
+        return take_rows(dataset, row_ids, reads)
+
+    monkeypatch.setattr(group_folds, "take_rows", take)
+    result = view.refresh(runner="inline")
+    assert result.usage.folds == Folds(folded=40)
+    assert sorted(view.to_arrow()["n"].to_pylist()) == [2] * 37 + [6] * 3
+    assert sum(held) == 40
+    assert max(held) <= 4

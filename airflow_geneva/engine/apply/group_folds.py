@@ -28,6 +28,7 @@ from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.counts import LOST_ROWS, NEW_STATE, OTHER_CODE, UNCLEAR
 from airflow_geneva.engine.lance_io.fragments import newest_row
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
+from airflow_geneva.engine.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.engine.storage.uri import md5
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID, FoldColumn
 from airflow_geneva.engine.views.group_keys import Hashes
@@ -129,7 +130,7 @@ class GroupFolds:
         columns: those of such functions.
         group_rows: finds all rows of groups.
         before: for functions that remove rows; None if it is not known.
-        limit: the bytes of row ids to look up at once.
+        limit: the bytes of row ids to look up at once, and of states to hold.
     """
 
     view: lance.LanceDataset
@@ -139,15 +140,20 @@ class GroupFolds:
     limit: int
     _stamps: dict[str, int] = field(default_factory=dict, init=False)
     _new: tuple[int, _Rows | None] | None = field(default=None, init=False)
+    _fitting: RowsPerBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fitting = RowsPerBudget(self.limit)
 
     def add(self, batches: Iterable[RowBatch], due: Ranges) -> Iterator[RowBatch]:
         for groups in batches:
             mask = groups.mask(due)
             hashes, sizes, shared = read_groups(groups)
             sizes = sizes if mask is None else np.where(mask, sizes, 0)
-            for start, end in cut_groups(sizes, lambda: self.limit // 32):
-                part = groups.part(start, end)
-                yield self._with_changes(part, hashes[start:end], sizes[start:end], shared[start:end])
+            for first, last in cut_groups(sizes, lambda: self.limit // 32):
+                for start, end in cut_groups(np.ones(last - first, np.int64), lambda: self._fitting.rows):
+                    at = slice(first + start, first + end)
+                    yield self._with_changes(groups.part(at.start, at.stop), hashes[at], sizes[at], shared[at])
 
     def _with_changes(self, groups: RowBatch, hashes: Hashes, sizes: Lengths, shared: Mask) -> RowBatch:
         held = self._states(groups.row_ids.view(np.int64))
@@ -199,6 +205,7 @@ class GroupFolds:
             return {one.name: pa.nulls(len(groups), self.view.schema.field(one.state).type) for one in self.columns}
         ordered = np.unique(own[known])
         read = take_rows(self.view, ordered, {f"state_{n}": f"`{one.state}`" for n, one in enumerate(self.columns)})
+        self._fitting.record(len(ordered), read.nbytes)
         back = pa.array(np.searchsorted(ordered, own[known])).take(at)
         return {one.name: read.column(f"state_{n}").take(back) for n, one in enumerate(self.columns)}
 
