@@ -134,3 +134,13 @@ def found_of(left: Numbers, right: Numbers, threshold: float) -> float:
     (one, its), (other, of_other) = (corners_for(threshold).hashes(side) for side in (left, right))
     near = bits_set(np.ascontiguousarray((its ^ of_other).T).view(np.uint64)) <= most_sides(threshold)
     return float(((one == other).any(axis=0) & near).mean())
+
+
+@pytest.mark.parametrize("size", [64, 384])
+def test_vectors_of_one_direction_are_found_though_their_numbers_were_rounded(size: int) -> None:
+    dice = np.random.default_rng(size)
+    left = dice.standard_normal((3_000, size)).astype(np.float16)
+    one, other = (unit_vectors(column(side, pa.float16()))[0] for side in (left, 3 * left))
+    similar = are_similar(one, other, 1.0)
+    assert similar.sum() > 2_500
+    assert found_of(one[similar], other[similar], 1.0) > 0.999

@@ -120,7 +120,7 @@ def most_sides(threshold: float) -> int:
 
     Of a million similar pairs, about 30 differ by more; they are not found.
     """
-    share, bits = acos(threshold) / pi, 64 * WORDS
+    share, bits = acos(threshold - _TOLERANCE) / pi, 64 * WORDS
     return ceil(bits * share + _DEVIATIONS * sqrt(bits * share * (1 - share)))
 
 
