@@ -42,11 +42,15 @@ def assert_up_to_date(table: Table, column: str | None = None) -> None:
     function, inputs = table.column_udf(column), table.definition(column).input_columns
     now = function if inputs is None else (function, list(inputs))
     found = table.query().select({"stored": f"`{column}`", "now": now}).to_arrow().to_pylist()
-    wrong = [(at, row) for at, row in enumerate(found) if row["stored"] != row["now"]]
+    wrong = [(at, row) for at, row in enumerate(found) if not _same(**row)]
     assert not wrong, (
         f"{len(wrong)} of {len(found)} rows of column {column!r} hold another value than the function returns now. The "
         f"first ones, by position: {wrong[:_SHOWN]}"
     )
+
+
+def _same(stored: Any, now: Any) -> bool:
+    return bool(stored == now) or repr(stored) == repr(now)  # NaN equals nothing, also in a list
 
 
 class ModelService:

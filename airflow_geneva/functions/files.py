@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from functools import cached_property
-from typing import Any
-from urllib.parse import urljoin, urlsplit
+from typing import Any, cast
+from urllib.parse import quote, urljoin, urlsplit
 
 import pyarrow as pa
 
 from airflow_geneva.engine.choices import check_whole
-from airflow_geneva.engine.limits.calls import retry_after, table_at_hand
+from airflow_geneva.engine.limits.calls import retry_after, seconds_of, table_at_hand
 from airflow_geneva.engine.limits.rate_limit import RateLimited
 from airflow_geneva.engine.masking import mask_secrets
+from airflow_geneva.engine.storage.documents import Expansion
+from airflow_geneva.engine.storage.engine_errors import is_outage
 from airflow_geneva.engine.storage.files import Storage, read_local
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import is_absolute
+from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.uri import is_local, normalize_uri
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.settings import check_memory, check_number
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.functions.made import make
 
 _AT_A_TIME = 32
@@ -37,6 +42,8 @@ _OF_SERVER = 500
 _PART_BYTES = 1 << 16
 _HOSTS = 64
 """Number of web servers to which connections are kept."""
+_SAME = {"s3a": "s3", "s3n": "s3"}
+_PLAIN = re.compile(r"[A-Za-z0-9/._ -]*")
 _ALLOW_MORE = "Give read_file(max_bytes=...) more, if the file is right."
 
 
@@ -49,10 +56,8 @@ class _ReadFile:
     timeout: float
     retries: int
     per_host: int
-    at_a_time: int
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(self.at_a_time, thread_name_prefix="geneva-read")
         self.hosts: dict[str, asyncio.Semaphore] = {}
 
     @cached_property
@@ -71,26 +76,43 @@ class _ReadFile:
                 "read_file reads what a table names, in the places of the table's database, and is called for none. "
                 'Use it in a column or a query: table.query().select({"file": (read_file(), ["uri"])}).'
             )
-        found = _checked(table, uri, "A value that read_file was given")
-        web = found.startswith(("http://", "https://"))
-        host = self.hosts.setdefault(
-            urlsplit(found).netloc if web else "", asyncio.Semaphore(self.per_host if web else self.at_a_time)
-        )
+        host = self.hosts.setdefault(_host_of(uri), asyncio.Semaphore(self.per_host if _of_web(uri) else _AT_A_TIME))
         for left in reversed(range(self.retries + 1)):
             try:
-                async with host:
-                    return await asyncio.wait_for(self._read(table, found), self.timeout)
-            except (ConnectionError, asyncio.TimeoutError, RateLimited) as error:
+                return await self._in_thread(host, table, uri)
+            except (ConnectionError, TimeoutError, asyncio.TimeoutError, RateLimited) as error:
                 if not left:
-                    raise _of_last(error, found, self.timeout) from error
-                named = retry_after(error) or 0.0
-                pause = max(named, _FIRST_PAUSE * 2 ** (self.retries - left) * random.uniform(0.5, 1.5))
-                await asyncio.sleep(min(pause, _LONGEST_PAUSE))
+                    raise _of_last(error, uri, self.timeout) from error
+                backoff = min(_FIRST_PAUSE * 2 ** (self.retries - left), _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(max(retry_after(error) or 0.0, backoff))
         raise AssertionError
 
-    async def _read(self, table: TableLocation, uri: str) -> bytes:
-        read = self._download if uri.startswith(("http://", "https://")) else self._read_stored
-        return await asyncio.get_running_loop().run_in_executor(self.threads, read, table, uri)
+    async def _in_thread(self, host: asyncio.Semaphore, table: TableLocation, uri: str) -> bytes:
+        """Read a file in a thread that no end of a process waits for; it has its place at its host until it ends."""
+        await host.acquire()
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def end(data: bytes | None, error: BaseException | None) -> None:
+            host.release()
+            if not done.done():
+                done.set_exception(error) if error is not None else done.set_result(data)
+
+        def run() -> None:
+            data, error = None, None
+            try:
+                data = self._read(table, uri)
+            except BaseException as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(end, data, error)
+
+        threading.Thread(target=copy_context().run, args=(run,), name="geneva-read", daemon=True).start()
+        return cast(bytes, await asyncio.wait_for(done, self.timeout))
+
+    def _read(self, table: TableLocation, uri: str) -> bytes:
+        found = _checked(table, uri, "A value that read_file was given")
+        return self._download(table, found) if _of_web(found) else self._read_stored(table, found)
 
     def _read_stored(self, table: TableLocation, uri: str) -> bytes:
         """Read a file of a disk or an object store."""
@@ -98,59 +120,102 @@ class _ReadFile:
             if is_local(uri):
                 return read_local(uri, self.max_bytes)
             parts = urlsplit(uri)
-            store = Storage(f"{parts.scheme}://{parts.netloc}", table.options_at(uri))
-            return store.read_bytes(parts.path.lstrip("/"), self.max_bytes)
-        except ValueError as error:
-            raise ValueError(f"{error}. {_ALLOW_MORE}") from None
+            scheme, key = _SAME.get(parts.scheme, parts.scheme), parts.path.removeprefix("/")
+            root, options = f"{scheme}://{parts.netloc}", table.options_at(uri)
+            if _PLAIN.fullmatch(key) is None and "//" not in key:
+                # pylance encodes the name within a folder once more, and takes that of the folder as it is.
+                return Storage(f"{root}/{quote(key)}", options).read_bytes("", self.max_bytes)
+            return Storage(root, options).read_bytes(key, self.max_bytes)
+        except IsADirectoryError:
+            raise ValueError(f"{uri} is a folder.") from None
         except FileNotFoundError:
             raise FileNotFoundError(f"There is no file {uri}.") from None
+        except StorageError as error:
+            cause = error.__cause__ or error
+            if is_access_refused(cause):
+                raise PermissionError(str(error)) from None
+            raise (ConnectionError(str(error)) if is_outage(cause) else error) from None
+        except ValueError as error:
+            todo = f" {_ALLOW_MORE}" if "more than" in str(error) else ""
+            raise ValueError(f"{error}.{todo}") from None
 
     def _download(self, table: TableLocation, uri: str) -> bytes:
         """Read a file of a web server, and follow its redirects into allowed places."""
-        from urllib3 import exceptions as errors
+        from urllib3 import Timeout, exceptions as errors
 
-        until, web = time.monotonic() + self.timeout, self.web
+        until = time.monotonic() + self.timeout
         for _ in range(_MOST_REDIRECTS + 1):
-            headers = dict(table.options_of_place(_without_query(uri)) or ())
+            given = {name.lower(): value for name, value in table.options_of_place(_without_query(uri)) or ()}
+            headers = {"accept-encoding": "identity", **given}
+            left = Timeout(total=max(until - time.monotonic(), 0.001))
             try:
-                response = web.request(
-                    "GET", uri, headers=headers, timeout=self.timeout, preload_content=False, redirect=False
+                response = self.web.request(
+                    "GET", uri, headers=headers, timeout=left, preload_content=False, redirect=False
                 )
-                with response:
+                try:
                     if not (location := response.get_redirect_location()):
                         return self._body(response, uri, until)
-                    response.drain_conn()
+                finally:
+                    response.close() if not response.closed else response.release_conn()
             except errors.TimeoutError as error:
                 raise TimeoutError(f"{_shown(uri)} gave no answer within {self.timeout:g} s.") from error
             except errors.LocationValueError:
                 raise ValueError(f"{_shown(uri)!r} is no address of a web server.") from None
             except errors.HTTPError as error:
                 raise ConnectionError(f"{_shown(uri)} cannot be read: {mask_secrets(str(error))}") from None
-            uri = _checked(table, urljoin(uri, location), f"A redirect of {_shown(uri)}")
+            before = f"A redirect of {_shown(uri)}"
+            try:
+                uri = urljoin(uri, location)
+            except ValueError as error:
+                raise ValueError(f"{before} leads to no address: {error}.") from None
+            if not _of_web(uri):
+                raise ValueError(f"{before} leads to {_shown(uri)!r}, which is no web server.")
+            uri = _checked(table, uri, before)
         raise ValueError(f"{_shown(uri)} comes after {_MOST_REDIRECTS} redirects, and is another one.")
 
     def _body(self, response: Any, uri: str, until: float) -> bytes:
+        """Return the body of an answer, expanded piece by piece if it is compressed although nobody asked for that."""
         _check_status(response, uri)
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        expansion = Expansion() if encoding in ("gzip", "x-gzip", "deflate") else None
+        if expansion is None and encoding not in ("", "identity"):
+            raise ValueError(f"{_shown(uri)} is compressed ({encoding!r:.50}), which was not asked for.")
         data = bytearray()
-        for part in response.stream(_PART_BYTES):
-            data += part
-            if len(data) > self.max_bytes:
-                raise ValueError(f"{_shown(uri)} has more than {self.max_bytes:,} bytes. {_ALLOW_MORE}")
+        while part := response.read1(_PART_BYTES, decode_content=False):
+            for piece in [part] if expansion is None else expansion.pieces(part):
+                data += piece
+                if len(data) > self.max_bytes:
+                    raise ValueError(f"{_shown(uri)} has more than {self.max_bytes:,} bytes. {_ALLOW_MORE}")
             if time.monotonic() > until:  # nobody waits for it any longer
                 raise TimeoutError(f"{_shown(uri)} was not read within {self.timeout:g} s.")
         return bytes(data)
 
 
+def _of_web(uri: str) -> bool:
+    return uri.lower().startswith(("http://", "https://"))
+
+
+def _host_of(uri: str) -> str:
+    """Return the web server of a URI; "" for a disk, an object store, or what is no URI."""
+    with suppress(ValueError):
+        return urlsplit(uri).netloc.lower() if _of_web(uri) else ""
+    return ""
+
+
 def _checked(table: TableLocation, uri: str, document: str) -> str:
     """Return a URI that may be opened, in the form in which it is; `InvalidInput` for any other one."""
-    web = uri.lower().startswith(("http://", "https://"))
-    if not web and not is_absolute(uri):
+    if _of_web(uri):
+        scheme, rest = uri.split("://", 1)
+        uri = f"{scheme.lower()}://{rest}"
+        table.places.check(_without_query(uri), document)
+        return uri
+    if not is_absolute(uri):
         raise InvalidInput(
             f"{document} is {uri!r:.300}, which leads nowhere without a folder. Store whole paths or URIs: s3://..., "
             "https://..., /data/...; SQL can put the folder before it, in a view."
         )
-    found = uri if web else normalize_uri(uri)
-    table.places.check(_without_query(found) if web else found, document)
+    found = normalize_uri(uri)
+    table.places.check(found, document)
     return found
 
 
@@ -171,7 +236,7 @@ def _check_status(response: Any, uri: str) -> None:
     if status in _GONE:
         raise FileNotFoundError(said)
     if status == _TOO_MANY or status >= _OF_SERVER:
-        error = RateLimited(said, retry_after=_seconds(response.headers)) if status == _TOO_MANY else None
+        error = RateLimited(said, retry_after=seconds_of(response.headers)) if status == _TOO_MANY else None
         raise error or ConnectionError(said)
     if status in _REFUSED:
         raise PermissionError(
@@ -179,11 +244,6 @@ def _check_status(response: Any, uri: str) -> None:
             '{"authorization": ...}}), in Airflow as a connection of the place.'
         )
     raise ValueError(said)
-
-
-def _seconds(headers: Mapping[str, str]) -> float:
-    given = str(headers.get("retry-after", ""))
-    return float(given) if given.isdecimal() else 0.0
 
 
 def _of_last(error: BaseException, uri: str, timeout: float) -> Exception:
@@ -219,6 +279,6 @@ def read_file(
         raise InvalidInput("read_file was given None for max_bytes or timeout. Leave it out for the default.")
     check_whole("retries", retries, least=0, most=20)
     check_whole("per_host", per_host)
-    chosen = {"max_in_flight": _AT_A_TIME, **settings}
+    chosen = {**settings, "max_in_flight": settings.get("max_in_flight") or _AT_A_TIME}
     how = {"max_bytes": size, "timeout": timeout, "retries": retries, "per_host": per_host}
-    return make(_ReadFile, pa.large_binary(), {}, chosen, at_a_time=chosen["max_in_flight"], **how)
+    return make(_ReadFile, pa.large_binary(), {}, chosen, **how)

@@ -134,8 +134,8 @@ class LanceHook(BaseHook):
             self._connection = await self.aget_connection(self.lance_conn_id)
         except AirflowNotFoundException:
             raise self._missing() from None
-        named = self._extra.get("allowed_places")
-        for conn_id in named.values() if isinstance(named, dict) else ():
+        named = self._given_places()
+        for conn_id in filter(None, named.values()) if isinstance(named, dict) else ():
             with suppress(AirflowNotFoundException):
                 self._of_places[conn_id] = await self.aget_connection(conn_id)
         # Fill both cached properties.
@@ -164,9 +164,7 @@ class LanceHook(BaseHook):
 
     def _allowed_places(self) -> Mapping[str, Mapping[str, str] | None]:
         """Return the places that the connection and Airflow's configuration allow, with their storage options."""
-        given = self._extra.get("allowed_places") or []
-        with suppress(ValueError):
-            given = parse(given) if isinstance(given, str) else given
+        given = self._given_places()
         if isinstance(given, list) and all(isinstance(one, str) for one in given):
             given = dict.fromkeys(given)
         if not isinstance(given, dict) or not all(one is None or isinstance(one, str) for one in given.values()):
@@ -181,6 +179,12 @@ class LanceHook(BaseHook):
         named = {_absolute(place, what): conn_id for place, conn_id in given.items()}
         return {**found, **{place: conn_id and self._options_of(place, conn_id) for place, conn_id in named.items()}}
 
+    def _given_places(self) -> Any:
+        given = self._extra.get("allowed_places") or []
+        with suppress(ValueError):
+            given = parse(given) if isinstance(given, str) else given
+        return given
+
     def _options_of(self, place: str, conn_id: str) -> dict[str, str]:
         """Return the storage options of a place from its connection; for a web server, the headers of requests."""
         try:
@@ -188,7 +192,7 @@ class LanceHook(BaseHook):
         except AirflowNotFoundException:
             remedy = f"Connection {self.lance_conn_id!r} names it for {place}. Define it, or give null for none."
             raise missing_connection(conn_id, remedy) from None
-        if not place.startswith(("http://", "https://")):
+        if not place.lower().startswith(("http://", "https://")):
             return read_storage_options(connection.extra_dejson.get("storage_options"))
         headers = read_storage_options(connection.extra_dejson.get("headers"))
         if connection.login:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -70,10 +72,23 @@ class Answers(BaseHTTPRequestHandler):
         elif kind == "cut":
             self.answer(200, b"half", length=100)
             self.close_connection = True
+        elif kind == "drips":
+            self.drip(100)
+        elif kind == "packed":
+            self.answer(200, gzip.compress(b"z" * int(rest[0])), content_encoding="gzip")
         elif kind == "big":
             self.answer(200, b"x" * 3_000)
         else:
             self.answer(200, "/".join(rest).encode())
+
+    def drip(self, parts: int) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(parts))
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(parts):
+                time.sleep(0.1)
+                self.wfile.write(b"x")
 
     def answer(self, status: int, body: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
@@ -174,6 +189,22 @@ def test_one_try_takes_no_longer_than_the_timeout(tmp_path: Path, web: Web) -> N
     assert "TimeoutError" in failed[0]
 
 
+def test_a_server_that_sends_slowly_fails_its_own_files_only(tmp_path: Path, web: Web) -> None:
+    slow = f"http://localhost:{web.server_port}"
+    uris = [f"{slow}/drips/{at}" if at % 2 else f"{web.url}/file/{at}" for at in range(40)]
+    values, failed = read(links(tmp_path, uris, [web.url, slow]), timeout=1.5, retries=0, per_host=10)
+    assert values == [None if at % 2 else str(at).encode() for at in range(40)]
+    assert all("TimeoutError" in text for text in failed.values())
+
+
+def test_a_compressed_answer_is_expanded_up_to_the_limit(tmp_path: Path, web: Web) -> None:
+    uris = [f"{web.url}/packed/1000", f"{web.url}/packed/5000000", f"{web.url.upper()}/file/x", f"{web.url}/a%5C../b"]
+    values, failed = read(links(tmp_path, uris, [web.url]), max_bytes=2_000)
+    assert values == [b"z" * 1_000, None, b"x", None]
+    assert "more than 2,000 bytes" in failed[1]
+    assert "no place that may be opened" in failed[3]
+
+
 def test_a_host_is_asked_for_a_few_files_at_a_time(tmp_path: Path, web: Web) -> None:
     table = links(tmp_path, [f"{web.url}/slow/{at}" for at in range(40)], [web.url])
     values, failed = read(table, per_host=4)
@@ -234,11 +265,16 @@ async def _call(uri: str) -> object:
 def test_an_object_store_is_read_with_the_storage_options_of_the_place(
     tmp_path: Path, bucket: Bucket, options: dict[str, str]
 ) -> None:
-    bucket.put("scans/one page.bin", b"one")
-    uris = [f"{bucket.uri}/scans/one page.bin", f"{bucket.uri}/scans/none"]
-    values, failed = read(links(tmp_path, uris, {f"{bucket.uri}/scans": options}), retries=0)
-    assert values == [b"one", None]
-    assert failed[1].startswith("FileNotFoundError")
+    names = ["one page.bin", "é.txt", "a%20b.txt", "x[1].txt", "a~b.txt", "100%.txt"]
+    for name in names:
+        bucket.put(f"scans/{name}", name.encode())
+    uris = [f"{bucket.uri}/scans/{name}" for name in [*names, "none", "é none"]]
+    table = links(tmp_path, [*uris, f"{bucket.uri}//scans/one page.bin"], {f"{bucket.uri}/scans": options})
+    values, failed = read(table, retries=0)
+    assert values == [*map(str.encode, names), None, None, None]
+    assert failed[6].startswith("FileNotFoundError")
+    assert failed[7].startswith("FileNotFoundError")
+    assert "no place that may be opened" in failed[8]
     assert SECRET not in repr(connect(tmp_path / "db", allowed_places={f"{bucket.uri}/scans": options}))
 
 

@@ -75,6 +75,9 @@ class BatchMapper:
     prepares_at_a_time: int = 0
     """The number of threads in which `prepare` may run; 0: there is nothing to prepare."""
 
+    prepares_rows: int | None = None
+    """The most rows that `prepare` should get at a time, whatever their size was so far."""
+
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch with the input columns, named as in the table.
 

@@ -116,7 +116,7 @@ class DedupMapper(BatchMapper):
         self.kind = mapper.udf.data_type
         self.known = known
         self.calls_at_a_time, self.calls_rows = inner.calls_at_a_time, inner.calls_rows
-        self.prepares_at_a_time = inner.prepares_at_a_time
+        self.prepares_at_a_time, self.prepares_rows = inner.prepares_at_a_time, inner.prepares_rows
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Preprocess the first row of each input whose value is neither known nor being computed."""

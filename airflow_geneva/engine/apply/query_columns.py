@@ -78,6 +78,8 @@ class QueryComputer(BatchMapper):
         self.calls_rows = any(mapper.calls_rows for mapper in self.mappers.values())
         self.needs_row_ids = any(mapper.needs_row_ids for mapper in self.mappers.values())
         self.prepares_at_a_time = max((mapper.prepares_at_a_time for mapper in self.mappers.values()), default=0)
+        most = (mapper.prepares_rows for mapper in self.mappers.values() if mapper.prepares_rows is not None)
+        self.prepares_rows = min(most, default=None)
 
     def _read_chains(self, scalar: set[str]) -> None:
         """Find the columns that need other columns' values, and the number of calls in flight along such chains."""

@@ -77,6 +77,8 @@ class PreprocessedMapper(BatchMapper):
         self.stages = stages
         self.calls_at_a_time, self.calls_rows = inner.calls_at_a_time, inner.calls_rows
         self.prepares_at_a_time = len(stages)
+        # What an async stage reads may be of any size, so only a few rows are begun before the first sizes are known.
+        self.prepares_rows = next((stage.calls_at_a_time for stage in stages if stage.calls_at_a_time), None)
         self._free = SimpleQueue[BatchMapper]()
         for stage in stages:
             self._free.put(stage)
@@ -261,6 +263,7 @@ class RowsAhead:
             at, taken = 0, 0
             while at < len(rows.offsets):
                 size = min(self._sizer.rows, self._fitting.careful_rows, len(picked) - taken)
+                size = min(size, self.mapper.prepares_rows or size)
                 if (of_call := self._rows_of_call()) is not None:
                     size = min(size, max(of_call - begun, 1))
                 taken, begun = taken + size, begun + size

@@ -23,6 +23,7 @@ class ThreadedMapper(BatchMapper):
         self.calls_at_a_time = len(mappers)
         self.needs_row_ids = mappers[0].needs_row_ids
         self.prepares_at_a_time, self.prepare = mappers[0].prepares_at_a_time, mappers[0].prepare  # type: ignore[method-assign]
+        self.prepares_rows = mappers[0].prepares_rows
         self._free = SimpleQueue[BatchMapper]()
         for mapper in mappers:
             self._free.put(mapper)

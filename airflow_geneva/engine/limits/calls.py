@@ -187,7 +187,7 @@ def retry_after(error: BaseException) -> float | None:
     if _TOO_MANY_REQUESTS not in statuses or must_pay(error):
         return None
     headers = (getattr(place, "headers", None) for place in reversed(places))
-    return _seconds_of(next((found for found in headers if found is not None), {}))
+    return seconds_of(next((found for found in headers if found is not None), {}))
 
 
 def must_pay(error: object) -> bool:
@@ -195,7 +195,8 @@ def must_pay(error: object) -> bool:
     return _NO_MONEY in (getattr(error, "code", None), getattr(error, "type", None))
 
 
-def _seconds_of(headers: Mapping[str, str]) -> float:
+def seconds_of(headers: Mapping[str, str]) -> float:
+    """Return the seconds to wait that the headers of an answer name; 0 if they name none."""
     named = {str(name).lower(): str(value).strip() for name, value in dict(headers).items()}
     seconds = 0.0
     with suppress(ValueError, TypeError, KeyError):

@@ -94,7 +94,7 @@ def _address(uri: str) -> _Address | None:
 def _found(scheme: str, host: str, path: str, local: bool) -> _Address | None:
     readings = []
     for text in _decodings(path):
-        if text is None or _CONTROL.search(text):
+        if text is None or _CONTROL.search(text) or (not local and "\\" in text):
             return None
         if local:
             paths = {os.path.realpath(one) for one in {text, os.path.normpath(text)}}
