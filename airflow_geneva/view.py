@@ -304,6 +304,8 @@ class View(Table):
             InvalidInput: the query does not deduplicate, the source has no such column, or the view has to be refreshed
                 first.
         """
+        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+            raise InvalidInput(f'columns={columns!r:.200} is not valid: give names in a list, such as ["id"].')
         definition = self.view_definition
         return api.read_duplicates(self.location, definition, self._source(definition).location, tuple(columns))
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lance
 import pyarrow as pa
@@ -148,6 +148,9 @@ def test_a_view_says_which_rows_it_leaves_out_at_the_version_that_it_shows(docs:
     for columns, message in ((["missing"], "no column 'missing'"), (["cluster"], "no column 'cluster'")):
         with pytest.raises(InvalidInput, match=message):
             view.duplicates(columns)
+    for wrong in ("id", [1]):
+        with pytest.raises(InvalidInput, match=r"columns=.* is not valid: give names in a list"):
+            view.duplicates(cast(Any, wrong))
     with pytest.raises(InvalidInput, match="keeps all rows"):
         docs.query().create_materialized_view(name="all").duplicates()
 
