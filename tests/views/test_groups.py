@@ -672,6 +672,46 @@ def test_a_refresh_that_is_capped_or_stopped_by_changed_code_goes_on_where_it_wa
     assert sorted(told(view).values()) == ["1: 2=None 4=1", "1: 3=2", "2: 0=5 1=8"]
 
 
+def test_columns_that_a_restore_brings_back_have_the_values_that_their_source_columns_got_meanwhile(
+    table: Table, trace: Trace
+) -> None:
+    view = view_of(table, {"n": "count(*)", "s": "sum(x)"})
+    view.refresh(runner="inline")
+    first = view.version
+    view.drop_columns(["s"])
+    view.refresh(runner="inline")
+    table.lance.update({"x": "1000"}, where="id = 1")
+    view.refresh(runner="inline")
+    view.location.open(first).restore()
+    assert view.plan_refresh().rows_pending == 3
+    view.refresh(runner="inline")
+    assert {row["k"]: row["s"] for row in view.to_arrow().to_pylist()} == {1.0: 1005, None: 1, 0.5: 2}
+    assert view.refresh(runner="inline").commits == ()
+
+
+def test_a_restore_to_a_later_version_shows_what_columns_got_that_an_earlier_one_lacks(
+    table: Table, trace: Trace
+) -> None:
+    view = view_of(table, {"n": "count(*)"})
+    view.refresh(runner="inline")
+    first = view.version
+    view.add_columns({"bag": (folded.bag, ["id", "x"])})
+    view.refresh(runner="inline")
+    later = view.version
+    view.location.open(first).restore()
+    view.refresh(runner="inline")
+    table.lance.update({"x": "1000"}, where="id = 1")
+    view.refresh(runner="inline")
+    view.location.open(later).restore()
+    view.refresh(runner="inline")
+    shown = {row["k"]: row["bag"] for row in view.to_arrow().to_pylist()}
+    assert shown == {1.0: "1: [0, 1] 1005", None: "1: [2, 4] 1", 0.5: "1: [3] 2"}
+    # A function that is given other inputs runs on the groups that ask for it, although these were not followed.
+    view.alter_columns({"bag": (folded.bag, ["id", "at"])})
+    table.lance.update({"x": "1"}, where="id = 3")
+    assert view.refresh(runner="inline", on_code_change="new_rows").rows_run == 1
+
+
 @pytest.mark.parametrize("restored", ["rows", "groups"])
 def test_a_hidden_table_that_somebody_restores_is_brought_up_to_date(table: Table, trace: Trace, restored: str) -> None:
     view = view_of(table)

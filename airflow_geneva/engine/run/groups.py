@@ -54,13 +54,14 @@ from airflow_geneva.engine.run.pipeline import run_new
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.touched_groups import RowChanges, TouchedGroups, find_touched
 from airflow_geneva.engine.run.view import definitions_now, load_udfs
+from airflow_geneva.engine.run.view_columns import grouping_of
 from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import give_back
 from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, fold_columns
-from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, GroupsCommit, GroupTables
+from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, UNKNOWN, GroupsCommit, GroupTables
 from airflow_geneva.engine.views.grouping import (
     HASH,
     SHARED,
@@ -88,6 +89,7 @@ _MOST_SHUFFLED = 8 << 20
 """Groups of which every sending process holds 16 bytes each."""
 _TOUCHED = "touched groups: "
 _LOST = "others changed its hidden tables, or two refreshes to different versions ran at the same time"
+_UNREAD = "it was restored, and has columns again whose source columns its hidden tables have not followed since"
 
 
 @dataclass(frozen=True)
@@ -198,16 +200,18 @@ class GroupsRefresh:
             if hidden.state == NEW:
                 self._create(at)
                 hidden = GroupTables.open(self.view)
-            if hidden.state == BEGUN:
+            state = self._state(hidden)
+            if state == BEGUN:
                 assert hidden.commit is not None
                 then = hidden.commit.source_in(at)
                 if then is not None:
                     _refresh_rows(rows, self._plan_rows(hidden, then))
                     continue
             assert hidden.shown is not None
-            state, based_on = hidden.state, hidden.shown.newest.identity
+            based_on = hidden.shown.newest.identity
             if state != SETTLED and based_on:
-                logger.warning("The groups of view %r are found anew: %s.", self.view.name, _LOST)
+                why = _LOST if state == hidden.state else _UNREAD
+                logger.warning("The groups of view %r are found anew: %s.", self.view.name, why)
                 _drop(rows)
                 continue
             assert hidden.groups is not None
@@ -220,7 +224,7 @@ class GroupsRefresh:
             if has_many_fragments(hidden.groups):
                 compact(groups)
                 hidden = GroupTables.open(self.view)
-                if hidden.state != state or hidden.shown is None or hidden.shown.newest.identity != based_on:
+                if self._state(hidden) != state or hidden.shown is None or hidden.shown.newest.identity != based_on:
                     continue
             assert hidden.groups is not None
             # A new table `rows` beside other groups says nothing of these: all of them are replaced.
@@ -239,6 +243,16 @@ class GroupsRefresh:
             if hidden.state == SETTLED and hidden.source_version == at.version:
                 return hidden
         raise AssertionError("commit_tries raises after its last try")
+
+    def _state(self, hidden: GroupTables) -> str:
+        """Say which step of a refresh of the hidden tables comes next for this view; see `GroupTables.state`."""
+        of_rows, of_view = None if hidden.shown is None else hidden.shown.snapshot, self.shown.snapshot
+        if of_rows is None or of_view is None or not of_rows.reads:
+            return hidden.state
+        # A restore brings back columns, but the table `rows` has not looked for changes of what they read.
+        shown = [column for column in self.definition.columns if column.is_in(dict(of_view.code))]
+        read = {name for name, *_ in grouping_of(self.grouping, shown).reads}
+        return hidden.state if read <= {name for name, _ in of_rows.reads} else UNKNOWN
 
     def _create(self, at: lance.LanceDataset) -> None:
         rows, groups = rows_table(self.view), groups_table(self.view)
@@ -287,8 +301,9 @@ class GroupsRefresh:
     def _plan_touched(self, at: lance.LanceDataset) -> Plan:
         """Plan without writing: the groups that are touched, and those that the view lacks already."""
         hidden = GroupTables.open(self.view)
-        begun = hidden.state == BEGUN and hidden.commit is not None and hidden.commit.source_in(at) is not None
-        if begun or hidden.state == SETTLED:
+        state = self._state(hidden)
+        begun = state == BEGUN and hidden.commit is not None and hidden.commit.source_in(at) is not None
+        if begun or state == SETTLED:
             changes = _changes(at, self._plan_rows(hidden, at))
             if changes.empty:
                 return self._plan_over(hidden, at)

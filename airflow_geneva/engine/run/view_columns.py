@@ -107,7 +107,7 @@ class ViewColumns(DefinedColumns):
             left = tuple(column for column in now.columns if column.name not in names)
             tried.append(int(dataset.version))
             if now.grouping is not None:
-                query = replace(now, columns=left, grouping=_grouping_of(now.grouping, left))
+                query = replace(now, columns=left, grouping=grouping_of(now.grouping, left))
                 return QueryChange(query, (), tuple(dict.fromkeys(names)))
             needed = set(_source_names(now, left))
             reads = tuple(column for column in now.reads if column.name in needed)
@@ -258,7 +258,7 @@ def _reading(
     return replace(now, columns=columns, reads=reads)
 
 
-def _grouping_of(grouping: Grouping, columns: Sequence[OutputColumn]) -> Grouping:
+def grouping_of(grouping: Grouping, columns: Sequence[OutputColumn]) -> Grouping:
     """Return what a view of groups reads of its source if it has these columns."""
     names = [one[0] for one in grouping.reads]
     needed = {*grouping.keys, *(name for name, _ in grouping.order), *where_columns(grouping.where, names)}

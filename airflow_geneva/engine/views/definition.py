@@ -101,6 +101,12 @@ class OutputColumn:
         """Identify the code of the column's values, from the version of its UDF."""
         return version if self.revision is None else f"{version}/{self.revision}"
 
+    def is_in(self, code: Mapping[str, str]) -> bool:
+        """Whether values of some code, by column, are the column's, computed from the inputs that it has now."""
+        if self.kind != "udf" and self.since is None:
+            return True
+        return self.name in code and (self.revision is None or code[self.name].endswith(f"/{self.revision}"))
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs of the UDF: columns, or fields of structs such as `chunk.text`."""
