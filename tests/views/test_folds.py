@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import connect, udaf
+from airflow_geneva import connect, udaf, udf
 from airflow_geneva.engine.apply import group_folds
 from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.commit import group_table
@@ -199,6 +199,23 @@ def test_what_cannot_be_folded_is_refused(table: Table) -> None:
         table.query().group_by("k").agg({("a", "b"): (folded.bag, ["id", "x"])}).create_materialized_view(name="v")
     with pytest.raises(InvalidInput, match="folds the rows of a group"):
         table.add_columns({"bag": (folded.bag, ["id", "x"])})
+
+
+def test_a_function_that_cannot_be_folded_does_not_take_the_place_of_one_that_can(table: Table, trace: Trace) -> None:
+    view = view_of(table)
+    view.refresh(runner="inline")
+
+    @udf(data_type=pa.string(), version="1")
+    def listed(id: list[int]) -> str:
+        return str(id)
+
+    way_out = r"Drop the column and add it again: view\.drop_columns\(\['bag'\]\), then view\.add_columns\(\{'bag'"
+    with pytest.raises(InvalidInput, match=way_out):
+        view.alter_columns({"bag": (listed, ["id"])})
+    view.drop_columns(["bag"])
+    view.add_columns({"bag": (listed, ["id"])})
+    view.refresh(runner="inline")
+    assert view.to_arrow().column("bag").to_pylist() == ["[0, 3, 6, 9]", "[1, 4, 7, 10]", "[2, 5, 8, 11]"]
 
 
 def test_a_function_with_a_timeout_folds_in_a_process_of_its_own(table: Table, trace: Trace) -> None:

@@ -394,9 +394,16 @@ def check_view_type(view: str, column: str, found: str, udf: UdfDefinition, befo
     """Reject a UDF with another type than its column of a view, because no refresh changes the type.
 
     Args:
-        before: the column's definition in the view.
+        before: the column's definition in the view, if the column is one field of what the UDF gives.
     """
-    if udf.data_type not in (found, before and before.data_type):
+    if before is not None and udf.data_type == found != before.data_type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of view {view!r}: it is a field of the {before.data_type} that UDF "
+            f"{before.name!r} gives, and UDF {udf.name!r} gives {udf.data_type} alone, so no row can be computed "
+            f"again. Drop the column and add it again: view.drop_columns([{column!r}]), then "
+            f"view.add_columns({{{column!r}: ...}})."
+        )
+    if udf.data_type != (found if before is None else before.data_type):
         raise InvalidInput(
             f"Type mismatch for column {column!r} of view {view!r}: it is {found}, and UDF {udf.name!r} gives "
             f"{udf.data_type} now, so no row can be computed again. Have both side by side, until readers take the "
