@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from airflow_geneva.engine.apply import group_folds
 from airflow_geneva.engine.apply.source_rows import take_rows
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.counts import Folds
+from airflow_geneva.engine.run.groups import GroupsRefresh
 from airflow_geneva.engine.views.grouping import rows_table
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.table import Table
@@ -109,6 +111,30 @@ def test_rows_are_removed_only_if_it_is_certain_which(table: Table, trace: Trace
     # Most of a group leaves it: what is left is read.
     table.lance.delete("id IN (0, 6)")
     assert refreshed(view, trace) == ([9], [], Folds(lost_rows=1))
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_rows_of_a_version_of_the_source_that_was_cleaned_up_are_not_removed(
+    table: Table, trace: Trace, planned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(table, folded.losing_bag)
+    refreshed(view, trace)
+    table.lance.tags.create("kept", table.version)
+    table.lance.add_columns({"z": "1"})
+    assert refreshed(view, trace) == ([], [], Folds())
+    table.lance.delete("id = 3")
+
+    def clean_up(plan: Any = None) -> Any:
+        gone = {"older_than": timedelta(0), "delete_unverified": True, "error_if_tagged_old_versions": False}
+        table.lance.cleanup_old_versions(**gone)
+        return plan
+
+    if planned:
+        plan_of = GroupsRefresh._with_rows_before
+        monkeypatch.setattr(GroupsRefresh, "_with_rows_before", lambda *given: clean_up(plan_of(*given)))
+    else:
+        clean_up()
+    assert refreshed(view, trace) == ([0, 6, 9], [], Folds(lost_rows=1))
 
 
 def test_other_code_is_never_given_the_states_of_earlier_code(

@@ -188,7 +188,11 @@ class GroupsRefresh:
         removes = any(one.removes for one in fold_columns(self.definition.columns))
         if not removes or before.rows is None or before.state != SETTLED or before.source_version is None:
             return plan
-        if before.commit is None or before.commit.source_in(self.source.open()) is None:
+        source = self.source.open()
+        if before.commit is None or before.commit.source_in(source) is None:
+            return plan
+        # Later versions of the source that touched no group are those of which the table `rows` tells.
+        if open_version_or_none(source, before.source_version) is None:
             return plan
         return plan.with_work(rows_before=(int(before.rows.version), before.source_version))
 

@@ -178,8 +178,11 @@ class ViewTarget(ReusableView, Target):
         from airflow_geneva.engine.apply.group_folds import GroupFolds, RowsBefore
 
         known, before = self.spec.rows_before, None
-        if known is not None and (then := open_version_or_none(self._group_rows.rows, known[0])) is not None:
-            before = RowsBefore(then, known[1])
+        if known is not None:
+            then = open_version_or_none(self._group_rows.rows, known[0])
+            # A cleanup may have run since the plan.
+            if then is not None and open_version_or_none(self._group_rows.source, known[1]) is not None:
+                before = RowsBefore(then, known[1])
         return GroupFolds(self._planned_view, columns, self._group_rows, before, self.spec.sizing.batch_bytes)
 
     @cached_property
