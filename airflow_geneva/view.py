@@ -290,8 +290,8 @@ class View(Table):
         """Return which rows of the source are duplicates of which, of a view whose query deduplicates.
 
         It has the rows of all clusters of several rows, at the source version that the view shows, one cluster after
-        another, and first in each the row that the view keeps. Reads the hashes of all rows that the filter selects;
-        writes nothing.
+        another, and first in each the row that the view keeps. Reads the hashes of all rows that the filter selects, or
+        computes them if they are lost; writes nothing.
 
         Args:
             columns: columns of the source to read, such as its key.

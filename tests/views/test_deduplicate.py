@@ -120,6 +120,8 @@ def test_a_refresh_follows_every_change(docs: Table, clean: Clean) -> None:
         assert shown(view) == sorted(wanted(docs, clean))
         assert told(view) == duplicates(docs, clean)
         assert view.refresh(runner="inline").commits == ()
+    shutil.rmtree(Path(view.uri) / "_duplicates")
+    assert told(view) == duplicates(docs, clean)
 
 
 def told(view: View) -> list[tuple[int, int, int | None]]:
@@ -155,16 +157,21 @@ def test_a_view_says_which_rows_it_leaves_out_at_the_version_that_it_shows(docs:
         docs.query().create_materialized_view(name="all").duplicates()
 
 
-def test_no_rows_are_told_if_none_is_left_out_or_a_refresh_has_begun(docs: Table) -> None:
+def test_no_rows_are_told_if_none_is_left_out_and_those_before_a_refresh_until_it_ends(docs: Table) -> None:
     view = make(docs, Clean())
     docs.lance.delete("true")
     view.refresh(runner="inline")
     assert view.duplicates(["id"]).schema.names == ["row_id", "cluster", "duplicate_of", "id"]
     assert view.duplicates(["id"]).num_rows == 0
     docs.add(rows(range(20)))
+    view.refresh(runner="inline")
+    before = view.duplicates(["id"])
+    docs.add(rows(range(20, 60)))
     assert view.refresh(runner="inline", max_rows=1).state == "PARTIAL"
-    with pytest.raises(InvalidInput, match="a refresh has begun since that did not end"):
-        view.duplicates()
+    assert view.duplicates(["id"]).equals(before)
+    view.refresh(runner="inline")
+    assert told(view) == duplicates(docs, Clean())
+    assert view.duplicates().num_rows > before.num_rows
 
 
 def test_a_row_takes_the_place_of_a_deleted_one_and_is_computed(tmp_path: Path, trace: Trace) -> None:
@@ -267,12 +274,15 @@ def test_what_is_kept_beside_a_view_is_no_table_and_goes_with_the_view(docs: Tab
     assert not Path(view.uri).exists()
 
 
-@pytest.mark.parametrize("lost", ["hashes.lance", "hashes.lance/_checkpoints"])
+@pytest.mark.parametrize("lost", [".", "hashes.lance", "hashes.lance/_checkpoints"])
 def test_what_is_kept_beside_a_view_is_made_again_if_it_is_lost(docs: Table, lost: str) -> None:
     view = make(docs, Clean())
     view.refresh(runner="inline")
+    before = view.duplicates(["id"])
     shutil.rmtree(Path(view.uri) / "_duplicates" / lost)
+    assert view.duplicates(["id"]).equals(before)
     assert view.refresh(runner="inline").commits == ()
+    assert view.duplicates(["id"]).equals(before)
     docs.lance.delete("id % 4 = 1")
     result = view.refresh(runner="inline")
     assert shown(view) == sorted(wanted(docs, Clean()))

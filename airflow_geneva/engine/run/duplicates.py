@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.duplicates.clusters import Clusters
-from airflow_geneva.engine.duplicates.kept import KEEP, find_clusters, kept_rows
+from airflow_geneva.engine.duplicates.kept import KEEP, find_clusters, hash_rows, kept_rows
 from airflow_geneva.engine.duplicates.signatures import Signature
 from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
@@ -69,18 +69,19 @@ def read_duplicates(
         raise InvalidInput(f"View {name!r} keeps all rows of its query: it was created without deduplicate().")
     snapshot, newest = CommittedViewState(view, view.open()).snapshot, source.open()
     at = None if snapshot is None else open_version_or_none(newest, snapshot.source_version)
-    hidden = None if at is None else _hidden(view, definition, at, source)
-    hashes = None if hidden is None or at is None else hidden.showing(int(at.version))
-    if snapshot is None or at is None or hidden is None or hashes is None:
+    if at is None:
         raise InvalidInput(
-            f"Which rows of {definition.source_table!r} view {name!r} left out is not known: it was not refreshed yet, "
-            "a refresh has begun since that did not end, or the version that it shows was cleaned up. Refresh it first."
+            f"Which rows of {definition.source_table!r} view {name!r} left out is not known: no refresh of it has "
+            "ended, or the version that it shows was cleaned up. Refresh it first."
         )
     if missing := sorted({*columns} - {*visible_columns(at.schema)}):
         raise InvalidInput(f"Table {source.name!r} has no column {missing[0]!r}.")
     if taken := sorted({*columns} & {ROW_ID, CLUSTER, DUPLICATE_OF}):
         raise InvalidInput(f"{taken[0]!r} is a column of the result already. Leave it out of columns.")
-    read = partial(_read, hashes)
+    hidden = _hidden(view, definition, at, source)
+    hashes = hidden.showing(int(at.version))
+    # They may be lost, or those of a refresh that has not ended.
+    read = hash_rows(at, definition.where, deduplicate) if hashes is None else partial(_read, hashes)
     known = _known(_store(hidden)) if Signature.of(deduplicate).bands else Clusters.none()
     found = find_clusters(read, at, deduplicate, known)
     kept = kept_rows(found, read, deduplicate)
