@@ -40,7 +40,7 @@ from airflow_geneva.engine.runtime import threading, time
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import RequestMeter
-from airflow_geneva.engine.udf.error_policy import Policy
+from airflow_geneva.engine.udf.error_policy import Policy, rules_of
 from airflow_geneva.engine.udf.packages import how_to_install, missing_package
 from airflow_geneva.errors import DeviceFailed, GenevaError, InvalidInput, StorageError, UdfCrashed
 from airflow_geneva.spark.claims import Claims, OneGroup, Share
@@ -134,7 +134,7 @@ def apply_on_spark(
     works = shard.to_apply
     rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
-    limits: Policy = joint_policy(udfs.here()) if has_limits(spec) else "fail"
+    limits: Policy = _policy(spec, udfs) if has_limits(spec) else "fail"
     watch.lap("driver")
     start = SparkStart(**watch.seconds)
     reporter.start = lambda: start
@@ -213,6 +213,14 @@ def _has_executor(session: SparkSession) -> bool:
     context = session.sparkContext._jsc.sc()
     # The driver is in the map, too.
     return bool(context.isLocal() or context.getExecutorMemoryStatus().size() > 1)
+
+
+def _policy(spec: JobSpec, udfs: Udfs) -> Policy:
+    """Return the rules of all UDFs. Only a list of rules needs the functions here, for its exceptions."""
+    policies = [udf.on_error for udf in spec.udfs.values()]
+    if all(isinstance(policy, str) for policy in policies):
+        return tuple(rule for policy in policies for rule in rules_of("skip" if policy == "skip" else "fail")) or "fail"
+    return joint_policy(udfs.here())
 
 
 def _run_stage(

@@ -336,7 +336,7 @@ def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
     assert sorted(seen(str(tmp_path / "trace"))) == list(range(2_000))
     assert [wrong[0], refused[0]] == ["failed", "failed"]
     assert "seven hundred is too much" in wrong[1]["backfill.shards.apply"]
-    assert "asks for memory=" in refused[1]["backfill.shards.apply"]
+    assert "memory=2147483648 is asked for" in refused[1]["backfill.shards.apply"]
     shown = pages_of_ui(server_process)
     assert "_GroupRunner" in shown["connect/"]
     assert "planted" not in "".join([*shown.values(), *(path.read_text() for path in events.iterdir())])
