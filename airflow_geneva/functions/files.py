@@ -174,7 +174,7 @@ class _ReadFile:
         raise ValueError(f"{_shown(uri)} comes after {_MOST_REDIRECTS} redirects, and is another one.")
 
     def _body(self, response: Any, uri: str, until: float) -> bytes:
-        """Return the body of an answer, expanded piece by piece if it is compressed although nobody asked for that."""
+        """Return the body of an answer, expanded piece by piece if a proxy has compressed it."""
         _check_status(response, uri)
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         expansion = Expansion() if encoding in ("gzip", "x-gzip", "deflate") else None
@@ -186,7 +186,7 @@ class _ReadFile:
                 data += piece
                 if len(data) > self.max_bytes:
                     raise ValueError(f"{_shown(uri)} has more than {self.max_bytes:,} bytes. {_ALLOW_MORE}")
-            if time.monotonic() > until:  # nobody waits for it any longer
+            if time.monotonic() > until:  # the call has failed already
                 raise TimeoutError(f"{_shown(uri)} was not read within {self.timeout:g} s.")
         return bytes(data)
 

@@ -153,7 +153,7 @@ class _Lists:
 
     @staticmethod
     def of(sets: ShingleSets, shingles: Offsets, distinct: int, share: float) -> _Lists:
-        """List the texts by so many of their shingles that a set with a share of all has one of these.
+        """List the texts by enough of their shingles that a set with a share of all has one of these.
 
         Args:
             shingles: those of each text, the rarest ones first.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HASHES, _CLUSTERS = "hashes", "clusters"
 
 ROW_ID, CLUSTER, DUPLICATE_OF = "row_id", "cluster", "duplicate_of"
-"""What is told of each row of a cluster."""
+"""The columns that describe each row of a cluster."""
 
 
 def kept_at_refresh(view: TableLocation, definition: ViewDefinition, source: TableLocation) -> KeptRows | None:
