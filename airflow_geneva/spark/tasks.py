@@ -251,6 +251,8 @@ def _run_stage(
     reports: list[UnitReport] = []
     done = set[int]()
     failure: list[BaseException] = []
+    # An exception of a signal handler within `Thread.join` makes Python 3.11 take the thread for ended.
+    collected = threading.Event()
 
     def collect() -> None:
         try:
@@ -264,21 +266,21 @@ def _run_stage(
                 reports.extend(of_task)
         except BaseException as error:
             failure.append(error)
+        finally:
+            collected.set()
 
     done_before = reporter.rows_done
-    thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
-    thread.start()
+    threading.Thread(target=collect, name="geneva-collect", daemon=True).start()
     count = SkipCount(limits, task_spec.spec.rows, task_spec.skipped)
     asked = partial(_has_executor, session)
     watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, computing, asked)
     try:
-        while thread.is_alive():
-            thread.join(_POLL_SECONDS)
+        while not collected.wait(_POLL_SECONDS):
             watcher.look()
     except BaseException:
         if watcher.failure is None:  # else they are stopping already
             signs.write(stop=True)
-            thread.join(_STOP_SECONDS)
+            collected.wait(_STOP_SECONDS)
         raise
     if failure:
         error = failure[0]
