@@ -56,8 +56,10 @@ def drop(db: Database, name: str, passage: int) -> None:
     """By the engine, or by deleting the folder."""
     if passage % 2:
         db.drop_table(name)
-    else:
-        shutil.rmtree(db.location(name).uri)
+        return
+    folder = Path(db.location(name).uri)
+    while folder.exists():  # a thread of the job may write a file into a folder that is being removed
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def age(table: Table, version: int) -> Table:
