@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scenario", default="", help="only this one; see scenarios.py")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no world after that time")
     parser.add_argument("--workers", type=int, default=1, help="how many processes share the seeds")
-    parser.add_argument("--shrink", type=int, default=60, help="how many worlds to try to shorten one that is bad")
+    parser.add_argument("--shrink", type=float, default=60, help="seconds in which to shorten a world that is bad")
     parser.add_argument("--mutant", default="", help="run with a defect of mutants.py, until a world goes wrong")
     parser.add_argument("--pairs", action="store_true", help="print the pairs of fault points that were met")
     parser.add_argument("-v", action="store_true", help="print each trace")
@@ -83,6 +83,9 @@ def prepare(folder: Path) -> None:
     store.FOLDER = str(folder / "db")
     store.steps_of_storage()
     store.steps_of_lance()
+    # A thread that looks at its progress 20 times a second would take most steps of a world in which calls wait.
+    inline = importlib.import_module("airflow_geneva.engine.run.inline")
+    inline._TICK_SECONDS = 1.0  # type: ignore[attr-defined]
     importlib.import_module("tests.simulation.actors")
     importlib.import_module("tests.support.invariants")
     logging.disable(logging.CRITICAL)
@@ -123,7 +126,8 @@ class Worlds:
         def fails(moves: Sequence[Move]) -> bool:
             return bool(self.again(bad.scenario, bad.seed, moves).run())
 
-        last = self.again(bad.scenario, bad.seed, shrink(bad.moves, fails, self.options.shrink))
+        until = time.monotonic() + self.options.shrink
+        last = self.again(bad.scenario, bad.seed, shrink(bad.moves, fails, lambda: time.monotonic() < until))
         said = last.run()
         return f"{told(last.trace)}\n  {said.splitlines()[0]}" if said else told(bad.trace)
 

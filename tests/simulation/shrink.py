@@ -11,25 +11,24 @@ from tests.simulation.world import Move
 Fails = Callable[[Sequence[Move]], bool]
 
 
-def shrink(moves: Sequence[Move], fails: Fails, most: int = 80) -> list[Move]:
+def shrink(moves: Sequence[Move], fails: Fails, may: Callable[[], bool]) -> list[Move]:
     """Return fewer moves that still fail; after them all go on in turn, without faults.
 
     Args:
         fails: whether a world with these moves goes wrong.
-        most: how many worlds are tried.
+        may: whether there is time for another world.
     """
-    left, best = most, list(moves)
+    best = list(moves)
 
     def still(tried: list[Move]) -> bool:
-        nonlocal left, best
-        left -= 1
-        if left < 0 or not fails(tried):
+        nonlocal best
+        if not may() or not fails(tried):
             return False
         best = tried
         return True
 
     low, high = 0, len(best)
-    while low < high and left > 0:
+    while low < high and may():
         middle = (low + high) // 2
         if still(best[:middle]):
             high = middle
@@ -39,7 +38,7 @@ def shrink(moves: Sequence[Move], fails: Fails, most: int = 80) -> list[Move]:
         if at < len(best):
             still([*best[:at], replace(best[at], kind="go"), *best[at + 1 :]])
     size = max(len(best) // 4, 1)
-    while left > 0:
+    while may():
         for start in range(0, len(best), size):
             still([*best[:start], *best[start + size :]])
         if size == 1:
