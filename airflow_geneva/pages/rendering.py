@@ -45,6 +45,12 @@ def cut(text: str, most: int) -> str:
     return whole if len(whole) <= most else f"{whole[:most]}..."
 
 
+def cut_start(text: str, most: int) -> str:
+    """Truncate text at its start, as `cut` does at its end."""
+    whole = str(masked(text))
+    return whole if len(whole) <= most else f"...{whole[-most:]}"
+
+
 def first_line(text: str, most: int = 300) -> str:
     return cut(str(masked(text)).partition("\n")[0], most)
 
@@ -82,6 +88,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "cut": cut,
+        "cut_start": cut_start,
         "first_line": first_line,
         "duration": duration,
         "age": age,

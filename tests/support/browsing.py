@@ -18,7 +18,7 @@ import pytest
 from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from fastapi.testclient import TestClient
 
-from airflow_geneva import Database, Table, connect
+from airflow_geneva import Database, Skip, Table, connect, udf
 from airflow_geneva.engine.job.folder import JobFolder, plan_name
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.pages import access
@@ -124,6 +124,19 @@ def running_job(table: Table, started: float) -> str:
     return folder.job_id
 
 
+@udf(on_error=[Skip(Exception)])
+def fail_deeply(x: int) -> int:
+    """Fail with a long traceback."""
+
+    def even(depth: int) -> int:
+        return odd(depth - 1) if depth else int("<not a number>")
+
+    def odd(depth: int) -> int:
+        return even(depth - 1)
+
+    return even(200)
+
+
 def make_large(database: Database, jobs: int = 500, columns: int = 300, nodes: int = 40) -> list[str]:
     """Make a database with many jobs, a table of many columns, and a graph of many nodes; return its pages.
 
@@ -138,6 +151,8 @@ def make_large(database: Database, jobs: int = 500, columns: int = 300, nodes: i
     for number in range(views):
         query = table.query().select([names[number % computed]])
         query.create_materialized_view(database, f"a_view_{number}")
+    table.add_columns({"a_failure": (fail_deeply, ["a_measurement_0"])})
+    failed = table.backfill("a_failure", runner="inline")
     done = JobFolder.of(table.location.checkpoints, table.backfill(names[0], runner="inline").job_id)
     for number in range(jobs - 1):
         copied = done.storage.path("").rstrip("/").replace(done.job_id, f"20260101T{number:012}-0123456789")
@@ -147,7 +162,7 @@ def make_large(database: Database, jobs: int = 500, columns: int = 300, nodes: i
     parts = ("", "/standing", "/history", "/versions")
     of_database = [f"{shelf}{part}" for part in ("", "/live", "/graph", "/graph/live", "/plan", "/plan/live")]
     of_tables = [f"{place}{part}" for place in (home, f"{shelf}/tables/a_view_0") for part in parts]
-    return ["/", f"{shelf}/counts", *of_database, *of_tables, of_job("docs", done.job_id)]
+    return ["/", f"{shelf}/counts", *of_database, *of_tables, of_job("docs", done.job_id), of_job("docs", failed.job_id)]
 
 
 def of_job(table: str, job_id: str) -> str:

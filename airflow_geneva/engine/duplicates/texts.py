@@ -173,8 +173,8 @@ class SimilarSets:
 
     The shingles of each text are sorted, those that few texts have first. Of two similar texts, the shorter one has a
     shingle among its first `n - 2t / (1 + t) n + 1` that the other one has among its first `m - t m + 1`, if `n` and
-    `m` are the numbers of their shingles, and `t` is the threshold: so many that they cannot all be missing in the
-    other text. Texts of one template, which begin with what differs, are so told apart without a comparison.
+    `m` are the numbers of their shingles, and `t` is the threshold: if all of these were missing in the other text,
+    too few would be left. Texts of one template, which begin with what differs, are so told apart without a comparison.
 
     Args:
         shingles: those of each text, in this order, as numbers.
