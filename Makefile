@@ -1,6 +1,6 @@
 # Each has an environment of its own: AIRFLOW=3.1, 3.2 or 3.4; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that
 # makes the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, instead of the locked one;
-# RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes; CELERY=1, with the providers of Celery
+# RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes and of Kubernetes; CELERY=1, with the providers of Celery
 # and PostgreSQL, for the test of Celery's workers. STORE=azurite runs the tests of an object store on Azurite, in the usual one.
 PYTHON_VERSION := $(filter 3.%,$(PYTHON))
 VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(CELERY:%=-celery)$(PYLANCE:%=-pylance-%)$(PYTHON_VERSION:%=-py%)
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 4
 LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
 NEWEST_BETA := $(patsubst %,--upgrade-package %,apache-airflow apache-airflow-core apache-airflow-task-sdk)
-TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py)$(if $(CELERY),tests/airflow/test_celery.py)$(if $(STORE),tests/promises/test_object_store.py)
+TESTS := $(if $(RECIPES),tests/airflow/test_recipes.py tests/airflow/test_kubernetes.py)$(if $(CELERY),tests/airflow/test_celery.py)$(if $(STORE),tests/promises/test_object_store.py)
 # npm's and Debian's programs for CELERY=1 and STORE=azurite: Debian has those of PostgreSQL in a folder that is not on PATH.
 FOUND := $(PATH):$(CURDIR)/$(AZURITE)$(addprefix :,$(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin))))
 # A test that hangs ends with the stacks of its threads; the tests after it go on in a new worker.

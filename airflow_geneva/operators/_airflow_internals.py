@@ -150,6 +150,13 @@ def resolved_connection(hook: SparkSubmitHook) -> Mapping[str, Any]:
     return hook._connection
 
 
+def knows_kubernetes() -> bool:
+    """Whether the Spark provider found the Kubernetes provider; else its hook fails on a master of Kubernetes."""
+    from airflow.providers.apache.spark.hooks import spark_submit
+
+    return getattr(spark_submit, "kube_client", None) is not None
+
+
 def redirect(hook: SparkSubmitHook, master: str, environment: Mapping[str, str]) -> None:
     """Submit to another master, from a process with exactly this environment."""
     hook._connection["master"] = master

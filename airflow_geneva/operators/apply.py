@@ -26,6 +26,7 @@ from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
     has_driver,
+    knows_kubernetes,
     own_settings,
     redirect,
     resolved_connection,
@@ -252,14 +253,12 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver = (master.url, environment)
         try:
             super().execute(context)
-        except AirflowException:
-            lines = submit_log(self._hook)
-            starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
-            if not starts:
-                raise
-            # The full error is in the log above, and the driver has recorded it.
-            reason = lines[starts[-1]].removeprefix(_ERROR_LINE)
-            raise AirflowException(f"Computing shard {shard.index} of {job.spec.target} failed: {reason}") from None
+        except (AirflowException, RuntimeError):
+            # The full error is in the log above, or on the cluster, and the driver has recorded it.
+            if reason := _reason(submit_log(self._hook)) or job.documents(shard.index).failure:
+                target = job.spec.target
+                raise AirflowException(f"Computing shard {shard.index} of {target} failed: {reason}") from None
+            raise
 
     def _get_hook(self) -> SparkSubmitHook:
         # The base class calls this after it has added the OpenLineage settings to `conf`.
@@ -283,6 +282,11 @@ class ApplyOperator(SparkSubmitOperator):
         found = self._connection(self._conn_id)
         if not found.host and found.conn_type not in ("yarn", "local"):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
+        if "k8s" in (found.conn_type, (found.host or "").partition(":")[0]) and not knows_kubernetes():
+            raise InvalidInput(
+                f"Airflow connection {self._conn_id!r} names a Spark master on Kubernetes, which Airflow's Spark "
+                "provider takes only with apache-airflow-providers-cncf-kubernetes. Install it on the Airflow workers."
+            )
         return resolved_connection(super()._get_hook())
 
     def _settings(self, spec: api.JobSpec, master: SparkMaster, driver_here: bool) -> dict[str, str]:
@@ -322,6 +326,12 @@ class ApplyOperator(SparkSubmitOperator):
                 self._scratch.remove()
         # Otherwise the base class would report that spark-submit failed, with all of its command line.
         stop_task()
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Return what the application said last of why it failed, from the output of spark-submit; empty if nothing."""
+    starts = [line for line in lines if line.startswith(_ERROR_LINE)]
+    return starts[-1].removeprefix(_ERROR_LINE) if starts else ""
 
 
 def _of_this_wake(job: api.PlannedJob, shard: api.Shard, name: str) -> str:

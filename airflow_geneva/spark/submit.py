@@ -173,6 +173,8 @@ def driver_environment(
     """Return the environment of spark-submit and its driver: what an allow-list keeps of the worker's, and `given`."""
     prefixes = _KEPT_PREFIXES if secret_values(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
     kept = {name: value for name, value in environ.items() if _is_kept(name, prefixes)}
+    if master.kind == "k8s" and "KUBECONFIG" in environ:  # spark-submit asks the cluster with it
+        kept["KUBECONFIG"] = environ["KUBECONFIG"]
     kept.setdefault("PATH", os.defpath)
     kept.setdefault("SPARK_SUBMIT_OPTS", _JVM_OPTIONS)
     # The worker's Python has the packages for the driver. Executors have it at the same path on a local master only.

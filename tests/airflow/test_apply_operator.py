@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
 from airflow_geneva import connect
@@ -344,6 +345,15 @@ def test_a_connection_that_airflow_would_take_for_yarn_is_an_error(
     found = error(go(desk))
     assert told in found
     assert "spark://local%5B2%5D" in found
+    assert not recorder.seen
+
+
+def test_a_master_on_kubernetes_needs_the_kubernetes_provider(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(spark_submit, "kube_client", raising=False)
+    connect_spark(monkeypatch, host="k8s://https://cluster:6443")
+    assert "only with apache-airflow-providers-cncf-kubernetes" in error(go(desk))
     assert not recorder.seen
 
 

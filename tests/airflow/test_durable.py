@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,14 +19,11 @@ from airflow import __version__ as airflow_version
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from packaging.version import Version
 
-from airflow_geneva.engine.apply.batch_api import StillWaiting
-from airflow_geneva.engine.plan.saved_plan import load_plan
-from airflow_geneva.engine.run.pipeline import PlannedJob
 from airflow_geneva.engine.run.prepare import Udfs
-from airflow_geneva.engine.storage.files import Storage
-from airflow_geneva.engine.storage.location import TableLocation
+from airflow_geneva.errors import GenevaError
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_spark, make_dag, texts
+from tests.support.driver_played import compute_as_driver
 from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
@@ -39,6 +36,7 @@ with open({record!r}, "a") as record:
 print("INFO Client: Submitted application application_1_" + str(len(open({record!r}).readlines())))
 """
 RUNNING, LOST, DONE = ("RUNNING", "UNDEFINED"), ("RUNNING", "of no known kind"), ("FINISHED", "SUCCEEDED")
+BROKEN = ("FINISHED", "FAILED")
 
 
 @dataclass
@@ -60,21 +58,10 @@ class Yarn:
 
     def state(self) -> tuple[str, str]:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if answer == DONE:
-            self._compute()
+        if answer in (DONE, BROKEN):
+            with nullcontext() if answer == DONE else pytest.raises(GenevaError):
+                compute_as_driver(self.submitted()[-1])
         return answer
-
-    def _compute(self) -> None:
-        """What the newest application does."""
-        argv = self.submitted()[-1]
-        job, fingerprint, shard = (argv[argv.index(name) + 1] for name in ("--job", "--fingerprint", "--shard"))
-        storage, index = Storage(job), int(shard)
-        saved = load_plan(storage, fingerprint)
-        location = TableLocation(saved.spec.table, saved.spec.table_name, storage.options)
-        job = PlannedJob(location, saved)
-        job.waits = "--leave-waiting" not in argv
-        with suppress(StillWaiting):
-            job.apply(saved.load_shard(storage, index), Udfs.planned(saved.spec))
 
 
 @pytest.fixture
@@ -129,6 +116,16 @@ def test_a_retry_goes_back_to_the_application_that_runs(desk: Desk, yarn: Yarn) 
     assert run.tries("backfill.shards.apply", 0) == 2
     assert len(yarn.submitted()) == 1
     assert desk.values() == dict.fromkeys(texts("a"), 3)
+
+
+@remembers
+def test_a_failed_application_is_told_by_the_reason_that_it_recorded(desk: Desk, yarn: Yarn) -> None:
+    """Its output is on the cluster."""
+    desk.break_at("a03")
+    yarn.answers = [BROKEN]
+    told = begin(desk).error("backfill.shards.apply", 0)
+    assert told.startswith(f"Computing shard 0 of {desk.table.name}.n failed: ")
+    assert "cannot measure a03" in told
 
 
 @remembers

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import subprocess
-import sysconfig
 import time
-import venv
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from airflow_geneva.engine.run.record import record_plan
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.spark.code import package_zip
 from tests.spark.spark_udfs import of_package, surroundings
+from tests.support.bare_python import make_bare_python
 from tests.support.stack import free_port
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -37,16 +36,7 @@ APPLICATION = Path(airflow_geneva.__file__).parent / "spark" / "application" / "
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with pyarrow and pylance and without this package."""
-    folder = tmp_path_factory.mktemp("python")
-    venv.create(folder, with_pip=False)
-    # A folder named in a .pth file is searched, but its own .pth files (the editable install) are not read.
-    purelib = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    (purelib / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = str(folder / "bin" / "python")
-    found = subprocess.run([python, "-c", "import lance, airflow_geneva"], capture_output=True, text=True, cwd="/")
-    assert "No module named 'airflow_geneva'" in found.stderr
-    return python
+    return make_bare_python(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +158,16 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     assert seen == {(False, gpu) for gpu in GPUS}, "workers used what was shipped, and each its own GPU"
     ran = (tmp_path / "log").read_text().split()
     assert sorted(map(int, ran)) == list(range(2_000))
+
+
+def test_spark_itself_refuses_a_python_program_in_cluster_mode(master: str) -> None:
+    command = [str(SPARK / "bin" / "spark-submit"), "--master", master, "--deploy-mode", "cluster", str(APPLICATION)]
+    found = subprocess.run(command, env={**os.environ, "SPARK_HOME": str(SPARK)}, capture_output=True, text=True)
+    assert found.returncode != 0
+    told = "Cluster deploy mode is currently not supported for python applications on standalone clusters"
+    assert told in found.stdout + found.stderr
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "move-to-a-cluster.md"
+    assert told in " ".join(page.read_text().split())
 
 
 def test_a_package_that_workers_lack_is_named_and_comes_in_an_archive(

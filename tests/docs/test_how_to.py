@@ -343,6 +343,10 @@ def test_the_dags_for_a_cluster_hand_on_what_they_are_given() -> None:
     assert apply.conf == {"spark.pyspark.python": "/opt/python/bin/python"}
     in_cluster_mode = left["in_cluster_mode"].get_task("backfill.shards.apply")
     assert in_cluster_mode.conf["spark.kubernetes.file.upload.path"] == "s3a://lake/spark-upload"
+    assert left["kubernetes"].items() <= in_cluster_mode.conf.items()
+    assert in_cluster_mode._track_driver_via_k8s_api
+    on_yarn = left["in_cluster_mode_on_yarn"].get_task("backfill.shards.apply")
+    assert (on_yarn._yarn_track_via_rm_api, on_yarn._archives) == (True, left["packed"]["archives"])
     with_packages = left["with_packages"].get_task("backfill.shards.apply")
     assert with_packages._archives == "s3a://lake/packages.zip#packages"
     assert with_packages.conf == {"spark.executorEnv.PYTHONPATH": "packages"}

@@ -172,6 +172,12 @@ def test_the_machines_own_identity_is_passed_on_only_where_the_connection_has_no
     assert not any(name.startswith("AIRFLOW") for name in found)
 
 
+def test_a_kubeconfig_is_passed_on_to_kubernetes_only() -> None:
+    worker = {**WORKER, "KUBECONFIG": "/kubeconfig"}
+    found = {master.kind: driver_environment(worker, master, {}, {}).get("KUBECONFIG") for master in (LOCAL, *CLUSTERS)}
+    assert found == {"local": None, "spark": None, "yarn": None, "k8s": "/kubeconfig"}
+
+
 def test_a_local_master_runs_its_workers_on_the_python_of_the_task() -> None:
     assert driver_environment(WORKER, LOCAL, {}, {})["PYSPARK_PYTHON"] == sys.executable
     assert driver_environment(WORKER, LOCAL, {}, {})["SPARK_LOCAL_IP"] == "127.0.0.1"

@@ -322,6 +322,11 @@ class ShardDocuments:
         """The result of the last attempt that computed the shard."""
         return self.read().get(APPLIED)
 
+    @property
+    def failure(self) -> str:
+        """The first line of why the last attempt failed; empty if it recorded no failure."""
+        return str((self.read().get(FAILURE) or {}).get("error", "")).partition("\n")[0]
+
     def written_here(self) -> AbstractContextManager[None]:
         """Declare that no other process writes the status during the block, so that it is read only once."""
         return self.folder.working_on(shard_name(STATUS, self.plan, self.shard))
