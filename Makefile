@@ -74,8 +74,8 @@ test-fast: install ## Run the tests that need no Spark, no Airflow and no killin
 soak: install ## Run all tests with many more examples, and kill for GENEVA_SOAK_SECONDS (1800); takes hours
 	@GENEVA_SOAK=1 $(BIN)/python -m pytest -m ""
 
-simulate: install ## Run worlds in which a seed decides order, faults and kills: SEEDS=2000 FIRST=0 SCENARIO=view WORKERS=2
-	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) $(FIRST:%=--first %) $(SCENARIO:%=--scenario %) --workers $(or $(WORKERS),2)
+simulate: install ## Run worlds in which a seed decides order, faults and kills: SEEDS=2000 FIRST=0 SCENARIO=view WORKERS=2 BESIDE=v0.3.0
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) $(FIRST:%=--first %) $(SCENARIO:%=--scenario %) $(BESIDE:%=--beside %) --workers $(or $(WORKERS),2)
 
 mutants: install ## Remove guards of the engine one at a time: a test must notice each; only some files: FILES="commit/ plan/"
 	@$(BIN)/python -m tests.mutants $(FILES)

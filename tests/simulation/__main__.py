@@ -19,10 +19,12 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.simulation import chance, kernel, store
+from tests.simulation.releases import Release, unpack
 
 if TYPE_CHECKING:
     from tests.simulation.world import Move, Scenario, World
@@ -64,6 +66,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="how many processes share the seeds")
     parser.add_argument("--shrink", type=float, default=60, help="seconds in which to shorten a world that is bad")
     parser.add_argument("--mutant", default="", help="run with a defect of mutants.py, until a world goes wrong")
+    parser.add_argument(
+        "--beside", default="", help="a commit, or plan-format: each process runs its package or the present one"
+    )
     parser.add_argument("--pairs", action="store_true", help="print the pairs of fault points that were met")
     parser.add_argument("-v", action="store_true", help="print each trace")
     parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
@@ -95,16 +100,16 @@ def prepare(folder: Path) -> None:
 class Worlds:
     """The worlds of one process."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, options: argparse.Namespace, folder: Path, earlier: Release | None) -> None:
         from tests.simulation import world
-        from tests.simulation.scenarios import SCENARIOS
+        from tests.simulation.scenarios import ALL, SCENARIOS
 
-        self.options, self.folder, self.world = options, folder, world
-        self.scenarios = [SCENARIOS[options.scenario]] if options.scenario else list(SCENARIOS.values())
+        self.options, self.folder, self.world, self.earlier = options, folder, world, earlier
+        self.scenarios = [SCENARIOS[options.scenario]] if options.scenario else list(ALL.values())
         seeds = range(options.first, options.first + options.seeds)[:: options.step]
         self.seeds = [(seed, self.scenarios[seed % len(self.scenarios)]) for seed in seeds]
         for scenario in {scenario.name: scenario for _, scenario in self.seeds}.values():
-            world.make(scenario, folder)
+            world.make(scenario, folder, earlier)
 
     def run(self) -> Iterator[tuple[str, World]]:
         """Yield what went wrong in each world, or "", and the world."""
@@ -117,7 +122,7 @@ class Worlds:
 
     def again(self, scenario: Scenario, seed: int, moves: Sequence[Move] | None = None) -> World:
         self.world.renew(scenario, self.folder, seed)
-        return self.world.World(scenario, seed, self.folder, self.world.Dice.of(seed), moves)
+        return self.world.World(scenario, seed, self.folder, self.world.Dice.of(seed), moves, self.earlier)
 
     def shorten(self, bad: World) -> str:
         """Return the shortest way that was found into what went wrong, in the words of the fault points."""
@@ -133,16 +138,18 @@ class Worlds:
 
 
 def work(options: argparse.Namespace) -> Tally:
-    from tests.simulation.world import scratch
+    from tests.simulation.world import child, scratch
 
-    tally = Tally()
+    tally, earlier = Tally(), None
     with scratch() as folder:
+        if options.beside:
+            earlier = Release(unpack(options.beside, folder), partial(prepare, folder), child)
         if options.mutant:
             from tests.simulation.mutants import mutate
 
             sys.path.insert(0, str(mutate(options.mutant, folder)))
         prepare(folder)
-        worlds, began = Worlds(options, folder), os.times()
+        worlds, began = Worlds(options, folder, earlier), os.times()
         for said, one in worlds.run():
             trace = "\n".join(one.trace)
             print(trace) if options.v else None
@@ -155,10 +162,13 @@ def work(options: argparse.Namespace) -> Tally:
                 if options.shrink:
                     print(worlds.shorten(one))
                 again = f"--scenario {one.scenario.name} --first {one.seed} --seeds 1"
+                again += f" --beside {options.beside}" if options.beside else ""
                 print(f"Run it again: python -m tests.simulation {again} -v")
                 sys.stdout.flush()
                 if options.mutant:
                     break
+        if earlier is not None:
+            earlier.end()
         spent = os.times()
         tally.cpu = sum(spent[:4]) - sum(began[:4])
     return tally

@@ -151,6 +151,18 @@ def plan(folder: str, given: Any) -> Any:
     return {"table": given or "t", "job": saved.spec.job_id, "plan": saved.fingerprint, "since": since}
 
 
+def append_and_plan(folder: str, given: Any) -> Any:
+    """Plan after a row was added; the run before, if any, left all right."""
+    table = given if isinstance(given, str) else given["table"]
+    if table != given:
+        assert given["state"] == "DONE", given
+        if table == "v":
+            check_view(folder, "rows", given["since"])
+    lance.LanceDataset(f"{folder}/t.lance").update({"x": "x + 100"}, where="id = 4")
+    _change(f"{folder}/t.lance", "append", random.Random(str(given)))
+    return plan(folder, table)
+
+
 def _saved(folder: str, given: Any) -> tuple[Any, Any, Any]:
     from airflow_geneva.engine.job.folder import JobFolder
     from airflow_geneva.engine.plan.saved_plan import load_plan
@@ -181,13 +193,16 @@ def commit(folder: str, given: Any) -> Any:
     return {**given, "committed": found}
 
 
+BESIDE_A_RESULT = ("since", "table")
+
+
 def finish(folder: str, given: Any) -> Any:
     from airflow_geneva.engine.results import ShardResult
     from airflow_geneva.engine.run.pipeline import PlannedJob
 
     location, saved, _ = _saved(folder, given)
     result = PlannedJob(location, saved).finish([ShardResult.from_json(one) for one in given["committed"]])
-    return {**result.to_json(), "since": given["since"]}
+    return {**result.to_json(), **{name: given[name] for name in BESIDE_A_RESULT}}
 
 
 def change(folder: str, given: Any) -> Any:
@@ -364,7 +379,9 @@ def honest(table: Any, result: Any) -> None:
     from airflow_geneva.engine.results import BackfillResult
     from tests.support.invariants import assert_honest
 
-    assert_honest(BackfillResult.from_json({name: value for name, value in result.items() if name != "since"}), table)
+    assert_honest(
+        BackfillResult.from_json({name: value for name, value in result.items() if name not in BESIDE_A_RESULT}), table
+    )
 
 
 def judge_load(folder: str, given: Any) -> Any:
@@ -396,6 +413,11 @@ def judge_view(folder: str, given: Any, shape: str = "rows") -> Any:
     seen = sorted(tuple(row[name] for name in columns) for row in view.to_arrow().to_pylist())
     wanted = due(lance.LanceDataset(f"{folder}/t.lance"))
     assert seen == wanted, f"after a quiet refresh the view has {seen}, and its query selects {wanted}"
+
+
+def judge_in_turn(folder: str, given: Any) -> Any:
+    assert given, "the runs did not come to their end"
+    return judge_view(folder, given) if given[0][1]["table"] == "v" else judge_column(folder, given)
 
 
 def judge_groups(folder: str, given: Any) -> Any:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.simulation.releases import EARLIER, PRESENT
 from tests.simulation.world import Job, Scenario, Stage
 
 CHANGES = ("append", "update", "touch", "upsert", "delete", "compact", "restore", "column")
@@ -93,6 +94,20 @@ def limited(dice: random.Random) -> Sequence[Job]:
     return [Job("A", (Stage("backfill"),)), Job("B", (Stage("backfill"),))]
 
 
+PAIRS = ("pepe", "epep", "ppee", "eepp", "peep", "eppe")
+"""Of plan, apply, commit and finish, which release runs each: all pairs of two stages and two releases."""
+
+
+def in_turn(table: str) -> Sequence[Job]:
+    """Return one run after another, each with its stages by both releases."""
+    stages: list[Stage] = []
+    for pair in PAIRS:
+        of_run = ("append_and_plan", "apply", "commit", "finish")
+        by = [PRESENT if letter == "p" else EARLIER for letter in pair]
+        stages += [Stage(call, table, release) for call, release in zip(of_run, by, strict=True)]
+    return [Job("A", tuple(stages), retried=False, faulty=False)]
+
+
 _ALL = (
     Scenario("column", "make_column", column, "judge_column"),
     Scenario("chain", "make_chain", chain, "judge_chain"),
@@ -104,4 +119,9 @@ _ALL = (
     Scenario("load", "make_column", load, "judge_load"),
     Scenario("limit", "make_limited", limited, "judge_limited"),
 )
-SCENARIOS = {one.name: one for near in _ALL for one in (near, replace(near, name=f"{near.name}-far", far=True))}
+ALL = {one.name: one for near in _ALL for one in (near, replace(near, name=f"{near.name}-far", far=True))}
+SCENARIOS = {
+    **ALL,
+    "in-turn": Scenario("in-turn", "make_column", lambda _: in_turn("t"), "judge_in_turn"),
+    "in-turn-view": Scenario("in-turn-view", "make_view", lambda _: in_turn("v"), "judge_in_turn"),
+}

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tests.simulation import chance
 from tests.simulation.shrink import shrink, told
+from tests.simulation.simulate import simulate
 from tests.simulation.world import Move
 
 SEEDS = 27
 WAY = re.compile(r"^seed (\d+) took the way (\w+)$", re.MULTILINE)
-
-
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.simulation", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_every_world_ends_right_and_two_runs_of_a_seed_take_the_same_way() -> None:

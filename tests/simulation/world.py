@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.simulation import chance, store
 from tests.simulation.kernel import KERNEL, START, Grant
+from tests.simulation.releases import EARLIER, PRESENT, Release
 
 ACTORS = "tests.simulation.actors"
 PATIENCE = 20.0
@@ -34,10 +35,15 @@ LATER = (30.0, 900.0, 4_000.0, 100_000.0)
 
 @dataclass(frozen=True)
 class Stage:
-    """A call in a process of its own, as a task of Airflow; its result is given to the next one of its job."""
+    """A call in a process of its own, as a task of Airflow; its result is given to the next one of its job.
+
+    Args:
+        release: the release of the package that runs it; "": in a world of two, the seed decides each time.
+    """
 
     call: str
     given: Any = None
+    release: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,16 @@ class Process:
     stopped: int = 0
     skew: float = 0.0
     orphan: bool = False
+    release: str = PRESENT
+
+    def wait(self) -> int | None:
+        """Wait until it has ended; return its status, None of a process that is no child of this one."""
+        if self.release == PRESENT:
+            return os.waitpid(self.pid, 0)[1]
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                self.pipe.recv()
+        return None
 
 
 class PipeToWorld:
@@ -165,9 +181,15 @@ class World:
     """Runs one seed of a scenario; `moves` replays what was decided before."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, folder: Path, dice: Dice, moves: Sequence[Move] | None = None
+        self,
+        scenario: Scenario,
+        seed: int,
+        folder: Path,
+        dice: Dice,
+        moves: Sequence[Move] | None = None,
+        earlier: Release | None = None,
     ) -> None:
-        self.scenario, self.seed, self.folder, self.dice = scenario, seed, folder, dice
+        self.scenario, self.seed, self.folder, self.dice, self.earlier = scenario, seed, folder, dice, earlier
         self.replayed = None if moves is None else list(moves)
         self.now = 0.0
         self.trace: list[str] = []
@@ -203,31 +225,41 @@ class World:
         name = f"{job.name}" if number == 1 else f"{job.name}.{number}"
         process = self.fork(name, job, stage, given, tries)
         self.processes[name] = process
-        self.say(f"{name} starts {job.stages[stage].call}")
+        by = f", {process.release}" if self.earlier else ""
+        self.say(f"{name} starts {job.stages[stage].call}{by}")
         self.hear(process)
 
     def fork(self, name: str, job: Job, stage: int, given: Any, tries: int) -> Process:
         ours, theirs = Pipe()
-        seed = f"{self.seed} {name} {stage}"
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            for other in self.processes.values():
-                other.pipe.close()
-            child(
-                theirs,
-                job.stages[stage].call,
-                f"{self.scenario.scheme}{self.folder}/db",
-                given,
-                seed,
-                self.now,
-                self.folder / "said",
-            )
+        given_to_child = {
+            "call": job.stages[stage].call,
+            "folder": f"{self.scenario.scheme}{self.folder}/db",
+            "given": given,
+            "seed": f"{self.seed} {name} {stage}",
+            "now": self.now,
+            "said": str(self.folder / "said"),
+        }
+        release = self.release_of(job.stages[stage], name)
+        if release == EARLIER:
+            assert self.earlier is not None
+            pid = self.earlier.fork(theirs, **given_to_child)
+        else:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                for other in self.processes.values():
+                    other.pipe.close()
+                child(theirs, **given_to_child)
         theirs.close()
         draw = random.Random(f"skew {self.seed} {name}")
         skews = [-7200.0, -300.0, -5.0, 5.0, 300.0, 7200.0]
         skew = draw.choice(skews) if job.faulty and draw.random() < self.dice.skews else 0.0
-        return Process(name, job, stage, given, pid, ours, tries, skew=skew)
+        return Process(name, job, stage, given, pid, ours, tries, skew=skew, release=release)
+
+    def release_of(self, stage: Stage, name: str) -> str:
+        if self.earlier is None:
+            return PRESENT
+        return stage.release or random.Random(f"release {self.seed} {name}").choice([PRESENT, EARLIER])
 
     def hear(self, process: Process) -> None:
         """Wait for the next report of an actor."""
@@ -235,14 +267,13 @@ class World:
             os.kill(process.pid, signal.SIGUSR1)
             self.processes.pop(process.name, None)
             os.kill(process.pid, signal.SIGKILL)
-            os.waitpid(process.pid, 0)
+            process.wait()
             raise Failed(f"{process.name} hangs after {self.last.get(process.name)}: {self.said()}")
         try:
             kind, *said = process.pipe.recv()
         except EOFError:
-            _, status = os.waitpid(process.pid, 0)
             self.processes.pop(process.name)
-            raise Failed(f"{process.name} died with status {status}: {self.said()}") from None
+            raise Failed(f"{process.name} died with status {process.wait()}: {self.said()}") from None
         if kind == "at":
             process.points, process.until = said
             return
@@ -285,8 +316,8 @@ class World:
         self.processes.pop(process.name, None)
         if kill:
             os.kill(process.pid, signal.SIGKILL)
+        process.wait()
         process.pipe.close()
-        os.waitpid(process.pid, 0)
 
     def say(self, line: str) -> None:
         self.trace.append(self.canonical(line))
@@ -379,7 +410,7 @@ class World:
 
     def judge(self) -> None:
         """Let the judge, alone and without faults, look at what is left."""
-        job = Job("judge", (Stage(self.scenario.judge),), retried=False, faulty=False)
+        job = Job("judge", (Stage(self.scenario.judge, release=PRESENT),), retried=False, faulty=False)
         self.replayed = []
         self.start(job, 0, self.results, 0)
         while self.processes:
@@ -394,7 +425,7 @@ class World:
 REQUESTS = {"read", "write", "list", "exists", "delete", "open", "commit"}
 
 
-def child(pipe: Connection, call: str, folder: str, given: Any, seed: str, now: float, said: Path) -> None:
+def child(pipe: Connection, call: str, folder: str, given: Any, seed: str, now: float, said: str) -> None:
     """Run an actor in a forked process, and end it."""
     try:
         log = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -426,12 +457,18 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make(scenario: Scenario, folder: Path) -> None:
-    """Make the databases of a scenario, which its seeds copy: one without values, and one with."""
-    for name, stage in (("empty", Stage(scenario.make)), ("filled", Stage("filled", scenario.make))):
+def make(scenario: Scenario, folder: Path, earlier: Release | None = None) -> None:
+    """Make the databases of a scenario, which its seeds copy: one without values, and one with.
+
+    Of two releases the earlier one makes that with values.
+    """
+    for name, stage in (
+        ("empty", Stage(scenario.make, release=PRESENT)),
+        ("filled", Stage("filled", scenario.make, release=EARLIER)),
+    ):
         shutil.rmtree(folder / "db", ignore_errors=True)
         making = replace(scenario, jobs=lambda _, stage=stage: [Job("make", (stage,), False, False)], judge="no_judge")  # type: ignore[misc]
-        if said := World(making, 0, folder, Dice(0)).run():
+        if said := World(making, 0, folder, Dice(0), earlier=earlier).run():
             sys.exit(f"the database of {scenario.name} cannot be made: {said}")
         shutil.copytree(folder / "db", folder / f"{name}-{scenario.name}")
 
