@@ -437,6 +437,12 @@ GUARDS = [
         (GROUPS + "test_new_groups_before_known_ones_leave_these_their_row_ids",),
     ),
     Guard(
+        "A column that a restore brings back would keep values from before its source column was followed again.",
+        "followed.get(name, shown.source_version + 1) > shown.source_version",
+        "name not in followed",
+        (GROUPS + "test_columns_that_a_restore_brings_back_have_the_values_that_their_source_columns_got_meanwhile",),
+    ),
+    Guard(
         "After a kill between its hidden tables, a view would find and compute all groups anew.",
         "if commit.based_on == newest.identity:",
         "if False:",

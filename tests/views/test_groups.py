@@ -672,8 +672,9 @@ def test_a_refresh_that_is_capped_or_stopped_by_changed_code_goes_on_where_it_wa
     assert sorted(told(view).values()) == ["1: 2=None 4=1", "1: 3=2", "2: 0=5 1=8"]
 
 
+@pytest.mark.parametrize("again", [False, True])
 def test_columns_that_a_restore_brings_back_have_the_values_that_their_source_columns_got_meanwhile(
-    table: Table, trace: Trace
+    table: Table, trace: Trace, again: bool
 ) -> None:
     view = view_of(table, {"n": "count(*)", "s": "sum(x)"})
     view.refresh(runner="inline")
@@ -682,11 +683,25 @@ def test_columns_that_a_restore_brings_back_have_the_values_that_their_source_co
     view.refresh(runner="inline")
     table.lance.update({"x": "1000"}, where="id = 1")
     view.refresh(runner="inline")
+    if again:
+        view.add_columns({"s": "sum(x)"})
+        view.refresh(runner="inline")
     view.location.open(first).restore()
     assert view.plan_refresh().rows_pending == 3
+    assert FreshnessCount.of_view(view.location).count().pending == table.lance.count_rows()
     view.refresh(runner="inline")
     assert {row["k"]: row["s"] for row in view.to_arrow().to_pylist()} == {1.0: 1005, None: 1, 0.5: 2}
     assert view.refresh(runner="inline").commits == ()
+
+
+def test_an_earlier_version_of_the_source_takes_back_values_that_came_with_a_column(table: Table) -> None:
+    view = view_of(table, {"n": "count(*)"})
+    view.refresh(runner="inline")
+    table.lance.update({"x": "1000"}, where="id = 1")
+    view.add_columns({"s": "sum(x)"})
+    for version, expected in ((None, 1005), (1, 12)):
+        view.refresh(runner="inline", src_version=version)
+        assert {row["k"]: row["s"] for row in view.to_arrow().to_pylist()} == {1.0: expected, None: 1, 0.5: 2}
 
 
 def test_a_restore_to_a_later_version_shows_what_columns_got_that_an_earlier_one_lacks(

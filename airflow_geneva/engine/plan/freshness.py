@@ -32,7 +32,7 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import definition_in, former_names, read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
-from airflow_geneva.engine.views.group_tables import BEGUN, GroupTables
+from airflow_geneva.engine.views.group_tables import BEGUN, UNKNOWN, GroupTables
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import CommittedViewState
 
@@ -161,9 +161,11 @@ def groups_freshness(
     source: lance.LanceDataset, definition: ViewDefinition, shown: CommittedViewState, hidden: GroupTables
 ) -> Freshness:
     """Count the rows of the source that groups lack or must lose, and the groups that the view lacks or must lose."""
-    if hidden.rows is None or hidden.groups is None or hidden.shown is None:
-        rows = source.count_rows()
-        return Freshness(rows, source.count_rows(definition.source_where), computed=False)
+    lost = hidden.state_for(definition, shown.snapshot) == UNKNOWN
+    if lost or hidden.rows is None or hidden.groups is None or hidden.shown is None:
+        rows, pending = source.count_rows(), source.count_rows(definition.source_where)
+        gone = 0 if pending or not lost else len(shown.shown)
+        return Freshness(rows, pending, gone, computed=lost and bool(shown.newest.identity))
     # Columns may have been added to the view since its table `rows` was made.
     rows_of = replace(ViewDefinition.read(hidden.rows.schema.metadata), reads=definition.source_reads)
     of_rows = view_freshness(source, rows_of, hidden.shown)

@@ -54,14 +54,13 @@ from airflow_geneva.engine.run.pipeline import run_new
 from airflow_geneva.engine.run.prepare import Udfs
 from airflow_geneva.engine.run.touched_groups import RowChanges, TouchedGroups, find_touched
 from airflow_geneva.engine.run.view import definitions_now, load_udfs
-from airflow_geneva.engine.run.view_columns import grouping_of
 from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.requests import give_back
 from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, fold_columns
-from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, UNKNOWN, GroupsCommit, GroupTables
+from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, GroupsCommit, GroupTables
 from airflow_geneva.engine.views.grouping import (
     HASH,
     SHARED,
@@ -186,7 +185,7 @@ class GroupsRefresh:
     def _with_rows_before(self, plan: Plan, before: GroupTables) -> Plan:
         """Tell the tasks where rows are that groups have lost, for functions that remove them from a state."""
         removes = any(one.removes for one in fold_columns(self.definition.columns))
-        if not removes or before.rows is None or before.state != SETTLED or before.source_version is None:
+        if not removes or before.rows is None or self._state(before) != SETTLED or before.source_version is None:
             return plan
         source = self.source.open()
         if before.commit is None or before.commit.source_in(source) is None:
@@ -220,8 +219,8 @@ class GroupsRefresh:
                 continue
             assert hidden.groups is not None
             plan = self._plan_rows(hidden, at)
-            changes = _changes(at, plan)
-            if changes.empty and state == SETTLED:
+            changes, follows = _changes(at, plan), self._follows(hidden)
+            if changes.empty and state == SETTLED and None not in follows.values():
                 if plan.swap is not None and plan.swap.advances:
                     _refresh_rows(rows, plan)
                 return hidden
@@ -234,8 +233,9 @@ class GroupsRefresh:
             # A new table `rows` beside other groups says nothing of these: all of them are replaced.
             touched = self._touched(changes, hidden if state == SETTLED else replace(hidden, rows=None))
             told = touched.told(hidden.groups, self.grouping.keys)
-            commit = GroupsCommit(int(at.version), written_at(at), based_on, int(hidden.groups.version), told)
-            table = touched.table(hidden.groups.schema, commit.source_written)
+            before = int(hidden.groups.version)
+            commit = GroupsCommit(int(at.version), written_at(at), based_on, before, told, follows)
+            table = touched.table(hidden.groups.schema)
             try:
                 replace_groups(groups, hidden.groups, by_fragment(touched.gone), table, touched.row_ids, commit)
             except OSError as error:
@@ -248,15 +248,13 @@ class GroupsRefresh:
                 return hidden
         raise AssertionError("commit_tries raises after its last try")
 
+    def _follows(self, hidden: GroupTables) -> dict[str, int | None]:
+        """Return what the next commit of the table `groups` follows; None for a column that it begins to follow."""
+        followed = hidden.follows
+        return {one.name: 0 if followed is None else followed.get(one.name) for one in self.definition.source_reads}
+
     def _state(self, hidden: GroupTables) -> str:
-        """Say which step of a refresh of the hidden tables comes next for this view; see `GroupTables.state`."""
-        of_rows, of_view = None if hidden.shown is None else hidden.shown.snapshot, self.shown.snapshot
-        if of_rows is None or of_view is None or not of_rows.reads:
-            return hidden.state
-        # A restore brings back columns, but the table `rows` has not looked for changes of what they read.
-        shown = [column for column in self.definition.columns if column.is_in(dict(of_view.code))]
-        read = {name for name, *_ in grouping_of(self.grouping, shown).reads}
-        return hidden.state if read <= {name for name, _ in of_rows.reads} else UNKNOWN
+        return hidden.state_for(self.definition, self.shown.snapshot)
 
     def _create(self, at: lance.LanceDataset) -> None:
         rows, groups = rows_table(self.view), groups_table(self.view)

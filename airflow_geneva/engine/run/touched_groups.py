@@ -17,6 +17,7 @@ from airflow_geneva.engine.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.engine.lance_io.rows_by_id import rows_in_batches
 from airflow_geneva.engine.plan.renumbered_rows import RenumberedRows
 from airflow_geneva.engine.plan.swap_plan import ALL_ROW_IDS
+from airflow_geneva.engine.runtime import uuid
 from airflow_geneva.engine.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.engine.views.group_keys import CountedKeys, Hashes, Keys
 from airflow_geneva.engine.views.grouping import GROUP, HASH, ROWS, Grouping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import lance
 
 _LISTED = 512
+_BITS_BEYOND = 65
+"""Those of a UUID that a positive int64 has not."""
 _SHOWN, _LONGEST = 60, 500
 _NONE = np.empty(0, np.int64)
 _LAST = np.iinfo(np.int64).max
@@ -111,9 +114,9 @@ class TouchedGroups:
         size = f"{most:,} of {counted(total, 'row')} ({most / total:.1%})"
         return f"{counts}; the largest of {counted(number, 'group')}, {key}, has {size}"[:_LONGEST]
 
-    def table(self, schema: pa.Schema, touched: int) -> pa.Table:
-        """Return the rows of the table `groups`, which has this schema."""
-        found = self.rows
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """Return the rows of the table `groups`, which has this schema; they differ from all that it had before."""
+        found, touched = self.rows, uuid.uuid4().int >> _BITS_BEYOND
         own = [found.hashes, found.counts, np.full(len(found), touched), found.shared]
         arrays = [*found.keys.columns, *map(pa.array, own)]
         return pa.Table.from_arrays(

@@ -27,16 +27,15 @@ from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf import UDF, UdfDefinition
 from airflow_geneva.engine.udf.definition import by_name, check_view_type, key_names
 from airflow_geneva.engine.udf.of_process import give_udf
-from airflow_geneva.engine.views.aggregates import parse_aggregate
 from airflow_geneva.engine.views.definition import (
     STATE_OF,
     OutputColumn,
     ViewDefinition,
     filled_by,
+    grouping_of,
     source_columns,
     visible_columns,
 )
-from airflow_geneva.engine.views.grouping import Grouping
 from airflow_geneva.engine.views.resolve import ResolvedColumns, check_repeatable, resolve_columns
 from airflow_geneva.engine.views.state import AdvanceNote, CommittedViewState, write_advance_note
 from airflow_geneva.errors import InvalidInput
@@ -256,18 +255,6 @@ def _reading(
     needed = set(_source_names(replace(now, reads=tuple(known.values())), columns))
     reads = tuple(column for name, column in known.items() if name in needed)
     return replace(now, columns=columns, reads=reads)
-
-
-def grouping_of(grouping: Grouping, columns: Sequence[OutputColumn]) -> Grouping:
-    """Return what a view of groups reads of its source if it has these columns."""
-    names = [one[0] for one in grouping.reads]
-    needed = {*grouping.keys, *(name for name, _ in grouping.order), *where_columns(grouping.where, names)}
-    for column in columns:
-        if column.kind == "aggregate":
-            argument = parse_aggregate(column.expression or "", column.name).argument
-            needed.update(where_columns(argument, names) if argument is not None else ())
-        needed.update(column.columns)
-    return replace(grouping, reads=tuple(one for one in grouping.reads if one[0] in needed))
 
 
 def _source_names(now: ViewDefinition, columns: Sequence[OutputColumn]) -> Iterator[str]:

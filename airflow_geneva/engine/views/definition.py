@@ -21,6 +21,7 @@ from airflow_geneva.engine.udf.definition import columns_before, renamed_inputs
 from airflow_geneva.engine.udf.expect import Expectation, check_expectations
 from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.engine.udf.settings import UdfDefinition
+from airflow_geneva.engine.views.aggregates import parse_aggregate
 from airflow_geneva.engine.views.deduplication import Deduplication
 from airflow_geneva.engine.views.grouping import Grouping
 from airflow_geneva.errors import InvalidInput
@@ -565,6 +566,18 @@ def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]
             found[column.name] = tuple(name for name in column.columns if column.udf.groups or name not in earlier)
         earlier.add(column.name)
     return found
+
+
+def grouping_of(grouping: Grouping, columns: Sequence[OutputColumn]) -> Grouping:
+    """Return what a view of groups reads of its source if it has these columns."""
+    names = [one[0] for one in grouping.reads]
+    needed = {*grouping.keys, *(name for name, _ in grouping.order), *where_columns(grouping.where, names)}
+    for column in columns:
+        if column.kind == "aggregate":
+            argument = parse_aggregate(column.expression or "", column.name).argument
+            needed.update(where_columns(argument, names) if argument is not None else ())
+        needed.update(column.columns)
+    return replace(grouping, reads=tuple(one for one in grouping.reads if one[0] in needed))
 
 
 def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:

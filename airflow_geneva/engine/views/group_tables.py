@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,19 +11,23 @@ from typing import TYPE_CHECKING
 from airflow_geneva.engine.lance_io.history import commits_of_version
 from airflow_geneva.engine.lance_io.pylance_internals import written_at
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
+from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.location import TableLocation
-from airflow_geneva.engine.views.definition import ViewDefinition
+from airflow_geneva.engine.views.definition import ViewDefinition, grouping_of
 from airflow_geneva.engine.views.grouping import groups_table, rows_table
 from airflow_geneva.engine.views.state import CommittedViewState
 
 if TYPE_CHECKING:
     import lance
 
+    from airflow_geneva.engine.checkpoint.view_snapshot import Snapshot
+
 NEW, SETTLED, BEGUN, UNKNOWN = "new", "settled", "begun", "unknown"
 """States of the hidden tables; see `GroupTables.state`."""
 
 _SOURCE_VERSION, _SOURCE_WRITTEN = "geneva.groups.src_version", "geneva.groups.src_written"
 _BASED_ON, _BEFORE, _TOLD = "geneva.groups.based_on", "geneva.groups.before", "geneva.groups.told"
+_FOLLOWS = "geneva.groups.follows"
 _LONGEST = 500
 
 
@@ -36,13 +42,16 @@ class GroupsCommit:
             the groups has not gone on.
         before: the version of the table `groups` that the commit replaced.
         told: says which groups it touched, and which is the largest.
+        follows: the columns of the source whose changes touch groups, each with the version of the table `groups` since
+            which they have done so without a gap; None: since this commit.
     """
 
     source_version: int
     source_written: int
     based_on: str
     before: int
-    told: str = ""
+    told: str
+    follows: Mapping[str, int | None]
 
     @staticmethod
     def newest(groups: lance.LanceDataset) -> GroupsCommit | None:
@@ -51,9 +60,10 @@ class GroupsCommit:
             said = commit.properties
             if _SOURCE_VERSION in said:
                 version, written = int(said[_SOURCE_VERSION]), int(said[_SOURCE_WRITTEN])
-                return GroupsCommit(
-                    version, written, said[_BASED_ON], int(said[_BEFORE]), said.get(_TOLD, "")[:_LONGEST]
-                )
+                since = parse(said[_FOLLOWS]).items()
+                follows = {str(name): commit.version if at is None else int(at) for name, at in since}
+                before, told = int(said[_BEFORE]), said[_TOLD][:_LONGEST]
+                return GroupsCommit(version, written, said[_BASED_ON], before, told, follows)
             if commit.gone:
                 return None
         return None
@@ -61,7 +71,8 @@ class GroupsCommit:
     @property
     def properties(self) -> dict[str, str]:
         of_source = {_SOURCE_VERSION: str(self.source_version), _SOURCE_WRITTEN: str(self.source_written)}
-        return {**of_source, _BASED_ON: self.based_on, _BEFORE: str(self.before), _TOLD: self.told}
+        based_on = {_BASED_ON: self.based_on, _BEFORE: str(self.before)}
+        return {**of_source, **based_on, _TOLD: self.told, _FOLLOWS: json.dumps(dict(self.follows))}
 
     def source_in(self, table: lance.LanceDataset) -> lance.LanceDataset | None:
         """Check out the version of the source; None if it was cleaned up, or if the source was created again."""
@@ -113,6 +124,28 @@ class GroupTables:
             return BEGUN
         return SETTLED if newest.source_version == commit.source_version else UNKNOWN
 
+    def state_for(self, definition: ViewDefinition, shown: Snapshot | None) -> str:
+        """Say the same for what a view shows: a restore may bring back columns of which changes were not looked for.
+
+        ``unknown`` then, unless all that its columns read was followed since the table `groups` had what it shows.
+        """
+        followed = self.follows
+        if followed is None or shown is None or definition.grouping is None:
+            return self.state
+        columns = [column for column in definition.columns if column.is_in(dict(shown.code))]
+        read = [name for name, *_ in grouping_of(definition.grouping, columns).reads]
+        missed = any(followed.get(name, shown.source_version + 1) > shown.source_version for name in read)
+        return UNKNOWN if missed else self.state
+
+    @cached_property
+    def follows(self) -> Mapping[str, int] | None:
+        """The columns whose changes touch groups, with versions as in `GroupsCommit`; None: all groups are due."""
+        snapshot = None if self.shown is None else self.shown.snapshot
+        if snapshot is None or self.commit is None:
+            return None
+        read = {name for name, _ in snapshot.reads}
+        return {name: at for name, at in self.commit.follows.items() if at is not None and name in read}
+
     def commit_of(self, version: int | None) -> GroupsCommit | None:
         """Return the commit that wrote the groups of a version of the table `groups`; None if it is not known."""
         then = None if self.groups is None or version is None else open_version_or_none(self.groups, version)
@@ -140,7 +173,7 @@ def source_version_of(view: TableLocation, definition: ViewDefinition, shown: Co
         return shown.source_version
     hidden = GroupTables.open(view)
     commit = hidden.commit_of(shown.source_version)
-    if commit == hidden.commit and hidden.state == SETTLED:
+    if commit == hidden.commit and hidden.state_for(definition, shown.snapshot) == SETTLED:
         return hidden.source_version  # later versions of the source have touched no group
     return None if commit is None else commit.source_version
 

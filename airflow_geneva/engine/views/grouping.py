@@ -21,8 +21,8 @@ from airflow_geneva.engine.views.hidden import GROUPS, hidden_table
 from airflow_geneva.errors import InvalidInput
 
 GROUP, ROWS, TOUCHED, SHARED = "__group", "__rows", "__touched", "__shared"
-"""Columns of the table `groups` after the key: the hash of the key, the number of its source rows, the time of the
-source version with their last change, in ns, and whether another group has the same hash."""
+"""Columns of the table `groups` after the key: the hash of the key, the number of its source rows, a random number for
+each commit that touched the group, and whether another group has the same hash."""
 
 TABLE_ID = "geneva::groups::table"
 """Schema metadata of the table `rows` that is another one if the table is made anew."""

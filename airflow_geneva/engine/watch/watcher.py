@@ -22,7 +22,7 @@ from airflow_geneva.engine.storage.refusals import is_access_refused
 from airflow_geneva.engine.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.engine.udf.definition import read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, is_view
-from airflow_geneva.engine.views.group_tables import GroupTables
+from airflow_geneva.engine.views.group_tables import UNKNOWN, GroupTables
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.engine.watch.conditions import WaitCondition
 from airflow_geneva.engine.watch.new_rows import (
@@ -207,7 +207,8 @@ class _Check:
             return new_rows_for_view(self.dataset, reads, shown.snapshot, self.wanted.changed_rows)
         hidden = GroupTables.open(location)
         commit = hidden.commit_of(shown.source_version)
-        if hidden.shown is not None and hidden.rows_show(commit):
+        known = hidden.state_for(definition, shown.snapshot) != UNKNOWN
+        if hidden.shown is not None and known and hidden.rows_show(commit):
             return new_rows_for_view(self.dataset, reads, hidden.shown.snapshot, self.wanted.changed_rows)
         # A refresh began and did not end: the view does not show what its hidden tables do.
         if commit is None or commit.is_of_another(self.dataset):
