@@ -16,7 +16,7 @@ from lance.fragment import DataFile
 from airflow_geneva import connect
 from airflow_geneva.engine.checkpoint.facts import load_state
 from airflow_geneva.engine.lance_io.fragments import columns_of, read_fragments
-from tests.simulation.actors import f
+from tests.simulation.actors import apply, commit, f, finish
 from tests.simulation.kernel import KERNEL
 from tests.simulation.store import stamp_times
 
@@ -33,6 +33,21 @@ def make(folder: str, given: Any) -> None:
 
 def backfill(folder: str, given: Any) -> Any:
     return connect(folder).open_table("t").backfill("n", **SIZES).to_json()
+
+
+def plan(folder: str, given: Any) -> Any:
+    """What the plan task of Airflow does."""
+    from airflow_geneva.engine.run.record import record_plan
+
+    table = connect(folder).open_table("t")
+    sizes = {name: value for name, value in SIZES.items() if name != "runner"}
+    saved = record_plan(table.plan_backfill("n", **sizes), table.location)
+    return {"table": "t", "job": saved.spec.job_id, "plan": saved.fingerprint, "since": 0}
+
+
+def go_on(folder: str, given: Any) -> Any:
+    """What its other tasks do."""
+    return finish(folder, commit(folder, apply(folder, given)))
 
 
 def change(folder: str, given: Any) -> None:

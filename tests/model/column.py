@@ -456,7 +456,10 @@ class Column:
         end = "PARTIAL" if process.left else "DONE"
         told = "lied" if wrong and not process.left else "ended"
         after = Process(process.name, told, left=process.left)
-        return "finish.end", state.with_job(process.job, Job(end)).with_process(after)
+        job = Job(end)
+        if process.name == "orphan" and state.processes[0].at not in ("ended", "lied", "stopped"):
+            job = state.job(process.job)._replace(state=end)  # the process that replaced it has the plan
+        return "finish.end", state.with_job(process.job, job).with_process(after)
 
     # What facts, history and values say.
 

@@ -21,8 +21,9 @@ from typing import Any
 from tests.model import column
 from tests.simulation import chance
 
-SCOPE = column.Scope(two_jobs=True, changes=True, intervals=True)
+SCOPE = column.Scope(two_jobs=True, changes=True, intervals=True, orphan=True)
 MOST_KILLS, MOST_STEPS = 3, 120
+REPLACED_LATE = ("checkpoint.written (rows)", "checkpoint.written (mark)")
 Way = list[tuple[str, str, column.State]]
 
 
@@ -37,7 +38,8 @@ class Walks:
         state, way, kills, held = column.start(SCOPE), Way(), 0, ""
         # Otherwise the writer would seldom come between a verification and its commit.
         change_at = dice.choice(["", "commit.before"])
-        kills_from = dice.choice(["", "commit.before", "commit.after", "checkpoint.written (mark)"])
+        kills_from = dice.choice(["", "applied", "commit.before", "commit.after", "checkpoint.written (mark)"])
+        replaced_at = dice.choice(["", "", "applied", "commit.before", "commit.after", "never", *REPLACED_LATE])
         while len(way) < MOST_STEPS:
             steps = []
             for step in machine.steps(state):
@@ -47,6 +49,11 @@ class Walks:
                     continue
                 if step.action == "change" and change_at not in ("", *(one.at for one in state.processes)):
                     continue
+                if step.action == "replace" and (held or replaced_at not in ("", before)):
+                    continue
+                planned = before == "start" and state.job(step.actor).plan is not None
+                if planned and (step.action == "resume") != (step.actor == "A"):
+                    continue  # A goes on as a task of Airflow does, and B plans again as a script does
                 if held in ("", step.actor) and can_be_taken(before, step.action) and step.actor != "quiet":
                     steps.append((step.actor, step.action, step.state, before))
             if not steps:
@@ -66,12 +73,11 @@ class Walks:
 
 
 def can_be_taken(before: str, action: str) -> bool:
-    """Whether worlds can take a step: in them a killed job plans again, and at an interval of 0 rows are kept first."""
-    if action == "kill":
-        return before not in {*column.READS, "verified", "looked", "unsure"}
-    return (
-        "unsure" not in (before, action) and action != "resume" and (before, action) != ("apply.step", "staged.written")
-    )
+    """Whether worlds can take a step: at an interval of 0 rows are kept first, and plans are of a task of their own."""
+    if action in ("kill", "replace"):
+        here = before not in {*column.READS, "verified", "looked", "unsure"}
+        return here and (action == "kill" or before != "plan.saved")
+    return "unsure" not in (before, action) and (before, action) != ("apply.step", "staged.written")
 
 
 def in_words(state: column.State) -> Any:
@@ -92,11 +98,17 @@ def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
     """Let the engine take a path; return where it differs from the model, or "", and the number of compared states."""
     from tests.simulation.world import Dice, Failed, Job, Move, Scenario, Stage, World
 
-    jobs = [Job(name, (Stage("backfill"),)) for name in "AB"] + [Job("writer", (Stage("change"),), faulty=False)]
+    jobs = [
+        Job("A", (Stage("plan"), Stage("go_on"))),
+        Job("B", (Stage("backfill"),)),
+        Job("writer", (Stage("change"),), faulty=False),
+    ]
     world = World(Scenario("model", "make", lambda _: jobs, "no_judge"), seed, folder, Dice(0))
-    said, compared = list[str](), 0
+    said, compared, orphan = list[str](), 0, ""
 
     def name_of(actor: str) -> str:
+        if actor == "orphan":
+            return orphan
         number = world.started[actor]
         return actor if number == 1 else f"{actor}.{number}"
 
@@ -115,7 +127,7 @@ def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
         if name not in world.processes:
             raise Failed(f"{actor} has ended, and not come to {point}")
         grant(name, standing.pop(name, None))
-        while name in world.processes:
+        while (name := name_of(actor)) in world.processes:
             found = [at for at in world.processes[name].points if at[2] == point]
             if found:
                 standing[name] = found[0][0]
@@ -138,17 +150,20 @@ def follow(way: Way, seed: int, folder: Path) -> tuple[str, int]:  # noqa: C901
             said.append(f"  {actor:8} {action}")
             if action in column.READS:
                 continue
-            compared += action not in ("kill", "apply.step")
+            compared += action not in ("kill", "replace", "apply.step")
             if action == "kill":
                 standing.pop(name_of(actor), None)
                 world.take(Move("kill", name_of(actor), 0, ""))
             elif action == "change":
                 run_to("writer", "")
+            elif action == "replace":
+                orphan = name_of("A")
+                world.take(Move("stop", orphan, 0, ""))
             else:
                 run_to(actor, action.partition(" (")[0])
             if action == "finish.end":
                 run_to(actor, "")
-            if action in ("kill", "apply.step"):
+            if action in ("kill", "replace", "apply.step"):
                 continue  # nothing is written
             engine, model = seen(), json.loads(json.dumps(in_words(state)))
             if engine != model:
