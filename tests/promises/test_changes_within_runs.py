@@ -15,7 +15,7 @@ from tests.support.within import Inline, OnSpark, Way, check
 
 pytestmark = pytest.mark.crash
 
-HISTORIES = int(os.environ.get("GENEVA_WITHIN_HISTORIES", "12"))
+HISTORIES = int(os.environ.get("GENEVA_WITHIN_HISTORIES", "4"))
 SOAK_SECONDS = float(os.environ.get("GENEVA_SOAK_SECONDS", "1800"))
 
 

@@ -1,4 +1,7 @@
-"""Several processes at one table at once: nothing lost, nothing stale called done, no row run that need not be."""
+"""Several processes at one table at once: nothing lost, nothing stale called done, no row run that need not be.
+
+Any order of their steps: see tests/simulation.
+"""
 
 from __future__ import annotations
 
@@ -173,66 +176,6 @@ def test_an_orphaned_driver_that_goes_on_beside_the_retry_changes_nothing(
     job.run("commit_saved", out=str(tmp_path / "second"))
     late = job.result("second")
     assert (late.state, late.commits) == ("DONE", result.commits)
-    assert_right(table, "y", value_of)
-    assert_nothing_to_do_is_free(table, "y", trace, udf=gated)
-
-
-@pytest.mark.shows("Stop, kill, restart", "the driver of a killed task goes on beside the retry")
-def test_the_retry_may_end_after_the_orphan_as_well(table: Table, trace: Trace, tmp_path: Path) -> None:
-    job = Job.begin(table, tmp_path)
-    gate, environment = Gate.at(tmp_path / "gate", 30)
-    retry = job.start("apply_saved", environment)
-    gate.wait()
-    job.run("apply_saved")
-    job.run("commit_saved", out=str(tmp_path / "first"))
-    gate.open()
-    assert forge().wait(retry) == 0
-    job.run("commit_saved", out=str(tmp_path / "second"))
-    result = job.result("second")
-    assert (result.state, len(result.commits)) == ("DONE", 4)
-    assert_honest(result, table)
-    assert_right(table, "y", value_of)
-    assert_nothing_to_do_is_free(table, "y", trace, udf=gated)
-
-
-@pytest.mark.parametrize("change", ["delete", "update", "compact"])
-def test_an_orphan_that_stages_for_a_table_that_has_gone_on_is_left(
-    table: Table, trace: Trace, tmp_path: Path, change: str
-) -> None:
-    job = Job.begin(table, tmp_path)
-    gate, environment = Gate.at(tmp_path / "gate", 60)
-    orphan = job.start("apply_saved", environment)
-    gate.wait()
-    if change == "delete":
-        table.lance.delete("id % 10 = 3")
-    elif change == "update":
-        table.lance.update({"x": "x + 1000"}, where="id % 10 = 3")
-    else:
-        table.lance.optimize.compact_files()
-    result = table.backfill("y", udf=gated, runner="inline", **SIZES)
-    assert result.state == "DONE"
-    gate.open()
-    assert forge().wait(orphan) == 0
-    job.run("commit_saved", out=str(tmp_path / "late"))
-    assert_honest(job.result("late"), table)
-    assert_right(table, "y", value_of)
-    assert_nothing_to_do_is_free(table, "y", trace, udf=gated)
-
-
-def test_a_shard_that_is_applied_committed_and_finished_twice_at_once_is_right(
-    table: Table, trace: Trace, tmp_path: Path
-) -> None:
-    job = Job.begin(table, tmp_path)
-    assert [forge().wait(pid) for pid in [job.start("apply_saved") for _ in range(2)]] == [0, 0]
-    assert [forge().wait(pid) for pid in [job.start_commit(name) for name in ("one", "two")]] == [0, 0]
-    shards = {"shards": str(tmp_path / "one")}
-    assert [forge().wait(pid) for pid in [job.start("finish_saved", **shards) for _ in range(2)]] == [0, 0]
-    results = [job.result(name) for name in ("one", "two")]
-    for result in results:
-        assert (result.state, result.rows_computed + result.rows_reused, result.rows_left) == ("DONE", ROWS, 0)
-        assert_honest(result, table)
-    assert results[0].commits == results[1].commits
-    assert max(trace.counts().values()) <= 2
     assert_right(table, "y", value_of)
     assert_nothing_to_do_is_free(table, "y", trace, udf=gated)
 

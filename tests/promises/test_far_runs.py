@@ -57,11 +57,6 @@ def test_runs_on_a_store_are_killed_as_if_nobody_had_been(tmp_path: Path, troubl
     check(random_history(20_000 + seed), on(troubled, tmp_path / "history"))
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
-def test_a_table_on_a_store_changes_within_runs(tmp_path: Path, troubled: SlowProxy, seed: int) -> None:
-    within.check(20_000 + seed, on(troubled, tmp_path / "history"), within.Inline())
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_crash_of_the_thread_that_writes_behind_fails_the_run_and_the_next_one_goes_on(
     db: Database, trace: Trace, monkeypatch: pytest.MonkeyPatch
