@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_geneva.database import Database, connect
+from airflow_geneva.engine.display import counted
+from airflow_geneva.engine.plan.backfill import FAILED
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.view import View
 
 if TYPE_CHECKING:
+    from airflow_geneva.engine.plan.model import Plan
     from airflow_geneva.table import Table
 
 _MOST_BYTES = 64 << 20
@@ -33,12 +36,13 @@ def assert_up_to_date(table: Table, column: str | None = None) -> None:
         column: a computed column of the table.
     """
     if isinstance(table, View):
-        pending = table.plan_refresh().rows_pending
-        assert not pending, f"{pending} rows of view {table.name!r} are not up to date. Refresh it."
+        _assert_nothing_left(
+            table.plan_refresh(), f"view {table.name!r}", "not up to date", "view.get_errors()", "Refresh"
+        )
         return
     assert column is not None, "Name a computed column."
-    pending = table.plan_backfill(column).rows_pending
-    assert not pending, f"{pending} rows of column {column!r} are not computed. Backfill it."
+    errors = f"table.get_errors(column_name={column!r})"
+    _assert_nothing_left(table.plan_backfill(column), f"column {column!r}", "not computed", errors, "Backfill")
     function, inputs = table.column_udf(column), table.definition(column).input_columns
     now = function if inputs is None else (function, list(inputs))
     found = table.query().select({"stored": f"`{column}`", "now": now}).to_arrow().to_pylist()
@@ -47,6 +51,19 @@ def assert_up_to_date(table: Table, column: str | None = None) -> None:
         f"{len(wrong)} of {len(found)} rows of column {column!r} hold another value than the function returns now. The "
         f"first ones, by position: {wrong[:_SHOWN]}"
     )
+
+
+def _assert_nothing_left(plan: Plan, target: str, otherwise: str, errors: str, remedy: str) -> None:
+    """Fail if a plan has due rows; rows that failed before are told apart, because the next job alone does not help."""
+    failed = plan.reasons.get(FAILED, 0)
+    others = plan.rows_pending - failed
+    why = f" failed and {'is' if failed == 1 else 'are'} tried again: {errors} says why"
+    if others:
+        of = f"{counted(others, 'row')} of {target} {'is' if others == 1 else 'are'} {otherwise}"
+        raise AssertionError(
+            f"{of}, and {counted(failed, 'row')}{why}. {remedy} it." if failed else f"{of}. {remedy} it."
+        )
+    assert not failed, f"{counted(failed, 'row')} of {target}{why}. Correct the function or its input."
 
 
 def _same(stored: Any, now: Any) -> bool:

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 from urllib.parse import quote, urljoin, urlsplit
@@ -25,7 +26,7 @@ from airflow_geneva.engine.storage.files import Storage, read_local
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import is_absolute
 from airflow_geneva.engine.storage.refusals import is_access_refused
-from airflow_geneva.engine.storage.uri import is_local, normalize_uri
+from airflow_geneva.engine.storage.uri import is_local, normalize_uri, web_server
 from airflow_geneva.engine.udf import UDF
 from airflow_geneva.engine.udf.settings import check_memory, check_number
 from airflow_geneva.errors import InvalidInput, StorageError
@@ -45,6 +46,21 @@ _HOSTS = 64
 _SAME = {"s3a": "s3", "s3n": "s3"}
 _PLAIN = re.compile(r"[A-Za-z0-9/._ -]*")
 _ALLOW_MORE = "Give read_file(max_bytes=...) more, if the file is right."
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """A file is at another address."""
+
+    uri: str
+
+
+class _Closed(ConnectionError):
+    """A server is away for a while, and says for how long."""
+
+    def __init__(self, said: str, seconds: float) -> None:
+        super().__init__(said)
+        self.seconds = seconds
 
 
 class _ReadFile:
@@ -76,24 +92,39 @@ class _ReadFile:
                 "read_file reads what a table names, in the places of the table's database, and is called for none. "
                 'Use it in a column or a query: table.query().select({"file": (read_file(), ["uri"])}).'
             )
-        host = self.hosts.setdefault(_host_of(uri), asyncio.Semaphore(self.per_host if _of_web(uri) else _AT_A_TIME))
         for left in reversed(range(self.retries + 1)):
             try:
-                return await self._in_thread(host, table, uri)
+                return await self._follow(table, uri)
             except (ConnectionError, TimeoutError, asyncio.TimeoutError, RateLimited) as error:
                 if not left:
                     raise _of_last(error, uri, self.timeout) from error
                 backoff = min(_FIRST_PAUSE * 2 ** (self.retries - left), _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-                await asyncio.sleep(max(retry_after(error) or 0.0, backoff))
+                asked = error.seconds if isinstance(error, _Closed) else retry_after(error)
+                await asyncio.sleep(max(asked or 0.0, backoff))
         raise AssertionError
 
-    async def _in_thread(self, host: asyncio.Semaphore, table: TableLocation, uri: str) -> bytes:
+    async def _follow(self, table: TableLocation, uri: str) -> bytes:
+        """Read a file, and follow redirects; waiting for a place at a host does not count as time of the try."""
+        spent = 0.0
+        for _ in range(_MOST_REDIRECTS + 1):
+            at_once = self.per_host if _of_web(uri) else _AT_A_TIME
+            host = self.hosts.setdefault(_host_of(uri), asyncio.Semaphore(at_once))
+            await host.acquire()
+            began = time.monotonic()
+            found = await self._in_thread(host, table, uri, self.timeout - spent)
+            if isinstance(found, bytes):
+                return found
+            uri, spent = found.uri, spent + time.monotonic() - began
+        raise ValueError(f"{_shown(uri)} comes after {_MOST_REDIRECTS} redirects, and is another one.")
+
+    async def _in_thread(
+        self, host: asyncio.Semaphore, table: TableLocation, uri: str, seconds: float
+    ) -> bytes | _Moved:
         """Read a file in a thread that no end of a process waits for; it has its place at its host until it ends."""
-        await host.acquire()
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
-        def end(data: bytes | None, error: BaseException | None) -> None:
+        def end(data: bytes | _Moved | None, error: BaseException | None) -> None:
             host.release()
             if not done.done():
                 done.set_exception(error) if error is not None else done.set_result(data)
@@ -101,18 +132,18 @@ class _ReadFile:
         def run() -> None:
             data, error = None, None
             try:
-                data = self._read(table, uri)
+                data = self._read(table, uri, seconds)
             except BaseException as raised:
                 error = raised
             with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(end, data, error)
 
         threading.Thread(target=copy_context().run, args=(run,), name="geneva-read", daemon=True).start()
-        return cast(bytes, await asyncio.wait_for(done, self.timeout))
+        return cast("bytes | _Moved", await asyncio.wait_for(done, seconds))
 
-    def _read(self, table: TableLocation, uri: str) -> bytes:
+    def _read(self, table: TableLocation, uri: str, seconds: float) -> bytes | _Moved:
         found = _checked(table, uri, "A value that read_file was given")
-        return self._download(table, found) if _of_web(found) else self._read_stored(table, found)
+        return self._download(table, found, seconds) if _of_web(found) else self._read_stored(table, found)
 
     def _read_stored(self, table: TableLocation, uri: str) -> bytes:
         """Read a file of a disk or an object store."""
@@ -139,39 +170,37 @@ class _ReadFile:
             todo = f" {_ALLOW_MORE}" if "more than" in str(error) else ""
             raise ValueError(f"{error}.{todo}") from None
 
-    def _download(self, table: TableLocation, uri: str) -> bytes:
-        """Read a file of a web server, and follow its redirects into allowed places."""
+    def _download(self, table: TableLocation, uri: str, seconds: float) -> bytes | _Moved:
+        """Read a file of a web server, or return the allowed place to which it redirects."""
         from urllib3 import Timeout, exceptions as errors
 
-        until = time.monotonic() + self.timeout
-        for _ in range(_MOST_REDIRECTS + 1):
-            given = {name.lower(): value for name, value in table.options_of_place(_without_query(uri)) or ()}
-            headers = {"accept-encoding": "identity", **given}
-            left = Timeout(total=max(until - time.monotonic(), 0.001))
+        until = time.monotonic() + seconds
+        given = {name.lower(): value for name, value in table.options_of_place(_without_query(uri)) or ()}
+        headers = {"accept-encoding": "identity", **given}
+        left = Timeout(total=max(seconds, 0.001))
+        try:
+            response = self.web.request(
+                "GET", uri, headers=headers, timeout=left, preload_content=False, redirect=False
+            )  # fmt: skip
             try:
-                response = self.web.request(
-                    "GET", uri, headers=headers, timeout=left, preload_content=False, redirect=False
-                )
-                try:
-                    if not (location := response.get_redirect_location()):
-                        return self._body(response, uri, until)
-                finally:
-                    response.close() if not response.closed else response.release_conn()
-            except errors.TimeoutError as error:
-                raise TimeoutError(f"{_shown(uri)} gave no answer within {self.timeout:g} s.") from error
-            except errors.LocationValueError:
-                raise ValueError(f"{_shown(uri)!r} is no address of a web server.") from None
-            except errors.HTTPError as error:
-                raise ConnectionError(f"{_shown(uri)} cannot be read: {mask_secrets(str(error))}") from None
-            before = f"A redirect of {_shown(uri)}"
-            try:
-                uri = urljoin(uri, location)
-            except ValueError as error:
-                raise ValueError(f"{before} leads to no address: {error}.") from None
-            if not _of_web(uri):
-                raise ValueError(f"{before} leads to {_shown(uri)!r}, which is no web server.")
-            uri = _checked(table, uri, before)
-        raise ValueError(f"{_shown(uri)} comes after {_MOST_REDIRECTS} redirects, and is another one.")
+                if not (location := response.get_redirect_location()):
+                    return self._body(response, uri, until)
+            finally:
+                response.close() if not response.closed else response.release_conn()
+        except errors.TimeoutError as error:
+            raise TimeoutError(f"{_shown(uri)} gave no answer within {self.timeout:g} s.") from error
+        except errors.LocationValueError:
+            raise ValueError(f"{_shown(uri)!r} is no address of a web server.") from None
+        except errors.HTTPError as error:
+            raise ConnectionError(f"{_shown(uri)} cannot be read: {mask_secrets(str(error))}") from None
+        before = f"A redirect of {_shown(uri)}"
+        try:
+            target = urljoin(uri, location)
+        except ValueError as error:
+            raise ValueError(f"{before} leads to no address: {error}.") from None
+        if not _of_web(target):
+            raise ValueError(f"{before} leads to {_shown(target)!r}, which is no web server.")
+        return _Moved(_checked(table, target, before))
 
     def _body(self, response: Any, uri: str, until: float) -> bytes:
         """Return the body of an answer, expanded piece by piece if a proxy has compressed it."""
@@ -198,7 +227,8 @@ def _of_web(uri: str) -> bool:
 def _host_of(uri: str) -> str:
     """Return the web server of a URI; "" for a disk, an object store, or what is no URI."""
     with suppress(ValueError):
-        return urlsplit(uri).netloc.lower() if _of_web(uri) else ""
+        parts = urlsplit(uri)
+        return web_server(parts.scheme, parts.netloc) if _of_web(uri) else ""
     return ""
 
 
@@ -236,8 +266,8 @@ def _check_status(response: Any, uri: str) -> None:
     if status in _GONE:
         raise FileNotFoundError(said)
     if status == _TOO_MANY or status >= _OF_SERVER:
-        error = RateLimited(said, retry_after=seconds_of(response.headers)) if status == _TOO_MANY else None
-        raise error or ConnectionError(said)
+        seconds = seconds_of(response.headers)
+        raise RateLimited(said, retry_after=seconds) if status == _TOO_MANY else _Closed(said, seconds)
     if status in _REFUSED:
         raise PermissionError(
             f"{said} If it needs a login, give its headers: connect(..., allowed_places={{place: "
@@ -250,6 +280,8 @@ def _of_last(error: BaseException, uri: str, timeout: float) -> Exception:
     """Return the error of the last try, for an error policy."""
     if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
         return TimeoutError(f"{_shown(uri)} was not read within {timeout:g} s.")
+    if isinstance(error, _Closed):
+        return ConnectionError(str(error))
     return error if isinstance(error, Exception) else RuntimeError(str(error))
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from airflow_geneva.database import Database
 
 
+_AWS_ONLY = frozenset({"role_arn", "assume_role_method", "assume_role_kwargs", "profile_name", "session_kwargs"})
+
+
 class LanceHook(BaseHook):
     """A Lance database, named by an Airflow connection of type `lance`.
 
@@ -38,7 +41,8 @@ class LanceHook(BaseHook):
     `{"impl": "rest", "properties": {"uri": "https://catalog.example"}}`. A list of such objects, `source_namespaces`,
     names other catalogs, in which sources of views lie. `allowed_places` lists folders outside of the database in which
     tables may name files, as `connect` takes them, or is an object that names the connection of each, or null; those of
-    `[geneva] allowed_places` are added. The connection of an `https://` place gives the headers of requests: its extra
+    `[geneva] allowed_places` are added. The connection of a place holds `storage_options`, for S3 it may be one of type
+    `aws` with keys, region and endpoint; that of an `https://` place gives the headers of requests: its extra
     field `headers`, and its login and password, or its password alone as a bearer token.
 
     Args:
@@ -193,7 +197,7 @@ class LanceHook(BaseHook):
             remedy = f"Connection {self.lance_conn_id!r} names it for {place}. Define it, or give null for none."
             raise missing_connection(conn_id, remedy) from None
         if not place.lower().startswith(("http://", "https://")):
-            return read_storage_options(connection.extra_dejson.get("storage_options"))
+            return _of_store(place, conn_id, connection)
         headers = read_storage_options(connection.extra_dejson.get("headers"))
         if connection.login:
             packed = base64.b64encode(f"{connection.login}:{connection.password or ''}".encode()).decode()
@@ -256,6 +260,34 @@ class LanceHook(BaseHook):
             f'Define it in the UI, or in the environment: {variable}=\'{{"conn_type": "lance", '
             '"host": "s3://bucket/database", "extra": {"storage_options": {"aws_region": "eu-west-1"}}}\'',
         )
+
+
+def _of_store(place: str, conn_id: str, connection: Connection) -> dict[str, str]:
+    """Return the storage options of a disk or an object store from the connection of a place."""
+    extra = connection.extra_dejson
+    if (given := extra.get("storage_options")) or connection.conn_type == LanceHook.conn_type:
+        return read_storage_options(given)
+    what = f"Airflow connection {conn_id!r}, which allowed_places names for {place},"
+    if connection.conn_type != "aws" or not place.startswith(("s3://", "s3a://", "s3n://")):
+        raise InvalidInput(
+            f"{what} is one of type {connection.conn_type!r}, which holds nothing for it. Name one of type 'lance' "
+            "with storage_options in its extra field, for S3 also one of type 'aws', or null for none."
+        )
+    if others := sorted(_AWS_ONLY & extra.keys()):
+        raise InvalidInput(
+            f"{what} has {', '.join(others)}, which only Airflow's own AWS hooks follow. Give keys, or null for the "
+            "identity of the machine."
+        )
+    found = {
+        "aws_access_key_id": connection.login or extra.get("aws_access_key_id"),
+        "aws_secret_access_key": connection.password or extra.get("aws_secret_access_key"),
+        "aws_session_token": extra.get("aws_session_token"),
+        "aws_region": extra.get("region_name"),
+        "aws_endpoint": extra.get("endpoint_url"),
+    }
+    if str(found["aws_endpoint"]).startswith("http://"):
+        found["allow_http"] = "true"
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def missing_connection(conn_id: str, remedy: str) -> InvalidInput:

@@ -359,7 +359,8 @@ def _check_constants(task: PlanOperator) -> None:
     if isinstance(indexes, bool) or (not is_template(indexes) and optional_text(indexes) not in (None, "update")):
         raise InvalidInput(f'indexes={task.indexes!r} is unknown. Use "update", or leave it out.')
     for name, size in task.sizing.items():
-        check_number(name, size, api.Sizing.least(name))
+        if isinstance(size, (int, float)):  # others are known, or checked, at run time
+            api.Sizing.check_number(name, size)
 
 
 def check_number(name: str, given: Any, least: int) -> None:

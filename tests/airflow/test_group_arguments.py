@@ -247,6 +247,10 @@ LOAD: dict[str, Any] = {"table": "t", "source": "s3://b/d.parquet", "on": "id"}
         (lambda: RefreshTaskGroup("g", view="v", on_unknown_values="keep"), "on_unknown_values='keep' is unknown"),
         (lambda: BackfillTaskGroup("g", table="t", column="c", concurrency=0), "concurrency=0 is not valid"),
         (lambda: BackfillTaskGroup("g", table="t", column="c", max_cost=-1.0), "give a number of at least 0"),
+        (
+            lambda: BackfillTaskGroup("g", table="t", column="c", num_cpus=0),
+            "num_cpus=0 is not valid: give a number above 0",
+        ),
         (lambda: RefreshTaskGroup("g", view="v", indexes=True), "indexes=True is unknown"),
         (lambda: RefreshTaskGroup("g", view="v", max_rows_per_fragment=0), "max_rows_per_fragment=0 is not valid"),
         (lambda: LoadColumnsTaskGroup("g", **LOAD, on_duplicate="newest"), "on_duplicate='newest' is unknown"),

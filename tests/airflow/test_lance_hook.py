@@ -102,6 +102,42 @@ def test_a_place_has_the_storage_options_or_headers_of_its_connection(
         assert "planted" not in repr(table)
 
 
+def test_a_place_of_an_object_store_takes_a_connection_of_aws(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"region_name": "eu-west-1", "aws_session_token": "planted-session", "endpoint_url": "http://store:9000"}
+    connection = {"conn_type": "aws", "login": "planted-id", "password": "planted-key", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_PARTNER", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_REGION", json.dumps({"conn_type": "aws", "extra": {"region_name": "eu-west-1"}}))
+    places = {"s3://scans": "partner", "s3a://other": "region"}
+    table = define({"host": "s3://bucket/db", "extra": {"allowed_places": places}}).get_database().location("docs")
+    assert dict(table.options_at("s3://scans/1.png")) == {
+        "aws_access_key_id": "planted-id",
+        "aws_secret_access_key": "planted-key",
+        "aws_session_token": "planted-session",
+        "aws_region": "eu-west-1",
+        "aws_endpoint": "http://store:9000",
+        "allow_http": "true",
+    }
+    assert dict(table.options_at("s3://other/1.png")) == {"aws_region": "eu-west-1"}
+    assert "planted" not in mask_secrets("planted-key planted-session")
+
+
+@pytest.mark.parametrize(
+    ("place", "connection", "says"),
+    [
+        ("s3://scans", {"conn_type": "http", "password": "planted"}, "of type 'http', which holds nothing for it"),
+        ("gs://scans", {"conn_type": "aws", "login": "planted"}, "of type 'aws', which holds nothing for it"),
+        ("s3://scans", {"conn_type": "aws", "extra": {"role_arn": "arn:aws:iam::1:role/x"}}, "role_arn"),
+    ],
+)
+def test_a_connection_that_says_nothing_about_a_place_is_refused(
+    define: Any, monkeypatch: pytest.MonkeyPatch, place: str, connection: Any, says: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_PARTNER", json.dumps(connection))
+    with pytest.raises(InvalidInput, match=says) as raised:
+        define({"host": "s3://bucket/db", "extra": {"allowed_places": {place: "partner"}}}).get_database()
+    assert "planted" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

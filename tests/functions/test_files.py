@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,6 +21,15 @@ from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.functions import read_file
 from airflow_geneva.functions.files import _ReadFile
 from tests.support.object_store import SECRET, Bucket
+
+REFUSALS: dict[str, tuple[int, float, dict[str, str]]] = {
+    "flaky": (503, 2, {}),
+    "closed": (503, 1, {"retry_after": "7"}),
+    "busy": (429, 1, {"retry_after": "0"}),
+    "down": (500, math.inf, {}),
+    "missing": (404, math.inf, {}),
+}
+"""By kind of path: status, how often a path is refused, and headers."""
 
 
 class Web(ThreadingHTTPServer):
@@ -55,20 +65,17 @@ class Answers(BaseHTTPRequestHandler):
             server.now -= 1
         if kind == "moved":
             self.answer(302, location=f"{server.url}/file/{rest[0]}")
+        elif kind == "to":
+            self.answer(302, location=f"http://127.0.0.1:{rest[0]}/slow/{rest[1]}")
         elif kind == "away":
             self.answer(302, location=f"http://localhost:{server.server_port}/file/{rest[0]}")
         elif kind == "round":
             self.answer(302, location=self.path)
-        elif kind == "flaky" and tries < 3:
-            self.answer(503)
-        elif kind == "busy" and tries < 2:
-            self.answer(429, retry_after="0")
-        elif kind == "down":
-            self.answer(500)
+        elif kind in REFUSALS and tries <= REFUSALS[kind][1]:
+            status, _, headers = REFUSALS[kind]
+            self.answer(status, **headers)
         elif kind == "private" and self.headers.get("authorization") != "Bearer of-the-archive-1":
             self.answer(401)
-        elif kind == "missing":
-            self.answer(404)
         elif kind == "cut":
             self.answer(200, b"half", length=100)
             self.close_connection = True
@@ -101,6 +108,12 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web() -> Iterator[Web]:
+    with running_web() as server:
+        yield server
+
+
+@contextmanager
+def running_web() -> Iterator[Web]:
     server = Web()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -210,6 +223,30 @@ def test_a_host_is_asked_for_a_few_files_at_a_time(tmp_path: Path, web: Web) -> 
     values, failed = read(table, per_host=4)
     assert (values, failed) == ([str(at).encode() for at in range(40)], {})
     assert web.most == 4
+
+
+def test_a_host_behind_redirects_of_many_is_asked_for_a_few_files_at_a_time(tmp_path: Path, web: Web) -> None:
+    with ExitStack() as stack:
+        others = [stack.enter_context(running_web()) for _ in range(4)]
+        uris = [f"{others[at % 4].url}/to/{web.server_port}/{at}" for at in range(40)]
+        values, failed = read(links(tmp_path, uris, [web.url, *(other.url for other in others)]), per_host=4)
+    assert (values, failed) == ([str(at).encode() for at in range(40)], {})
+    assert web.most == 4
+
+
+def test_a_server_that_is_closed_for_a_while_is_asked_when_it_says(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        paused.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("airflow_geneva.functions.files.asyncio.sleep", note)
+    assert read(links(tmp_path, [f"{web.url}/closed/x"], [web.url])) == ([b"x"], {})
+    assert 7.0 in paused
 
 
 @udf(data_type=pa.int64(), preprocess=read_file(), on_error="skip")

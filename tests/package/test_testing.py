@@ -43,6 +43,32 @@ def test_what_is_not_computed_or_computed_otherwise_is_found(geneva_database: Da
         assert_up_to_date(table, "y")
 
 
+@udf(data_type=pa.int64(), version="1", on_error="skip")
+def halve(x: int) -> int:
+    return 10 // x
+
+
+def test_rows_that_failed_are_told_apart_from_rows_that_are_not_computed(geneva_database: Database) -> None:
+    table = geneva_database.create_table("t", pa.table({"x": [1, 2, 0]}))
+    table.add_columns({"y": (halve, ["x"])})
+    view = table.query().select({"y": (halve, ["x"])}).create_materialized_view(geneva_database, "v")
+    table.backfill("y", runner="inline")
+    view.refresh(runner="inline")
+    table.add(pa.table({"x": [4, 5]}))
+    with pytest.raises(AssertionError) as of_column:
+        assert_up_to_date(table, "y")
+    assert str(of_column.value) == (
+        "2 rows of column 'y' are not computed, and 1 row failed and is tried again: table.get_errors(column_name='y') "
+        "says why. Backfill it."
+    )
+    table.backfill("y", runner="inline")
+    with pytest.raises(AssertionError, match=r"^1 row of column 'y' failed and is tried again: table\.get_errors"):
+        assert_up_to_date(table, "y")
+    view.refresh(runner="inline")
+    with pytest.raises(AssertionError, match=r"^1 row of view 'v' failed and is tried again: view\.get_errors\(\)"):
+        assert_up_to_date(view)
+
+
 def test_the_service_answers_and_counts_and_fails_once(geneva_database: Database, model_service: ModelService) -> None:
     table = geneva_database.create_table("t", pa.table({"text": ["a", "bbb"]}))
     table.add_columns({"v": (embeddings("m", 4), ["text"]), "said": (chat("m", "Shout."), ["text"])})

@@ -85,6 +85,19 @@ OUT_OF_STORE = (
 )
 
 
+@pytest.mark.parametrize("place", ["https://Archive.example/scans", "https://archive.example:443/scans"])
+def test_the_case_of_a_web_server_and_its_usual_port_do_not_matter(place: str) -> None:
+    places = Places(allow_places([place]))
+    for server in ("archive.example", "ARCHIVE.example", "archive.example:443", "archive.EXAMPLE:"):
+        assert places.hold(f"https://{server}/scans/1.png")
+    for server in ("archive.example:80", "archive.example:444", "archive.example.", "user@archive.example"):
+        assert not places.hold(f"https://{server}/scans/1.png")
+    assert not places.hold("http://archive.example/scans/1.png")
+    assert not places.hold("https://archive.example/SCANS/1.png")
+    assert Places(("http://archive.example:80",)).hold("http://archive.example/1.png")
+    assert not Places(("s3://Bucket",)).hold("s3://bucket/1.png")
+
+
 @pytest.mark.parametrize("uri", IN_STORE)
 def test_what_lies_in_a_folder_of_a_store_may_be_opened(uri: str) -> None:
     assert Places((STORE,)).hold(uri)

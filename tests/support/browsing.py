@@ -162,7 +162,14 @@ def make_large(database: Database, jobs: int = 500, columns: int = 300, nodes: i
     parts = ("", "/standing", "/history", "/versions")
     of_database = [f"{shelf}{part}" for part in ("", "/live", "/graph", "/graph/live", "/plan", "/plan/live")]
     of_tables = [f"{place}{part}" for place in (home, f"{shelf}/tables/a_view_0") for part in parts]
-    return ["/", f"{shelf}/counts", *of_database, *of_tables, of_job("docs", done.job_id), of_job("docs", failed.job_id)]
+    return [
+        "/",
+        f"{shelf}/counts",
+        *of_database,
+        *of_tables,
+        of_job("docs", done.job_id),
+        of_job("docs", failed.job_id),
+    ]
 
 
 def of_job(table: str, job_id: str) -> str:

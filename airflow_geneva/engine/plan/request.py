@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -265,16 +264,13 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
     for name, value in given.items():
         if value is None and getattr(Sizing(), name) is None:
             continue
-        least = Sizing.least(name)
         if name == "memory" and isinstance(value, str):
             given = {**given, name: check_memory(value)}
             continue
         if Sizing.is_whole(name):
-            check_whole(name, value, least)
+            check_whole(name, value, Sizing.least(name))
             continue
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < least:
-            raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")
+        Sizing.check_number(name, value)
     sizing = Sizing(**{"task_memory_bytes": task_memory_bytes(), **given})
     low, high = sizing.min_checkpoint_size, sizing.max_checkpoint_size or sizing.checkpoint_size
     if low is not None and high is not None and low > high:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from airflow_geneva.engine.lance_io.task_memory import (
     checkpoint_bytes,
     task_memory_bytes,
 )
+from airflow_geneva.errors import InvalidInput
 
 _NOT_WHOLE = (
     *("checkpoint_interval", "checkpoint_cost", "price_per_slot_hour", "max_seconds", "max_cost"),
@@ -82,6 +84,15 @@ class Sizing:
         if name == "task_memory_bytes":
             return LEAST_TASK_MEMORY
         return 0 if name in (*_NOT_WHOLE, "skip_frags") else 1
+
+    @staticmethod
+    def check_number(name: str, value: object) -> None:
+        """Raise `InvalidInput` if a value is no number that the size may be."""
+        least, above = Sizing.least(name), name == "num_cpus"
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < least or (above and value == least):  # type: ignore[operator]
+            wanted = "above" if above else "of at least"
+            raise InvalidInput(f"{name}={value!r} is not valid: give a number {wanted} {least}.")
 
     @staticmethod
     def task_memory(default: int) -> int:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from airflow_geneva.engine.storage.documents import parse
 from airflow_geneva.engine.storage.files import freeze_options
 from airflow_geneva.engine.storage.secrets import PLACE_OPTIONS, PLACES
-from airflow_geneva.engine.storage.uri import normalize_uri, without_credentials
+from airflow_geneva.engine.storage.uri import normalize_uri, web_server, without_credentials
 from airflow_geneva.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def _address(uri: str) -> _Address | None:
         return None
     if not host and scheme not in _HAS_DEFAULT_HOST:
         return None
+    if scheme in ("http", "https"):
+        host = web_server(scheme, host)
     return _found(_SAME.get(scheme, scheme), host, path, local=False)
 
 

@@ -78,6 +78,12 @@ def is_local(uri: str) -> bool:
     return not _SCHEME.match(uri)
 
 
+def web_server(scheme: str, host: str) -> str:
+    """Return the host of an `http` or `https` URI in one form: in small letters, and without the scheme's own port."""
+    name, _, port = host.lower().rpartition(":")
+    return name if name and port in ("", {"http": "80", "https": "443"}[scheme]) else host.lower()
+
+
 def join(uri: str, *parts: str) -> str:
     return "/".join([uri.rstrip("/"), *parts])
 
