@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,6 +27,7 @@ from tests.support.counting import TRACE, Trace
 from tests.support.duplicates import Clean, text_of, vector_of
 from tests.support.forge import forge
 from tests.support.harness import Fault
+from tests.support.histories import run_histories
 from tests.udfs_for_tests import views as udfs
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
@@ -275,3 +277,7 @@ def test_a_refresh_that_dies_anywhere_is_done_by_the_next(tmp_path: Path, seed: 
     assert died
     view.refresh(runner="inline")
     assert shown(view) == wanted(table, clean)
+
+
+if __name__ == "__main__":
+    sys.exit(run_histories([DuplicateHistories]))

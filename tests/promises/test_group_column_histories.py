@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from airflow_geneva.engine.run import groups as groups_run
 from airflow_geneva.engine.views.grouping import TABLE_ID, rows_table
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
+from tests.support.histories import run_histories
 from tests.udfs_for_tests import folded, group_histories as udfs
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
@@ -169,3 +171,7 @@ TestGroupColumnHistories = GroupColumnHistories.TestCase
 @pytest.mark.slow
 class TestManyGroupColumnHistories(GroupColumnHistories.TestCase):
     settings = settings(max_examples=60, stateful_step_count=10)
+
+
+if __name__ == "__main__":
+    sys.exit(run_histories([GroupColumnHistories]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from airflow_geneva.engine.views import group_keys
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
+from tests.support.histories import run_histories
 from tests.udfs_for_tests import folded, group_histories as udfs
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
@@ -100,6 +102,7 @@ class Asked:
 class GroupHistories(RuleBasedStateMachine):
     """Whatever happens, the view equals its query, and functions are called for the touched groups only."""
 
+    RUNNER = "inline"
     table: Table
     view: View
 
@@ -297,7 +300,7 @@ class GroupHistories(RuleBasedStateMachine):
         ids, may = self.row_ids(), self.rows_to_add(groups, reads, touched)
         self.trace.clear()
         self.added.clear()
-        result = self.view.refresh(runner="inline", **options)
+        result = self.view.refresh(runner=self.RUNNER, **options)
         assert result.state == "DONE"
         self.check(groups)
         # A view that was restored may show a group that went and came since, and has another row id by now.
@@ -307,7 +310,8 @@ class GroupHistories(RuleBasedStateMachine):
         assert max(run.values(), default=1) == 1, f"called twice: {run}"
         if exact:
             assert set(run) <= {mark(key) for key in touched}, f"touched {touched}"
-            assert self.reused or len(run) == len(touched), f"touched {touched}"
+            # The Python workers of Spark have begun before this history, so they write no trace of it.
+            assert self.reused or self.RUNNER == "spark" or len(run) == len(touched), f"touched {touched}"
             assert self.added.counts() <= may, f"{self.added.counts() - may} were added again"
             assert planned.rows_pending - len(failed - touched) <= len(touched) <= planned.rows_pending
             if not failed:
@@ -413,3 +417,7 @@ TestGroupHistoriesOfOneHash = GroupHistoriesOfOneHash.TestCase
 @pytest.mark.slow
 class TestManyGroupHistories(GroupHistories.TestCase):
     settings = settings(max_examples=25, stateful_step_count=25)
+
+
+if __name__ == "__main__":
+    sys.exit(run_histories([GroupHistories, GroupHistoriesOfAView, GroupHistoriesOfOneHash]))
