@@ -146,7 +146,6 @@ def plan_refresh(
         CodeChanged: the view holds values of other code, and the request does not say what becomes of them.
         UnknownValues: it holds values that no job computed, and the request does not say what becomes of them.
     """
-    from airflow_geneva.engine.run.duplicates import kept_at_refresh
     from airflow_geneva.engine.run.view import plan
     from airflow_geneva.engine.views.definition import ViewDefinition
     from airflow_geneva.engine.views.sources import locate_source
@@ -157,8 +156,11 @@ def plan_refresh(
         from airflow_geneva.engine.run.groups import plan_groups
 
         return plan_groups(view, definition, source, request, newest, to_run)
-    kept = kept_at_refresh(view, definition, source) if to_run else None
-    return plan(view, definition, source, request, newest, kept)
+    if definition.deduplicate is not None and to_run:
+        from airflow_geneva.engine.run.duplicates import plan_deduplicated
+
+        return plan_deduplicated(view, definition, source, request, newest)
+    return plan(view, definition, source, request, newest)
 
 
 def open_job(location: TableLocation, job_id: str, fingerprint: str, resumes: bool = False) -> PlannedJob:

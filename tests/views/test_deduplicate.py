@@ -20,6 +20,7 @@ from airflow_geneva.engine.cleanup import clean_up, collect, find_garbage
 from airflow_geneva.engine.commit import group_table
 from airflow_geneva.engine.duplicates import clusters as search
 from airflow_geneva.engine.duplicates.vectors import Corners
+from airflow_geneva.engine.plan.freshness import FreshnessCount
 from airflow_geneva.engine.views.hidden import hidden_tables
 from airflow_geneva.errors import InvalidInput, UnknownValues
 from airflow_geneva.table import Table
@@ -534,3 +535,29 @@ def test_a_comparison_with_other_code_samples_kept_rows(docs: Table) -> None:
     view.refresh(runner="inline")
     found = view.compare("p", replace(udfs.fussy, version="9"))
     assert found.rows == len(wanted(docs, Clean()))
+
+
+def test_a_refresh_and_the_freshness_say_which_clusters_are_touched_and_which_is_the_largest(tmp_path: Path) -> None:
+    words = "a quick brown fox jumps over one lazy dog and runs away from all of them"
+    texts = [f"{words} {end}" for end in ("now", "then", "soon")] + ["nothing", "like", "this", "this"]
+    docs = connect(tmp_path / "db").create_table("docs", pa.table({"id": range(len(texts)), "text": texts}))
+    view = docs.query().deduplicate("text", method="minhash").create_materialized_view(name="v")
+
+    def told() -> str:
+        (note,) = view.refresh(runner="inline").notes
+        assert note == FreshnessCount.of_view(view.location).count().touched + "."
+        return note
+
+    assert told() == (
+        "touched clusters: 2 new clusters, 0 with other rows; the largest of 2 clusters, that of row id 0, has 3 of 7 "
+        "rows (42.9%)."
+    )
+    assert view.refresh(runner="inline").notes == ()
+    docs.add(pa.table({"id": [7, 8, 9], "text": [f"{words} once", "like", "else"]}))
+    docs.lance.delete("id = 6")
+    assert told() == (
+        "touched clusters: 1 new cluster, 1 with other rows, 1 no longer there; the largest of 2 clusters, that of row "
+        "id 0, has 4 of 9 rows (44.4%)."
+    )
+    docs.lance.update({"text": "CAST(id AS STRING)"}, where="id < 9")
+    assert told() == "touched clusters: 0 new clusters, 0 with other rows, 2 no longer there."

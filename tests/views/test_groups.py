@@ -314,7 +314,7 @@ def test_a_plan_a_result_and_the_freshness_say_which_groups_are_touched_and_whic
     )
     assert f"Note: {told}." in str(view.plan_refresh())
     assert view.refresh(runner="inline").notes == (f"{told}.",)
-    assert FreshnessCount.of_view(view.location).count().groups == told.removeprefix("touched groups: ")
+    assert FreshnessCount.of_view(view.location).count().touched == told
     table.lance.delete("id = 6")
     (note,) = view.refresh(runner="inline").notes
     assert note.endswith("1 without rows now; the largest of 2 groups, k=None, t=b, has 3 of 5 rows (60.0%).")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.duplicates.texts import spread
 from airflow_geneva.engine.lance_io.row_ranges import Offsets
 
@@ -116,6 +117,32 @@ class Clusters:
         several[others] = True
         several[np.searchsorted(self.ids, np.unique(self.first[others]))] = True
         return several
+
+    def told(self, before: Clusters) -> str:
+        """Say how many clusters of several rows are not what they were, and which is the largest.
+
+        A cluster is named by the smallest row id in it.
+        """
+        several = self.several
+        rows, (names, of_row, sizes) = self.ids[several], _named(self.first[several])
+        names_then, _, sizes_then = _named(before.first[before.several])
+        stays = np.zeros(len(rows), np.bool_)
+        if len(before.ids):
+            at = np.minimum(np.searchsorted(before.ids, rows), len(before.ids) - 1)
+            stays = (before.ids[at] == rows) & (before.high[at] == self.high[several])
+            stays &= before.first[at] == self.first[several]
+        known = same = _contains(names_then, names)
+        if len(names_then):
+            at = np.minimum(np.searchsorted(names_then, names), len(names_then) - 1)
+            same = known & (np.bincount(of_row, stays, len(names)) == sizes) & (sizes_then[at] == sizes)
+        told = f"{counted(int((~known).sum()), 'new cluster')}, {int((known & ~same).sum()):,} with other rows"
+        gone = int((~_contains(names, names_then)).sum())
+        told += f", {gone:,} no longer there" if gone else ""
+        if not len(names):
+            return told
+        largest, total = int(sizes.argmax()), len(self.ids)
+        size = f"{int(sizes[largest]):,} of {counted(total, 'row')} ({sizes[largest] / total:.1%})"
+        return f"{told}; the largest of {counted(len(names), 'cluster')}, that of row id {names[largest]}, has {size}"
 
     def equals(self, other: Clusters) -> bool:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("ids", "high", "first"))
@@ -317,6 +344,12 @@ def _shared(values: npt.NDArray[np.int64]) -> Mask:
     shared[1:] |= same
     shared[:-1] |= same
     return shared
+
+
+def _named(first: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Offsets, Offsets]:
+    """Return the names of clusters, the number of the cluster of each row, and the numbers of rows of the clusters."""
+    names, of_row, sizes = np.unique(first, return_inverse=True, return_counts=True)
+    return names, of_row.reshape(-1), sizes
 
 
 def _distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

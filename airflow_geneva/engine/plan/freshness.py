@@ -32,7 +32,8 @@ from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.udf.definition import definition_in, former_names, read_definition
 from airflow_geneva.engine.views.definition import ViewDefinition, view_columns
-from airflow_geneva.engine.views.group_tables import BEGUN, UNKNOWN, GroupTables
+from airflow_geneva.engine.views.group_tables import BEGUN, TOUCHED_GROUPS, UNKNOWN, GroupTables
+from airflow_geneva.engine.views.hidden import clusters_store, read_touched
 from airflow_geneva.engine.views.sources import locate_source
 from airflow_geneva.engine.views.state import CommittedViewState
 
@@ -47,7 +48,7 @@ class Freshness:
 
     `pending` rows are new or changed, or failed and run again. `failed` rows hold no value; the `given_up` ones among
     them failed in the maximum number of runs. `versions`: number of a column's rows with a value, by code version.
-    `groups`: of a view of groups, which of them the newest change touched, and which is the largest.
+    `touched`: which groups, or clusters of duplicates, the newest change touched, and which is the largest.
     """
 
     UP_TO_DATE: ClassVar[str] = "up to date"
@@ -61,7 +62,7 @@ class Freshness:
     given_up: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
     computed: bool = True
-    groups: str = ""
+    touched: str = ""
 
     @property
     def state(self) -> str:
@@ -179,7 +180,7 @@ def groups_freshness(
         rows=of_rows.rows,
         pending=of_rows.pending + of_groups.pending,
         gone=of_rows.gone + of_groups.gone,
-        groups="" if hidden.commit is None else hidden.commit.told,
+        touched="" if hidden.commit is None else f"{TOUCHED_GROUPS}{hidden.commit.told}",
     )
 
 
@@ -231,6 +232,10 @@ class FreshnessCount:
         definition = ViewDefinition.read(dataset.schema.metadata, view.name)
         source = _at(locate_source(view, definition, sources).open(), version)
         show = partial(CommittedViewState, view, dataset)  # which makes a request
+        if definition.deduplicate is not None:
+            told = partial(read_touched, clusters_store(view))
+            count = lambda: replace(view_freshness(source, definition, show()), touched=told())  # noqa: E731
+            return FreshnessCount((dataset, source), count)
         if definition.grouping is None:
             return FreshnessCount((dataset, source), lambda: view_freshness(source, definition, show()))
         hidden = GroupTables.open(view)

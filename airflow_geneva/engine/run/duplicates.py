@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from airflow_geneva.engine.faults import fault_point
 from airflow_geneva.engine.lance_io.row_ranges import Ranges
 from airflow_geneva.engine.lance_io.rows_by_id import rows_in_order
 from airflow_geneva.engine.lance_io.table_versions import open_version_or_none
-from airflow_geneva.engine.plan.refresh import KeptRows
+from airflow_geneva.engine.plan.model import Plan
+from airflow_geneva.engine.plan.request import RefreshRequest
 from airflow_geneva.engine.run.hidden import HiddenView
+from airflow_geneva.engine.run.view import plan
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.views.definition import IS_SET, ViewDefinition, source_columns, visible_columns
-from airflow_geneva.engine.views.hidden import DUPLICATES, hidden_table
+from airflow_geneva.engine.views.hidden import clusters_store, hashes_table, read_touched, write_touched
 from airflow_geneva.engine.views.resolve import resolve_columns
 from airflow_geneva.engine.views.state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
@@ -29,35 +32,41 @@ from airflow_geneva.errors import InvalidInput
 if TYPE_CHECKING:
     import lance
 
-_HASHES, _CLUSTERS = "hashes", "clusters"
+_CLUSTERS = "clusters"
+_TOUCHED = "touched clusters: "
 
 ROW_ID, CLUSTER, DUPLICATE_OF = "row_id", "cluster", "duplicate_of"
 """The columns that describe each row of a cluster."""
 
 
-def kept_at_refresh(view: TableLocation, definition: ViewDefinition, source: TableLocation) -> KeptRows | None:
-    """Return what finds the rows that a view keeps of each cluster of duplicates; None if it keeps all."""
-    deduplicate = definition.deduplicate
-    if deduplicate is None:
-        return None
+def plan_deduplicated(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    request: RefreshRequest,
+    newest: lance.LanceDataset,
+) -> Plan:
+    """Plan to run the refresh of a deduplicated view: find the rows that it keeps; see `plan_refresh`."""
+    deduplicate, notes = definition.deduplicate, list[str]()
+    assert deduplicate is not None
 
     def kept(dataset: lance.LanceDataset) -> Ranges:
         hidden = _hidden(view, definition, dataset, source)
         hashes = hidden.refreshed(int(dataset.version))
-
-        read = partial(_read, hashes)
-        if not Signature.of(deduplicate).bands:
-            found = find_clusters(read, dataset, deduplicate, Clusters.none())
-        else:
-            store = _store(hidden)
-            known = _known(store)
-            found = find_clusters(read, dataset, deduplicate, known)
-            if not found.equals(known):
-                store[_CLUSTERS] = found.to_batch()
-                fault_point("duplicates.clustered")
+        read, store = partial(_read, hashes), clusters_store(view)
+        near = bool(Signature.of(deduplicate).bands)
+        known = _known(store) if near else Clusters.none()
+        found = find_clusters(read, dataset, deduplicate, known)
+        if near and not found.equals(known):
+            write_touched(store, f"{_TOUCHED}{found.told(known)}")
+            store[_CLUSTERS] = found.to_batch()
+            fault_point("duplicates.clustered")
+        if near and (told := read_touched(store)):
+            notes.append(f"{told}.")
         return Ranges.from_offsets(kept_rows(found, read, deduplicate))
 
-    return kept
+    found = plan(view, definition, source, request, newest, kept)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def read_duplicates(
@@ -82,7 +91,7 @@ def read_duplicates(
     hashes = hidden.showing(int(at.version))
     # They may be lost, or those of a refresh that has not ended.
     read = hash_rows(at, definition.where, deduplicate) if hashes is None else partial(_read, hashes)
-    known = _known(_store(hidden)) if Signature.of(deduplicate).bands else Clusters.none()
+    known = _known(clusters_store(view)) if Signature.of(deduplicate).bands else Clusters.none()
     found = find_clusters(read, at, deduplicate, known)
     kept = kept_rows(found, read, deduplicate)
     several = found.several
@@ -99,10 +108,6 @@ def read_duplicates(
 
 def _read(hashes: lance.LanceDataset, names: Sequence[str]) -> pa.Table:
     return hashes.scanner(columns=list(names), filter=IS_SET, scan_in_order=True).to_table()
-
-
-def _store(hidden: HiddenView) -> CheckpointStore:
-    return CheckpointStore(hidden.location.checkpoints.folder(_CLUSTERS))
 
 
 def _known(store: CheckpointStore) -> Clusters:
@@ -140,4 +145,4 @@ def _hidden(
         explode=None,
         reads=source_columns(dataset, [name for name in there if name in reads]),
     )
-    return HiddenView(hidden_table(view, DUPLICATES, _HASHES), hashed, outputs.schema, source)
+    return HiddenView(hashes_table(view), hashed, outputs.schema, source)

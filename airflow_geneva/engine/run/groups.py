@@ -60,7 +60,7 @@ from airflow_geneva.engine.storage.requests import give_back
 from airflow_geneva.engine.udf.definition import check_view_type
 from airflow_geneva.engine.udf.settings import UdfDefinition
 from airflow_geneva.engine.views.definition import OutputColumn, ViewDefinition, fold_columns
-from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, GroupsCommit, GroupTables
+from airflow_geneva.engine.views.group_tables import BEGUN, NEW, SETTLED, TOUCHED_GROUPS, GroupsCommit, GroupTables
 from airflow_geneva.engine.views.grouping import (
     HASH,
     SHARED,
@@ -86,7 +86,6 @@ _ROWS_WORTH_A_SHUFFLE, _PART_WORTH_A_SHUFFLE = 1 << 20, 4
 """Rows of the source, and the part of the groups, from which a shuffle on Spark is faster than reads by row id."""
 _MOST_SHUFFLED = 8 << 20
 """Groups of which every sending process holds 16 bytes each."""
-_TOUCHED = "touched groups: "
 _LOST = "others changed its hidden tables, or two refreshes to different versions ran at the same time"
 _UNREAD = "it was restored, and has columns again whose source columns its hidden tables have not followed since"
 
@@ -137,7 +136,7 @@ class GroupsRefresh:
         snapshot, commit = self.shown.snapshot, hidden.commit
         if commit is None or (snapshot is not None and snapshot.source_version > commit.before):
             return plan  # the view shows these groups
-        return replace(plan, notes=(*plan.notes, f"{_TOUCHED}{commit.told}."))
+        return replace(plan, notes=(*plan.notes, f"{TOUCHED_GROUPS}{commit.told}."))
 
     def _plan_failed(self, newest: lance.LanceDataset) -> Plan:
         """Plan to run the failed groups, at the version that the view shows."""
@@ -377,7 +376,7 @@ def _with_touched(
     ]
     view = plan.spec.tables[-1]
     plan = plan.with_work(rows=rows, tables=(plan.spec.tables[0], source, view))
-    notes = [f"{_TOUCHED}{touched.told(groups, keys)}."]
+    notes = [f"{TOUCHED_GROUPS}{touched.told(groups, keys)}."]
     return replace(
         plan,
         shards=cut_shards(FragmentTasks(tasks), plan.spec.sizing.shard_size),

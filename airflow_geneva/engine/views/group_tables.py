@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 NEW, SETTLED, BEGUN, UNKNOWN = "new", "settled", "begun", "unknown"
 """States of the hidden tables; see `GroupTables.state`."""
 
+TOUCHED_GROUPS = "touched groups: "
+"""Comes before `GroupsCommit.told` where users read it."""
+
 _SOURCE_VERSION, _SOURCE_WRITTEN = "geneva.groups.src_version", "geneva.groups.src_written"
 _BASED_ON, _BEFORE, _TOLD = "geneva.groups.based_on", "geneva.groups.before", "geneva.groups.told"
 _FOLLOWS = "geneva.groups.follows"

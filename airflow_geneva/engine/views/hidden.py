@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
+from airflow_geneva.engine.checkpoint.store import CheckpointStore
 from airflow_geneva.engine.storage.catalogs import catalog_uri
 from airflow_geneva.engine.storage.files import Storage
 from airflow_geneva.engine.storage.location import TableLocation
@@ -12,11 +15,36 @@ from airflow_geneva.errors import InvalidInput
 GROUPS, DUPLICATES = "_groups", "_duplicates"
 """The folders with the hidden tables of a view of groups, and of a deduplicated view."""
 
+_TOUCHED, _LONGEST = "touched", 500
+
 
 def hidden_table(view: TableLocation, folder: str, name: str) -> TableLocation:
     """Return the location of a hidden table; `InvalidInput` if the view is in a catalog."""
     check_may_hide(view.name, view.options)
     return TableLocation(join(view.uri, folder, f"{name}.lance"), name, view.options)
+
+
+def hashes_table(view: TableLocation) -> TableLocation:
+    """Return the location of the hidden view with the hashes of the rows that a deduplicated view compares."""
+    return hidden_table(view, DUPLICATES, "hashes")
+
+
+def clusters_store(view: TableLocation) -> CheckpointStore:
+    """Return where a deduplicated view keeps the clusters of these rows."""
+    return CheckpointStore(hashes_table(view).checkpoints.folder("clusters"))
+
+
+def write_touched(store: CheckpointStore, told: str) -> None:
+    """Record which clusters the newest change touched."""
+    store[_TOUCHED] = pa.record_batch({_TOUCHED: [told]})
+
+
+def read_touched(store: CheckpointStore) -> str:
+    """Return what `write_touched` recorded; "" if nothing is."""
+    try:
+        return str(store[_TOUCHED].column(_TOUCHED)[0])[:_LONGEST]
+    except (LookupError, ValueError):
+        return ""
 
 
 def hidden_tables(table: TableLocation) -> list[TableLocation]:
