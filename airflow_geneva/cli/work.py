@@ -29,6 +29,7 @@ from airflow_geneva.engine.choices import OnCodeChange, OnUnknownValues, RunnerN
 from airflow_geneva.engine.display import counted
 from airflow_geneva.engine.results import BackfillResult
 from airflow_geneva.engine.udf import load_udf
+from airflow_geneva.engine.udf.definition import split_key
 from airflow_geneva.engine.udf.lancedb import refuse_view
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.view import View
@@ -76,7 +77,8 @@ def define(
         list[str] | None,
         typer.Argument(
             metavar="DB TABLE COLUMN UDF",
-            help="The database, the table, the column, and the import path of its UDF, module:name.",
+            help="The database, the table, the column or those that one call fills (width,height), and its UDF, "
+            "module:name.",
             show_default=False,
         ),
     ] = None,
@@ -99,8 +101,10 @@ def define(
     db, (name, column, path) = open_database_argument(arguments, conn_id, allowed_place, "TABLE", "COLUMN", "UDF")
     table, udf = db.open_table(name), load_udf(path)
     spec = (udf, inputs) if inputs else udf
-    (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
-    typer.echo(without_controls(f"{name}.{column} is computed by {table.definition(column).call}."))
+    columns = split_key(column)
+    known = set(columns) <= set(table.schema.names)
+    (table.alter_columns if known else table.add_columns)({columns if len(columns) > 1 else column: spec})
+    typer.echo(without_controls(f"{name}.{column} is computed by {table.definition(columns[0]).call}."))
 
 
 def plan(

@@ -25,12 +25,14 @@ class AddColumnsOperator(LanceOperator):
     Args:
         table: the name of the table or the view.
         columns: by name, the import path `"module:name"` of its UDF, or the path and the input columns for its
-            parameters. JSON text is accepted, for templates.
+            parameters. The names of several columns that one call fills are a tuple, or text with commas. JSON text
+            is accepted, for templates.
 
     Example:
         ```python
         AddColumnsOperator(task_id="define", table="docs", columns={"n": "my_project.udfs:length"})
         AddColumnsOperator(task_id="define", table="docs", columns={"n": ("my_project.udfs:length", ["body"])})
+        AddColumnsOperator(task_id="define", table="docs", columns={"width, height": "my_project.udfs:size_of"})
         ```
     """
 
@@ -46,10 +48,11 @@ class AddColumnsOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         table = self.open_database().open_table(required_text("table", self.table))
         columns = _check_columns(parse_json("columns", self.columns))
-        specs = {name: _spec(name, given) for name, given in columns.items()}
+        specs = {_names(key): _spec(key, given) for key, given in columns.items()}
         with Configuration.read().retrying_commits():
             added, altered = table._edit.define(specs)
-        unchanged = [name for name in specs if name not in added and name not in altered]
+        names = [name for key in specs for name in key]
+        unchanged = [name for name in names if name not in added and name not in altered]
         self.log.info("Table %s: added %s, altered %s, unchanged %s.", table.name, added, altered, unchanged)
         return {"added": added, "altered": altered, "unchanged": unchanged, "version": table.version}
 
@@ -60,7 +63,13 @@ def _check_columns(given: Any) -> Mapping[str, Any]:
     return given
 
 
-def _spec(column: str, given: Any) -> _Spec:
+def _names(key: Any) -> tuple[str, ...]:
+    from airflow_geneva.engine.udf.definition import key_names, split_key
+
+    return split_key(key) if isinstance(key, str) else key_names(key)
+
+
+def _spec(column: Any, given: Any) -> _Spec:
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != 2 or isinstance(given[1], str) or not isinstance(given[1], Sequence):
             raise InvalidInput(

@@ -68,6 +68,16 @@ def longer(text: str) -> int:
     return 2 * len(text)
 
 
+@udf(version="1", data_type=pa.struct([("low", pa.int64()), ("high", pa.int64())]))
+def bounds(text: str) -> dict:
+    return {{"low": 0, "high": len(text)}}
+
+
+@udf(version="2", data_type=pa.struct([("low", pa.int64()), ("high", pa.int64())]))
+def other_bounds(text: str) -> dict:
+    return {{"low": 1, "high": len(text)}}
+
+
 def are_three(values: pa.Table) -> list[bool]:
     return [value == 3 for value in values.column(0).to_pylist()]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from airflow_geneva.engine.lance_io.siblings import Output
 from airflow_geneva.operators import AddColumnsOperator
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver
@@ -14,7 +15,7 @@ from tests.support.driving import Driver
 pytestmark = pytest.mark.airflow
 
 
-def define(desk: Desk, columns: dict[str, Any]) -> Driver:
+def define(desk: Desk, columns: Any) -> Driver:
     with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
         AddColumnsOperator(task_id="define", table=desk.table.name, columns=columns)
     return Driver.trigger(dag).go()
@@ -49,6 +50,25 @@ def test_columns_of_a_view_are_added_and_altered_like_those_of_a_table(desk: Des
     assert define_in_view(n="geneva_dag_udfs:length") == {"added": [], "altered": [], "unchanged": ["n"]}
     assert define_in_view(n="geneva_dag_udfs:longer") == {"added": [], "altered": ["n"], "unchanged": []}
     assert view.definition("n").version == "2"
+    pair = {"low, high": "geneva_dag_udfs:bounds"}
+    assert define_in_view(**pair) == {"added": ["low", "high"], "altered": [], "unchanged": []}
+    assert define_in_view(**pair) == {"added": [], "altered": [], "unchanged": ["low", "high"]}
+
+
+@pytest.mark.parametrize(
+    "columns", [{("low", "high"): "geneva_dag_udfs:bounds"}, '{"low, high": "geneva_dag_udfs:bounds"}']
+)
+def test_columns_that_one_call_fills_are_added_once_and_then_left_alone(desk: Desk, columns: Any) -> None:
+    desk.append("a")
+    assert define(desk, columns).xcom("define")["added"] == ["low", "high"]
+    assert Output.in_schema(desk.table.schema, "low").columns == ("low", "high")
+    version = desk.table.version
+    again = {"added": [], "altered": [], "unchanged": ["low", "high"], "version": version}
+    assert define(desk, columns).xcom("define") == again
+    assert define(desk, {"high": "geneva_dag_udfs:bounds"}).xcom("define") == again | {"unchanged": ["high"]}
+    altered = define(desk, {"low,high": "geneva_dag_udfs:other_bounds"})
+    assert altered.xcom("define")["altered"] == ["low", "high"]
+    assert desk.table.definition("high").version == "2"
 
 
 def test_another_version_of_the_udf_alters_the_column(desk: Desk) -> None:

@@ -14,7 +14,7 @@ from airflow_geneva.engine.lance_io.arrays import nested_types
 from airflow_geneva.engine.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.engine.lance_io.fragments import field_ids
 from airflow_geneva.engine.lance_io.reading import check_columns
-from airflow_geneva.engine.lance_io.siblings import is_group
+from airflow_geneva.engine.lance_io.siblings import Output, is_group
 from airflow_geneva.engine.lance_io.table_key import check_key, check_key_stays, key_metadata
 from airflow_geneva.engine.storage.location import TableLocation
 from airflow_geneva.engine.storage.places import base_folders
@@ -26,6 +26,7 @@ from airflow_geneva.engine.udf.definition import (
     check_column_name,
     check_droppable,
     define_columns,
+    has_type,
     is_plain,
     key_names,
     read_definition,
@@ -53,8 +54,11 @@ class DefinedColumns(ABC):
     @abstractmethod
     def definition(self, schema: pa.Schema, column: str) -> UdfDefinition: ...
 
-    def define(self, columns: Mapping[str, DefinedSpec]) -> tuple[list[str], list[str]]:
+    def define(self, columns: Mapping[tuple[str, ...], DefinedSpec]) -> tuple[list[str], list[str]]:
         """Add the columns that are missing, and alter those with another definition; return the names of both.
+
+        Args:
+            columns: by the names of the columns that one UDF fills.
 
         Raises:
             InvalidInput: see `Table.add_columns` and `Table.alter_columns`.
@@ -64,15 +68,19 @@ class DefinedColumns(ABC):
         for _ in commit_tries(f"table {self.table.name!r}", "define its columns"):
             schema = self.table.open().schema
             present = visible_columns(schema)
-            differing = {n: spec for n, spec in columns.items() if n in present and self._differs(schema, n, spec)}
-            lacking = {n: spec for n, spec in columns.items() if n not in present}
+            lacking = {names: spec for names, spec in columns.items() if not set(names) <= set(present)}
+            differing = {
+                names: spec
+                for names, spec in columns.items()
+                if names not in lacking and any(self._differs(schema, name, spec) for name in names)
+            }
             try:
                 if differing:
                     self.alter(differing)
-                    altered += differing
+                    altered += [name for names in differing for name in names]
                 if lacking:
-                    self.add(lacking)
-                    added += lacking
+                    self.add({names if len(names) > 1 else names[0]: spec for names, spec in lacking.items()})
+                    added += [name for names in lacking for name in names]
                 break
             except (OSError, InvalidInput) as error:
                 # Another writer committed meanwhile, or another run defined the same columns.
@@ -161,7 +169,8 @@ class TableColumns(DefinedColumns):
 
     def _differs(self, schema: pa.Schema, column: str, spec: DefinedSpec) -> bool:
         udf = spec[0] if isinstance(spec, tuple) else spec
-        return super()._differs(schema, column, spec) or schema.field(column).type != udf.data_type
+        fits = has_type(Output.in_schema(schema, column), schema, udf)
+        return super()._differs(schema, column, spec) or not fits
 
     def described(self, column: str) -> str:
         """Name a column in messages, and as the owner of a UDF of this process."""

@@ -133,7 +133,8 @@ class ViewColumns(DefinedColumns):
 
     def definition(self, schema: pa.Schema, column: str) -> UdfDefinition:
         """Return the definition of a computed column, as the query has it."""
-        found = ViewDefinition.read(schema.metadata, self.table.name).computed_column(column, self.table.name).udf
+        query = ViewDefinition.read(schema.metadata, self.table.name)
+        found = query.computed_column(filled_by(query.columns).get(column, column), self.table.name).udf
         assert found is not None
         return found
 

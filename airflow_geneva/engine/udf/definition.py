@@ -161,6 +161,11 @@ def key_names(key: str | tuple[str, ...]) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
+def split_key(text: str) -> tuple[str, ...]:
+    """Return the names in text: of one column, or of several that one function fills, separated by commas."""
+    return tuple(name.strip() for name in text.split(","))
+
+
 def define_columns(
     table: str, schema: pa.Schema, columns: ColumnSpecs, storage_version: str
 ) -> tuple[pa.Schema, dict[str, UDF]]:
@@ -376,17 +381,23 @@ def _check_cycles(table: str, fields: Mapping[str, pa.Field], changed: Mapping[s
                 del path[name]
 
 
-def check_type(table: str, output: Output, schema: pa.Schema, udf: UDF) -> None:
-    """Check that a UDF gives what its columns hold; of siblings, each field whose column still exists."""
-    column, found, given = output.column, output.type(schema), udf.data_type
+def has_type(output: Output, schema: pa.Schema, udf: UDF) -> bool:
+    """Whether a UDF gives what its columns hold; of siblings, each field whose column still exists."""
+    given = udf.data_type
     if output.fields and pt.is_struct(given):
         there = {field.name: field.type for field in given}
         given = pa.struct([pa.field(name, there[name]) for name in output.fields if name in there])
-    if found != given:
+    return bool(output.type(schema) == given)
+
+
+def check_type(table: str, output: Output, schema: pa.Schema, udf: UDF) -> None:
+    """Reject a UDF that does not give what its columns hold."""
+    column = output.column
+    if not has_type(output, schema, udf):
         raise InvalidInput(
-            f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
-            f"{udf.data_type}. Use a UDF of that type. Or have both side by side, until readers take the other: "
-            f"table.add_columns({{'{column}_2': udf}}), then table.backfill('{column}_2')."
+            f"Type mismatch for column {column!r} of table {table!r}: it is {output.type(schema)}, and UDF "
+            f"{udf.name!r} gives {udf.data_type}. Use a UDF of that type. Or have both side by side, until readers take "
+            f"the other: table.add_columns({{'{column}_2': udf}}), then table.backfill('{column}_2')."
         )
 
 
