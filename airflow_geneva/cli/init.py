@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +59,12 @@ def init(
     typer.echo(
         f"{project}: the DAG {about['dag']} keeps column {about['column']!r} of table {about['table']!r} up to date."
     )
+    if about.get("moving_ids"):
+        typer.echo(
+            "  Note: the table has no stable row ids, so a fragment that is updated or compacted is computed again as "
+            "a whole. Write it with lance.write_dataset(..., enable_stable_row_ids=True), or copy it with "
+            "db.copy_table(..., rewrite=True)."
+        )
     typer.echo(f"  cd {project} && make run      # runs it once; make help lists the other targets")
 
 
@@ -71,7 +78,8 @@ def _table_of(given: str) -> dict[str, Any]:
     if not name or (not place and "://" in given):
         raise InvalidInput(f"--from-table {given!r} names no table. Give its database and its name: library/docs.")
     database = open_database(place or ".", None)
-    schema = database.open_table(name).schema
+    table = database.open_table(name)
+    schema, stable = table.schema, table.lance.has_stable_row_ids
     column = next(made for made in _names(_COLUMN) if made not in schema.names)
     uri = str(Path(database.uri).absolute()) if is_local(database.uri) else database.uri
     for wanted in (lambda kind: kind == "str", bool):
@@ -79,6 +87,7 @@ def _table_of(given: str) -> dict[str, Any]:
             if wanted(found := _annotation(field.type)) and field.name.isidentifier():
                 connection = json.dumps({"conn_type": "lance", "host": uri})
                 about = {"table": name, "database": uri, "connection": connection, "column": column}
+                about["moving_ids"] = not stable
                 return about | _function(field.name, found)
     raise InvalidInput(
         f"Table {name!r} has no column of texts, numbers or booleans for a first function, only "
@@ -89,7 +98,13 @@ def _table_of(given: str) -> dict[str, Any]:
 def _function(of: str, annotation: str) -> dict[str, Any]:
     old = Version(version("apache-airflow-core")) < Version("3.2")
     dagbag = "airflow.models.dagbag" if old else "airflow.dag_processing.dagbag"
-    return {"of": of, "annotation": annotation, "dag": _DAG, "dagbag": dagbag}
+    return {
+        "of": of,
+        "annotation": annotation,
+        "dag": _DAG,
+        "dagbag": dagbag,
+        "programs": str(Path(sys.executable).parent),
+    }
 
 
 def _names(name: str) -> Iterator[str]:

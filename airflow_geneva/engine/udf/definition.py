@@ -396,8 +396,8 @@ def check_type(table: str, output: Output, schema: pa.Schema, udf: UDF) -> None:
     if not has_type(output, schema, udf):
         raise InvalidInput(
             f"Type mismatch for column {column!r} of table {table!r}: it is {output.type(schema)}, and UDF "
-            f"{udf.name!r} gives {udf.data_type}. Use a UDF of that type. Or have both side by side, until readers take "
-            f"the other: table.add_columns({{'{column}_2': udf}}), then table.backfill('{column}_2')."
+            f"{udf.name!r} gives {udf.data_type}. Use a UDF of that type. Or have both side by side, until readers "
+            f"take the other: table.add_columns({{'{column}_2': udf}}), then table.backfill('{column}_2')."
         )
 
 
