@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from airflow_geneva.engine.apply.batch_mapper import StopComputing
 from airflow_geneva.engine.apply.shuffled_rows import GroupPlaces, Interval, Sender, ShuffledRows, pieces_of
 from airflow_geneva.engine.process_memo import ProcessMemo
 from airflow_geneva.engine.run.units import Unit
 from airflow_geneva.engine.run.view import ViewTarget
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.spark.signs import DriverSigns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,22 +39,31 @@ class SendTask:
         stage: identifies the stage in a worker process.
         open_target: opens the view.
         read_groups: reads the groups of units.
+        progress: where the driver gives its signs.
         keys: for each group, a number that Spark puts into a partition of its own.
     """
 
     stage: tuple[str, ...]
     open_target: Callable[[], ViewTarget]
     read_groups: Callable[[], list[list[Unit]]]
+    progress: Storage
     keys: tuple[int, ...]
     pieces: tuple[tuple[int, int, int], ...]
 
     def send(self, numbers: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of pieces of the source as messages, each for a unit of a group."""
+        """Yield the rows of pieces of the source as messages, each for a unit of a group, until the driver stops it."""
         sender, units = _sender_of_stage.once(self.stage, self._sender)
-        pieces = (self.pieces[number] for batch in numbers for number in batch.column(0).to_pylist())
-        for interval, rows in sender.send(pieces):
-            group, unit = units[interval]
-            yield pa.RecordBatch.from_pylist([{"key": self.keys[group], "unit": unit, "rows": rows}], schema=_SENT)
+        with suppress(StopComputing):  # the tasks that get the rows say so
+            for interval, rows in sender.send(self._wanted(numbers)):
+                group, unit = units[interval]
+                yield pa.RecordBatch.from_pylist([{"key": self.keys[group], "unit": unit, "rows": rows}], schema=_SENT)
+
+    def _wanted(self, numbers: Batches) -> Iterator[tuple[int, int, int]]:
+        signs = DriverSigns(self.progress)
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                signs.read()
+                yield self.pieces[number]
 
     def _sender(self) -> tuple[Sender, list[tuple[int, int]]]:
         target, groups = self.open_target(), self.read_groups()

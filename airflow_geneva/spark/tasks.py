@@ -311,7 +311,8 @@ def _collect_shuffled(session: SparkSession, runner: _GroupRunner, groups: int) 
     keys = partition_keys(session, groups)
     pieces = pieces_to_send(task_spec.open_view(), task_spec.slots)
     stage = task_spec.plan, task_spec.attempt
-    sends = SendTask(stage, task_spec.open_view, partial(task_spec.read_groups, runner.stage), keys, pieces)
+    read_groups = partial(task_spec.read_groups, runner.stage)
+    sends = SendTask(stage, task_spec.open_view, read_groups, task_spec.progress, keys, pieces)
     with few_messages_at_once(session):
         return shuffled(session, sends, task_spec.slots, replace(runner, keys=keys).run_received).collect()
 

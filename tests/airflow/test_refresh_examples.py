@@ -21,9 +21,13 @@ from sqlalchemy import delete, select
 
 from airflow_geneva import Table
 from airflow_geneva.assets import lance_asset
+from airflow_geneva.operators import CreateMaterializedViewOperator
+from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
+from tests.support.counting import Trace
 from tests.support.driving import DagBag, Driver, events, register
 from tests.support.openai_server import OpenAIServer, embedding_of
+from tests.udfs_for_tests import folded
 
 pytestmark = pytest.mark.airflow
 
@@ -321,3 +325,27 @@ def test_a_view_of_groups_computes_the_books_that_changed(desk: Desk, monkeypatc
     assert run.xcom("refresh.plan", "summary")["rows_pending"] == 1
     found = {row["book"]: (row["verses"], row["words"]) for row in books.to_arrow().to_pylist()}
     assert found == {"a": (3, 4), "b": (4, 6)}
+
+
+def test_a_function_that_is_folded_adds_the_new_rows_to_the_states_that_the_view_has(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, trace: Trace
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GENEVA__INLINE_BELOW_ROWS", "1000")
+    rows = desk.database.create_table("readings", [{"sensor": at % 2, "id": at, "x": 10 * at} for at in range(4)])
+    with DAG("folded", schedule=None) as dag:
+        bag = {"udf": "tests.udfs_for_tests.folded:bag", "inputs": ["id", "x"]}
+        define = CreateMaterializedViewOperator(
+            task_id="define", view="sensors", table="readings", group_by=["sensor"], agg={"bag": bag}
+        )
+        define >> RefreshTaskGroup(view="sensors", source="readings")
+    go(dag)
+    rows.add([{"sensor": 1, "id": 4, "x": 5}])
+    added = Trace(Path(f"{trace.path}{folded.READ}"))
+    added.clear()
+    assert go(dag).xcom("refresh.finish")["rows_computed"] == 1
+    assert added.rows() == [4]
+    view = desk.database.open_table("sensors")
+    assert {row["sensor"]: row["bag"] for row in view.to_arrow().to_pylist()} == {
+        0: "1: [0, 2] 20",
+        1: "1: [1, 3, 4] 45",
+    }

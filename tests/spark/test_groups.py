@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva.engine.run import groups as groups_run
-from airflow_geneva.spark import tasks
+from airflow_geneva.engine.storage.files import Storage
+from airflow_geneva.spark import shuffle, tasks
+from airflow_geneva.spark.signs import DriverSigns
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import seen
 
@@ -64,6 +67,20 @@ def test_a_shuffle_brings_the_rows_of_groups_together_also_to_a_task_that_dies(
     table.lance.update({"x": "x + 1"}, where="g = 6")
     assert view.refresh(runner="spark").rows_computed == 1
     assert (len(shuffles), seen(log)) == (1, [6])
+
+
+def test_a_task_that_sends_rows_stops_between_two_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Echo:
+        def send(self, pieces: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, bytes]]:
+            return ((0, str(piece[0]).encode()) for piece in pieces)
+
+    progress, numbers = Storage(str(tmp_path)), [pa.record_batch({"id": [0, 1, 2]})]
+    monkeypatch.setattr(shuffle.SendTask, "_sender", lambda self: (Echo(), [(0, 0)]))
+    sends = shuffle.SendTask(("stops",), object, list, progress, (5,), ((7, 0, 1), (8, 0, 1), (9, 0, 1)))
+    messages = sends.send(numbers)
+    assert next(messages).to_pylist() == [{"key": 5, "unit": 0, "rows": b"7"}]
+    DriverSigns(progress).write(stop=True)
+    assert list(messages) == []
 
 
 @pytest.mark.core

@@ -91,6 +91,12 @@ def test_a_refresh_computes_the_touched_groups_only(table: Table, trace: Trace) 
     assert f"refreshed to its version {table.version}" in view.state()
 
 
+def test_a_key_with_the_name_of_a_hidden_column_is_refused(tmp_path: Path) -> None:
+    table = connect(tmp_path / "db").create_table("t", pa.table({"__state_of_m": [1], "x": [1]}))
+    with pytest.raises(InvalidInput, match="'__state_of_m' cannot be the name of a column"):
+        table.query().group_by("__state_of_m").agg({"m": (folded.Mean, ["x"])}).create_materialized_view(name="v")
+
+
 def test_a_row_that_moves_touches_the_group_that_it_leaves_and_the_one_that_it_joins(
     table: Table, trace: Trace
 ) -> None:

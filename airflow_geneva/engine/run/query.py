@@ -62,6 +62,7 @@ from airflow_geneva.engine.views.resolve import (
     QuerySpec,
     ResolvedColumns,
     check_expression,
+    check_output_name,
     check_repeatable,
     resolve_columns,
 )
@@ -264,6 +265,8 @@ class TableQuery:
         visible = {field.name: field for field in dataset.schema if field.name in visible_columns(dataset.schema)}
         name = self.table.name
         check_grouping(name, visible, grouped.keys, grouped.order_by, grouped.max_group_rows)
+        for key in grouped.keys:
+            check_output_name(key)
         keys = key_schema(grouped.keys, {column: field.type for column, field in visible.items()})
         specs = grouped.columns
         if twice := sorted({one for key, _ in specs for one in key_names(key)} & set(grouped.keys)):

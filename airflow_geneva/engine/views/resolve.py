@@ -71,11 +71,7 @@ def resolve_columns(
     visible = visible_columns(dataset.schema)
     names = [name for key, _ in specs for name in key_names(key)]
     for name in names:
-        check_column_name(name)
-        if name.lower() in SYSTEM_COLUMNS or name.startswith(STATE_OF):
-            raise InvalidInput(
-                f"{name!r} cannot be the name of a column: views have columns of that name. Choose another."
-            )
+        check_output_name(name)
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InvalidInput(f"The query of table {table!r} has columns {twice} twice. Give each column one name.")
@@ -144,6 +140,13 @@ def _with_state(key: str | tuple[str, ...], udf: UDF) -> tuple[str, ...]:
             "struct as its data_type, and read its fields in a view of this view."
         )
     return key, STATE_OF + key
+
+
+def check_output_name(name: str) -> None:
+    """Raise InvalidInput for a name that no column of a query can have."""
+    check_column_name(name)
+    if name.lower() in SYSTEM_COLUMNS or name.startswith(STATE_OF):
+        raise InvalidInput(f"{name!r} cannot be the name of a column: views have columns of that name. Choose another.")
 
 
 def check_expression(sql: object, what: str) -> str:
