@@ -211,6 +211,15 @@ def test_what_ended_the_last_job_is_listed_until_a_later_one_ends_well(table: Ta
     assert table.get_errors() == []
 
 
+def test_no_row_of_a_dropped_column_fails_now(table: Table, trace: Trace) -> None:
+    with pytest.raises(JobFailed):
+        run(table, picky(on_error="fail"))
+    assert table.get_errors()
+    table.drop_columns(["y"])
+    assert table.get_errors() == []
+    assert table.get_errors(history=True)
+
+
 @pytest.mark.slow
 def test_a_failed_row_whose_input_changes_starts_anew(table: Table, trace: Trace) -> None:
     for _ in range(3):

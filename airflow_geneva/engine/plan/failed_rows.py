@@ -65,6 +65,8 @@ class FailedRows(ABC):
             )
         if job_id is not None or history or not records:
             return records
+        there = set(self.lance.schema.names)
+        records = [record for record in records if record.column in there]  # not of a column that was dropped
         return failing_now(self.location.checkpoints, records, self._failed_ids)
 
     def group_errors(
@@ -82,8 +84,6 @@ class FailedRows(ABC):
     def _failed_ids(self, column: str) -> set[int]:
         """Return the row ids of the rows that are NULL because the UDF of a column failed."""
         dataset = self.lance
-        if column not in dataset.schema.names:
-            return set()
         return ids_of_rows(dataset, failed_rows_of_columns(dataset, self.location.checkpoints, [column]))
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
