@@ -35,6 +35,7 @@ TOGETHER = (
     "peer",
     "far",
     "busy",
+    "links",
     "gpu",
     "hourly",
     "time_left",
@@ -192,6 +193,12 @@ class BenchmarkRun:
         small = {"fragments": 2, "images": 50, "ms": 1}
         size = small if self.quick else full
         return dict(self._measure("busy", folder=str(self.scratch / "busy"), runners=self.runners, **size))
+
+    def _links(self) -> dict[str, Any]:
+        full = {"links": 10_000, "per_fragment": [10_000, 500], "ms": 50}
+        small = {"links": 60, "per_fragment": [60, 20], "ms": 1}
+        size = small if self.quick else full
+        return dict(self._measure("links", folder=str(self.scratch / "links"), runners=self.runners, **size))
 
     def _gpu(self) -> list[dict[str, Any]]:
         if why := gpu.why_not():

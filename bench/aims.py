@@ -103,6 +103,10 @@ def _busy(side: str) -> Callable[[Results], float]:
     return lambda results: 100 * float(results["busy"]["at"]["50 ms"][side]["busy"])
 
 
+def _links(results: Results) -> float:
+    return 100 * min(float(run["busy"]) for run in results["links"]["runs"] if run["runner"] == "inline")
+
+
 def _near(results: Results) -> float:
     """The runs whose remaining time was within 30 %, of those that stated one."""
     runs = [run for run in results["time_left"]["runs"] if run["known"]]
@@ -136,6 +140,7 @@ AIMS = (
     Aim("commit of 1,000 staged fragments, 50 ms away", "s", 5, _far("staged fragments, commit")),
     Aim("a device busy inline, 50 ms away", "%", 98, _busy("ours, images that need no decoding, inline")),
     Aim("a device busy on Spark, 50 ms away", "%", 97, _busy("ours, images that need no decoding, spark")),
+    Aim("a function of files behind links busy, 50 ms away", "%", 95, _links),
     Aim("time left at half time within 30 %", "%", 90, _near),
     Aim("costs inside the interval of their plan", "%", 90, _inside),
     Aim("the largest page", "kB", 100, lambda results: max(page["bytes"] for page in results["pages"]["pages"]) / 1e3),

@@ -27,7 +27,7 @@ SECONDS = 0.004
 BATCH = 25
 _IMAGE_BYTES = 20_000
 _PIXELS = 1_000
-_CALLS = "GENEVA_BENCH_CALLS"
+CALLS = "GENEVA_BENCHCALLS"
 _CALL = struct.Struct("<qdd")
 _BINARY = pa.list_(pa.uint8(), _PIXELS)
 _device = threading.Lock()
@@ -42,15 +42,20 @@ def decode(image: bytes) -> np.ndarray:
 
 
 def compute(pixels: pa.FixedSizeListArray) -> pa.Array:
-    """Simulate a device that takes 4 ms per row and runs one call at a time; record start and end of each call."""
+    """Simulate a device that takes 4 ms per row and runs one call at a time."""
+    use_device(SECONDS * len(pixels))
+    return pa.array(pixels.flatten().to_numpy()[::_PIXELS].astype(np.int64))
+
+
+def use_device(seconds: float) -> None:
+    """Wait for a simulated device, which runs one call at a time; record start and end of the call."""
     with _device:
         began = time.time()
-        time.sleep(SECONDS * len(pixels))
+        time.sleep(seconds)
         call = _CALL.pack(os.getpid(), began, time.time())
-    handle = os.open(os.environ[_CALLS], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    handle = os.open(os.environ[CALLS], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, call)
     os.close(handle)
-    return pa.array(pixels.flatten().to_numpy()[::_PIXELS].astype(np.int64))
 
 
 def decode_and_compute(image: pa.BinaryArray) -> pa.Array:
@@ -87,7 +92,7 @@ def measure(folder: str, fragments: int, images: int, ms: int, runners: Sequence
     Args:
         images: number of images in a fragment. ms: delay of every request to the store.
     """
-    os.environ[_CALLS] = str(Path(folder) / "calls")
+    os.environ[CALLS] = str(Path(folder) / "calls")
     Path(folder, "server").mkdir(parents=True)
     pixels = np.random.default_rng(0)
     rows = pa.table({"image": pa.array([pixels.bytes(_IMAGE_BYTES) for _ in range(fragments * images)])})
@@ -106,7 +111,7 @@ def measure(folder: str, fragments: int, images: int, ms: int, runners: Sequence
 def _loop(rows: pa.Table) -> dict[str, float]:
     """The limit: decoded rows in memory."""
     pixels = _together(np.frombuffer(image[:_PIXELS], np.uint8) for image in rows.column("image").to_pylist())
-    with _measured() as found:
+    with measured() as found:
         for start in range(0, len(pixels), BATCH):
             compute(pixels[start : start + BATCH])
     return found
@@ -121,7 +126,7 @@ def _sides(
     found: dict[str, dict[str, float]] = {}
     through = (far or near).open_table("images")
     floor.add_column(table.uri, "alone", without, dict(table.location.options))
-    with _measured() as found["pylance alone"]:
+    with measured() as found["pylance alone"]:
         floor.fill_column(through.uri, "image", "alone", without, BATCH, options=dict(through.location.options))
     made = ["alone"]
     for runner in runners:
@@ -130,7 +135,7 @@ def _sides(
                 continue
             made.append(f"{function.name}_{runner}")
             table.add_columns({made[-1]: (function, ["image"])})
-            with _measured() as found[f"{name}, {runner}"]:
+            with measured() as found[f"{name}, {runner}"]:
                 opened = (far or near).open_table("images")
                 opened.backfill(made[-1], udf=function, runner=runner, concurrency=2)
     values = near.open_table("images").to_arrow()
@@ -140,10 +145,10 @@ def _sides(
 
 
 @contextmanager
-def _measured() -> Iterator[dict[str, float]]:
+def measured() -> Iterator[dict[str, float]]:
     """Measure the seconds of a block, and the fraction of the time from the first to the last call the device works."""
     found: dict[str, float] = {}
-    calls = Path(os.environ[_CALLS])
+    calls = Path(os.environ[CALLS])
     calls.write_bytes(b"")
     began = time.perf_counter()
     yield found

@@ -89,6 +89,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert set(busy["at"]) == ({"disk", "1 ms"} if WEED.exists() else {"disk"})
     assert all(0 < run["busy"] <= 1 and run["devices"] == 1 for sides in busy["at"].values() for run in sides.values())
     assert len(busy["at"]["disk"]) == 5
+    assert [(run["rows"], run["devices"]) for run in results["links"]["runs"]] == [(60, 1)] * 2 + [(20, 1)] * 2
     assert results["load"][0]["rows_loaded"] == 2_000
     assert set(results["took"]) == {*CASES, *others}
     indexed = results["indexes"]
