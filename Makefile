@@ -1,4 +1,4 @@
-# Each has an environment of its own: AIRFLOW=3.1, 3.2 or 3.4; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that
+# Each has an environment of its own: AIRFLOW=3.1, 3.2 or 3.4; PYTHON=3.10 to 3.14 (any other PYTHON is the interpreter that
 # makes the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, instead of the locked one;
 # RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes and of Kubernetes; CELERY=1, with the providers of Celery
 # and PostgreSQL, for the test of Celery's workers. STORE=azurite runs the tests of an object store on Azurite, in the usual one.

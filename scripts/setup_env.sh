@@ -14,11 +14,15 @@ fail() {
     exit 1
 }
 
+# The next Python is tried only where it is asked for.
+most=14
+if [ "${PYTHON:-}" = 3.14 ]; then most=15; fi
+
 find_python() {
     local candidate
     for candidate in "$@"; do
         # A version manager's shim exists even where its Python does not: only one that runs counts.
-        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, '$most'))' 2>/dev/null; then
             printf '%s\n' "$candidate"
             return
         fi
