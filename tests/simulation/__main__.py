@@ -6,6 +6,7 @@ A seed takes the scenarios in turn; with ``--scenario column`` all seeds are of 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib
 import json
@@ -28,6 +29,18 @@ from tests.simulation.releases import Release, unpack
 
 if TYPE_CHECKING:
     from tests.simulation.world import Move, Scenario, World
+
+
+IMPORTED_LATER = (
+    "airflow_geneva.bar",
+    "airflow_geneva.query",
+    "duckdb",
+    "email.parser",
+    "lance.commit",
+    "lance.otel",
+    "pyarrow.acero",
+)
+"""Modules that actors would import, each again."""
 
 
 @dataclass
@@ -93,8 +106,13 @@ def prepare(folder: Path) -> None:
     inline._TICK_SECONDS = 1.0  # type: ignore[attr-defined]
     importlib.import_module("tests.simulation.actors")
     importlib.import_module("tests.support.invariants")
+    for name in IMPORTED_LATER:
+        importlib.import_module(name)
     logging.disable(logging.CRITICAL)
     os.environ["SIMULATION_CALLS"] = str(folder / "calls")
+    # Actors share the memory of what was imported until they write to it, as the garbage collector would.
+    gc.collect()
+    gc.freeze()
 
 
 class Worlds:

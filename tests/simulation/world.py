@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -432,6 +433,7 @@ def child(pipe: Connection, call: str, folder: str, given: Any, seed: str, now: 
         os.dup2(log, 1)
         os.dup2(log, 2)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+        gc.disable()
         KERNEL.begin(PipeToWorld(pipe), seed)
         chance.seed(KERNEL.dice.getrandbits(64))
         KERNEL.now = now
