@@ -51,12 +51,43 @@ def chain(dice: random.Random) -> Sequence[Job]:
     return [backfill("A", dice), *inner, others(dice), *cleaner(dice, "t")]
 
 
+def replaced(dice: random.Random) -> Sequence[Job]:
+    more = [backfill("B", dice)] if dice.random() < 0.3 else []
+    return [backfill("A", dice), *more, others(dice, 6, ("replace", "replace", "replace", "append", "touch"))]
+
+
+def folds(dice: random.Random) -> Sequence[Job]:
+    runs = [backfill(name, dice) for name in ("A", "B", "C", "D")[: dice.choice([2, 3, 4])]]
+    return [*runs, others(dice, 5, ("append", "update", "touch", "replace"))]
+
+
+def died(dice: random.Random) -> Sequence[Job]:
+    cleaner = Job("cleaner", (Stage("clean", {"tables": ("t",), "times": 2, "ttl": "1s"}),))
+    return [backfill("A", dice), cleaner]
+
+
+def tidied(dice: random.Random) -> Sequence[Job]:
+    """A view whose versions others remove."""
+    kinds = ("append", "update", "view tidy", "view tidy")
+    more = [refresh("B", dice)] if dice.random() < 0.5 else []
+    return [refresh("A", dice), *more, others(dice, 6, kinds)]
+
+
+def copied(dice: random.Random) -> Sequence[Job]:
+    """A view to which others add rows."""
+    more = [refresh("B", dice)] if dice.random() < 0.3 else []
+    return [refresh("A", dice), *more, others(dice, 4, ("append", "view copy", "view copy"))]
+
+
 def vacuumed(dice: random.Random) -> Sequence[Job]:
     more = [backfill("B", dice)] if dice.random() < 0.4 else []
-    return [backfill("A", dice), *more, others(dice, 5, ("append", "update", "touch", "compact", "vacuum", "vacuum"))]
+    kinds = ("append", "update", "touch", "compact", "vacuum", "vacuum")
+    return [backfill("A", dice), *more, others(dice, 5, kinds), *cleaner(dice, "t")]
 
 
 def view(dice: random.Random) -> Sequence[Job]:
+    if dice.random() < 0.2:
+        return [refresh("A", dice)]
     more = [refresh("B", dice)] if dice.random() < 0.6 else []
     return [refresh("A", dice), others(dice), *more, *cleaner(dice, "t", "v"), *reader(dice, "read_view", "rows")]
 
@@ -81,13 +112,13 @@ def whole_view(dice: random.Random) -> Sequence[Job]:
 def promotion(dice: random.Random) -> Sequence[Job]:
     promote = Job("promote", (Stage("promote"),), retried=False)
     more = [Job("B", (Stage("backfill", "m"),), retried=False)] if dice.random() < 0.6 else []
-    return [backfill("A", dice), *more, promote, others(dice), *cleaner(dice, "t")]
+    return [backfill("A", dice), *more, promote, others(dice, 4, (*CHANGES, "say", "say", "say")), *cleaner(dice, "t")]
 
 
 def load(dice: random.Random) -> Sequence[Job]:
     loads = [Job(name, (Stage("load"),)) for name in ("load", "other load")[: dice.choice([1, 1, 2])]]
     more = [backfill("A", dice)] if dice.random() < 0.6 else []
-    return [*loads, *more, others(dice), *cleaner(dice, "t")]
+    return [*loads, *more, others(dice, 4, (*CHANGES, "rekey")), *cleaner(dice, "t")]
 
 
 def limited(dice: random.Random) -> Sequence[Job]:
@@ -112,10 +143,15 @@ _ALL = (
     Scenario("column", "make_column", column, "judge_column"),
     Scenario("chain", "make_chain", chain, "judge_chain"),
     Scenario("vacuumed", "make_column", vacuumed, "judge_column"),
+    Scenario("replaced", "make_column", replaced, "judge_column"),
+    Scenario("folds", "make_column", folds, "judge_column", fold_after=3),
+    Scenario("died", "make_column", died, "judge_column", begins=("died",)),
+    Scenario("tidied", "make_view", tidied, "judge_view"),
+    Scenario("copied", "make_view", copied, "judge_view"),
     Scenario("view", "make_view", view, "judge_view"),
     Scenario("groups", "make_groups", groups, "judge_groups"),
     Scenario("duplicates", "make_duplicates", whole_view, "judge_duplicates"),
-    Scenario("promotion", "make_candidate", promotion, "judge_column"),
+    Scenario("promotion", "make_candidate", promotion, "judge_promotion"),
     Scenario("load", "make_column", load, "judge_load"),
     Scenario("limit", "make_limited", limited, "judge_limited"),
 )

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
@@ -31,6 +32,9 @@ FAULTY_TRIES = 3
 DISK_FAILS = ("eio", "eio!")
 STORE_FAILS = ("503", "503!", "reset", "reset!", "timeout", "timeout!")
 COMMIT_FAILS = (*STORE_FAILS, "409", "412", "412!")
+TWO_DAYS = 172_800.0
+USER_MUST_ACT = ("UnknownValues",)
+"""Errors that no order explains, and no fault but a ledger that a disk cannot read, which counts as damaged."""
 LATER = (30.0, 900.0, 4_000.0, 100_000.0)
 
 
@@ -66,6 +70,10 @@ class Scenario:
     jobs: Callable[[random.Random], Sequence[Job]]
     judge: str
     far: bool = False
+    begins: tuple[str, ...] = ("empty", "filled")
+    """What it begins with: without values, with those of a run, or what a job left that died two days ago."""
+    fold_after: int = 16
+    """How many ledgers of a column are folded into one."""
 
     @property
     def scheme(self) -> str:
@@ -192,12 +200,13 @@ class World:
     ) -> None:
         self.scenario, self.seed, self.folder, self.dice, self.earlier = scenario, seed, folder, dice, earlier
         self.replayed = None if moves is None else list(moves)
-        self.now = 0.0
+        self.now = TWO_DAYS if scenario.begins == ("died",) else 0.0
         self.trace: list[str] = []
         self.moves: list[Move] = []
         self.processes: dict[str, Process] = {}
         self.results: list[tuple[str, Any]] = []
         self.started: dict[str, int] = {}
+        self.tries = Counter[str]()
         self.steps = 0
         self.pairs: set[tuple[str, str]] = set()
         self.canonical = store.Canonical()
@@ -205,6 +214,8 @@ class World:
 
     def run(self) -> str:
         """Run to the end; return what was wrong, or ""."""
+        facts: Any = importlib.import_module("airflow_geneva.engine.checkpoint.facts")
+        facts._FOLD_AFTER = self.scenario.fold_after
         try:
             for job in self.scenario.jobs(random.Random(f"jobs {self.seed}")):
                 self.start(job, 0, job.stages[0].given, 0)
@@ -222,6 +233,7 @@ class World:
         return ""
 
     def start(self, job: Job, stage: int, given: Any, tries: int) -> None:
+        self.tries[job.stages[stage].call] += 1
         number = self.started[job.name] = self.started.get(job.name, 0) + 1
         name = f"{job.name}" if number == 1 else f"{job.name}.{number}"
         process = self.fork(name, job, stage, given, tries)
@@ -292,7 +304,8 @@ class World:
             return
         error, about = said
         self.say(f"{process.name} fails: {error}")
-        if error == "AssertionError" or process.job.name == "judge":
+        asks = error in USER_MUST_ACT and not any(move.kind in DISK_FAILS for move in self.moves)
+        if asks or error == "AssertionError" or process.job.name == "judge":
             raise Failed(f"{process.name}: {about}")
         if not process.orphan:
             self.again(process, about)
@@ -344,8 +357,9 @@ class World:
         thread, _, point = process.points[0] if len(process.points) == 1 else dice.random.choice(process.points)
         kind = "go"
         if process.job.faulty and process.tries < FAULTY_TRIES:
-            # A job passes few fault points, and many requests.
-            drawn = dice.random.random() / (10 if " " not in point and dice.manner == "points" else 1)
+            # A job passes few fault points and commits, and many requests.
+            rare = (" " not in point and dice.manner == "points") or point.startswith("commit ")
+            drawn = dice.random.random() / (10 if rare else 1)
             if drawn < dice.kills:
                 kind = "kill"
             elif drawn < dice.kills + dice.stops and not process.orphan:
@@ -413,7 +427,7 @@ class World:
         """Let the judge, alone and without faults, look at what is left."""
         job = Job("judge", (Stage(self.scenario.judge, release=PRESENT),), retried=False, faulty=False)
         self.replayed = []
-        self.start(job, 0, self.results, 0)
+        self.start(job, 0, [*self.results, ("world", self.tries)], 0)
         while self.processes:
             self.steps += 1
             if self.steps > MOST_STEPS:
@@ -460,16 +474,21 @@ def scratch() -> Iterator[Path]:
 
 
 def make(scenario: Scenario, folder: Path, earlier: Release | None = None) -> None:
-    """Make the databases of a scenario, which its seeds copy: one without values, and one with.
+    """Make the databases of a scenario, which its seeds copy.
 
     Of two releases the earlier one makes that with values.
     """
-    for name, stage in (
-        ("empty", Stage(scenario.make, release=PRESENT)),
-        ("filled", Stage("filled", scenario.make, release=EARLIER)),
-    ):
+    stages = {
+        "empty": Stage(scenario.make, release=PRESENT),
+        "filled": Stage("filled", scenario.make, release=EARLIER),
+        "died": Stage("died", scenario.make, release=EARLIER),
+    }
+    for name in scenario.begins:
+        stage = stages[name]
         shutil.rmtree(folder / "db", ignore_errors=True)
-        making = replace(scenario, jobs=lambda _, stage=stage: [Job("make", (stage,), False, False)], judge="no_judge")  # type: ignore[misc]
+        making = replace(
+            scenario, begins=(), jobs=lambda _, stage=stage: [Job("make", (stage,), False, False)], judge="no_judge"
+        )  # type: ignore[misc]
         if said := World(making, 0, folder, Dice(0), earlier=earlier).run():
             sys.exit(f"the database of {scenario.name} cannot be made: {said}")
         shutil.copytree(folder / "db", folder / f"{name}-{scenario.name}")
@@ -480,5 +499,5 @@ def renew(scenario: Scenario, folder: Path, seed: int) -> None:
     shutil.rmtree(folder / "db", ignore_errors=True)
     for name in ("said", "calls"):
         (folder / name).unlink(missing_ok=True)
-    begins = random.Random(f"begins {seed}").choice(["empty", "filled"])
+    begins = random.Random(f"begins {seed}").choice(scenario.begins)
     shutil.copytree(folder / f"{begins}-{scenario.name}", folder / "db")
