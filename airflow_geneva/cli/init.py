@@ -87,8 +87,7 @@ def _table_of(given: str) -> dict[str, Any]:
             if wanted(found := _annotation(field.type)) and field.name.isidentifier():
                 connection = json.dumps({"conn_type": "lance", "host": uri})
                 about = {"table": name, "database": uri, "connection": connection, "column": column}
-                about["moving_ids"] = not stable
-                return about | _function(field.name, found)
+                return {**about, "moving_ids": not stable, **_function(field.name, found)}
     raise InvalidInput(
         f"Table {name!r} has no column of texts, numbers or booleans for a first function, only "
         f"{', '.join(schema.names)}. Make a project without --from-table, and change its function and DAG."
