@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -109,13 +110,11 @@ class Clusters:
                 search.join_similar(hashes())
         return search.clusters()
 
-    @property
+    @cached_property
     def several(self) -> Mask:
         """The rows that are not alone in their clusters."""
-        several = np.zeros(len(self.ids), np.bool_)
-        others = self.first != self.ids
-        several[others] = True
-        several[np.searchsorted(self.ids, np.unique(self.first[others]))] = True
+        several: Mask = self.first != self.ids
+        several[np.searchsorted(self.ids, np.sort(self.first[several]))] = True
         return several
 
     def told(self, before: Clusters) -> str:
@@ -186,7 +185,7 @@ class _Search:
             here = np.zeros(len(known.ids), np.bool_)
             here[at[same]] = True
             first = known.first[at]
-            loose = np.unique(known.first[~here])
+            loose = _distinct(known.first[~here])
             state[same] = np.where(np.isin(first[same], loose), _LOOSE, _KNOWN)
             joined = np.flatnonzero((state == _KNOWN) & known.several[at])
             _, one, of = np.unique(first[joined], return_index=True, return_inverse=True)
