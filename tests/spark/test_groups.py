@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -81,6 +84,18 @@ def test_a_task_that_sends_rows_stops_between_two_pieces(tmp_path: Path, monkeyp
     assert next(messages).to_pylist() == [{"key": 5, "unit": 0, "rows": b"7"}]
     DriverSigns(progress).write(stop=True)
     assert list(messages) == []
+
+
+@pytest.mark.slow
+def test_a_shuffle_is_done_again_where_its_executor_was_lost(java_home: str, tmp_path: Path) -> None:
+    """The executor dies with the rows that it holds for others, so Spark sends these again, too."""
+    command = [sys.executable, "-m", "tests.support.losing_executor", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert "Lost executor" in done.stderr, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"state": "DONE", "rows": 700, "right": True}
+    calls = Counter(seen(str(tmp_path / "log")))
+    assert (len(calls), max(calls.values()), calls[350]) == (700, 2, 2)
+    assert sum(calls.values()) - 700 < 2 * 60, "what other tasks have computed is not computed again"
 
 
 @pytest.mark.core
