@@ -504,13 +504,16 @@ def _loaded(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _started(run: Mapping[str, Any]) -> str:
     starts = [SparkStart.from_json(start) for start in run["starts"]]
-    rows = [(str(turn), f"{start.seconds:.1f}", str(start)) for turn, start in enumerate(starts, 1)]
+    rows = [(f"spark-submit, {turn}", f"{start.seconds:.1f}", str(start)) for turn, start in enumerate(starts, 1)]
+    warm = [SparkStart.from_json(start) for start in run["warm"]]
+    rows += [(f"Spark Connect, {turn}", f"{start.seconds:.1f}", str(start)) for turn, start in enumerate(warm, 1)]
     about = (
-        f"From the start of a task to the first call of its function, in a new spark-submit with two slots each time. "
-        f"In a new process, importing what a worker needs of this package from its zip takes "
+        "From the start of a task to the first call of its function, in a new spark-submit with two slots each time, "
+        "and in a new client of a Spark Connect server that runs already. In a new process, importing what a worker "
+        "needs of this package from its zip takes "
         f"{_best_median(run['imports'])} s beyond the import of pyarrow and pylance."
     )
-    return f"{about}\n\n{_table(('submission', 's', 'by part, s'), rows)}" if rows else about
+    return f"{about}\n\n{_table(('task', 's', 'by part, s'), rows)}" if rows else about
 
 
 _PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}

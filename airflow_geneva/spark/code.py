@@ -45,7 +45,7 @@ def package_zip() -> bytes:
             for suffix, data in (("", path.read_bytes()), ("c", _compiled(path))):
                 info = zipfile.ZipInfo(name + suffix, (1980, 1, 1, 0, 0, 0))
                 info.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(info, data)
+                archive.writestr(info, data, compresslevel=1)  # half the time of the default, for 8 % more bytes
     return buffer.getvalue()
 
 
