@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -68,7 +69,7 @@ def _session(needed: bool) -> Iterator[None]:
 
     from airflow_geneva.spark.installation import java_environment
 
-    os.environ.update(java_environment(Path(tempfile.gettempdir()) / "java"))
+    os.environ.update(java_environment(Path(tempfile.gettempdir()) / "java"), PYSPARK_PYTHON=sys.executable)
     made = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
     try:
